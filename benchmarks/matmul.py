@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from tensorwright.engine_format.dtypes import NUMBERS
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.runtime import _runtime, _testing
 
 DTYPES = ("float32", "bfloat16")
-QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "w8a8")
-CODES = {"int8": 3, "int4": 4}
+QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w8a8")
 LANES = 16
 SWIGLU = 1
 FLAT_ROWS = 16
@@ -73,7 +73,7 @@ class Kernel:
     def name(self) -> str:
         if self.format is None:
             return _testing.matmul_table(DTYPES.index(self.dtype))[self.index][0]
-        return _testing.quantized_matmul_table(CODES[self.format.dtype])[self.index][0]
+        return _testing.quantized_matmul_table(NUMBERS[self.format.codec])[self.index][0]
 
     @property
     def ceiling(self) -> str:
@@ -95,7 +95,7 @@ class Kernel:
         }  # fmt: skip
         if self.format is None:
             return _testing.time_matmul(DTYPES.index(self.dtype), self.index, **how)
-        return _testing.time_quantized_matmul(CODES[self.format.dtype], self.format.group, self.index, **how)
+        return _testing.time_quantized_matmul(NUMBERS[self.format.codec], self.format.group, self.index, **how)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.builder.calibrate.calibrate import calibrate
+from tensorwright.builder.calibrate.chosen_codes import ChosenCodes
+from tensorwright.builder.calibrate.sample import take_sample
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.measure.accuracy import engine_logits
+from tensorwright.builder.measure.accuracy import EngineLogits
+from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.target.cpu import BLOCK_SIZE
 from tensorwright.builder.trace.export import trace_for_engine
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
@@ -37,9 +41,17 @@ SPECS = (
     "int4:g32", "int4:g64", "int4:g128",
     "int4:g32,embedding=int8,lm_head=int8", "int4:g64,embedding=int8,lm_head=int8",
     "int4:g128,embedding=int8,lm_head=int8",
+    "int4:g32:fp16", "uint4:g32", "uint4:g64", "uint4:g128", "uint4:g32,embedding=int8,lm_head=int8",
+    "uint8:g128", "mxfp4", "mxfp4,embedding=int8,lm_head=int8",
 )  # fmt: skip
 WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
 """Formats that are also measured with an int8 KV cache."""
+
+CALIBRATED = (
+    "int4:g32", "int4:g64", "int4:g128",
+    "int4:g32,embedding=int8,lm_head=int8", "int4:g128,embedding=int8,lm_head=int8",
+)  # fmt: skip
+"""Formats that are also measured with codes that GPTQ chose on the built-in text."""
 
 
 @dataclass
@@ -82,10 +94,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def measure(rows: list[Row], ids: list[int]) -> None:
+def measure(rows: list[Row], engines: list[EngineLogits], ids: list[int]) -> None:
     """Adds one window to the sums. The first row is the reference. Engines run side by side, 32 positions at a time."""
     done = 0
-    for blocks in zip(*(engine_logits(row.engine, ids) for row in rows), strict=True):
+    for blocks in zip(*(engine(ids, 32) for engine in engines), strict=True):
         following = ids[done + 1 : done + 1 + len(blocks[0])]
         exact = log_softmax(blocks[0])
         for row, logits in zip(rows, blocks, strict=True):
@@ -100,20 +112,25 @@ def build_all(model: Path, folder: Path) -> list[Row]:
     """Makes plan and weights of every engine, as build() does. Each type of activations is traced once."""
     checkpoint = open_checkpoint(model)
     rows = []
-    plain = [(spec, "auto") for spec in (None, *SPECS)]
-    for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + [(spec, "int8") for spec in WITH_INT8_KV])):
+    plain = [(spec, "auto", False) for spec in (None, *SPECS)]
+    more = [(spec, "auto", True) for spec in CALIBRATED] + [(spec, "int8", False) for spec in WITH_INT8_KV]
+    for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + more)):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=WINDOW)
-        for spec, kv_cache in choices:
-            name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "")
+        for spec, kv_cache, calibrated in choices:
+            name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "") + " + gptq" * calibrated
             print(f"building {name}", file=sys.stderr, flush=True)
             asked = {"quantize": None if spec is None else parse_spec(spec), "kv_cache_dtype": kv_cache}
             graph.facts.update(block_size=BLOCK_SIZE, **asked)
-            plan = emit_cpu_plan(run_pipeline(graph).graph, checkpoint)
+            report = run_pipeline(graph)
+            plan = emit_cpu_plan(report.graph, checkpoint)
             engine = folder / str(len(rows))
             (engine / CPU_PLAN).parent.mkdir(parents=True)
             (engine / CPU_PLAN).write_bytes(plan.data)
-            with (engine / CPU_WEIGHTS).open("wb") as file:
-                plan.weights.stream(file)
+            with (engine / CPU_WEIGHTS).open("wb") as file, ChosenCodes(folder) as codes:
+                if calibrated:
+                    sample = take_sample(model, None, report.cached_graph)
+                    calibrate(report.cached_graph, checkpoint, sample, codes, lambda done, total: None)
+                plan.weights.stream(file, codes=codes)
             rows.append(Row(name, engine, plan.weights.total_bytes))
     return rows
 
@@ -148,9 +165,11 @@ def main() -> None:
     parts = windows(options.model, texts, options.windows)
     with tempfile.TemporaryDirectory() as folder:
         rows = build_all(options.model, Path(folder))
-        for number, ids in enumerate(parts):
-            print(f"window {number + 1} of {len(parts)}", file=sys.stderr, flush=True)
-            measure(rows, ids)
+        with in_another_thread() as call:
+            engines = [EngineLogits(row.engine, WINDOW, call) for row in rows]
+            for number, ids in enumerate(parts):
+                print(f"window {number + 1} of {len(parts)}", file=sys.stderr, flush=True)
+                measure(rows, engines, ids)
     records = [row.record(elements=rows[0].size / 4) for row in rows]
     if options.json:
         options.json.write_text(json.dumps({"windows": len(parts), "window": WINDOW, "formats": records}, indent=2))

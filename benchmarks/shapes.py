@@ -7,7 +7,9 @@ The tokenizer is a plain word-level one ("t0 t1 ..."), because prompts are given
 
 from __future__ import annotations
 
+import itertools
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0},
     },
+    "granite-3.1-1b-a400m": {
+        "model_type": "granitemoe",
+        "vocab_size": 49155,
+        "hidden_size": 1024,
+        "intermediate_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 8,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 6.0,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0},
+    },
     "lfm2-1.2b": {
         "model_type": "lfm2",
         "vocab_size": 65536,
@@ -103,6 +124,33 @@ SHAPES: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    # A quarter of the experts, and all layers: by their number llama.cpp knows the form without q_lora_rank.
+    "deepseek-v2-lite-16-experts": {
+        "model_type": "deepseek_v2",
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 16,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "greedy",
+        "max_position_embeddings": 163840,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
     "llama-3.1-8b": {
         "model_type": "llama",
@@ -128,9 +176,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+DONE = "tokenizer.json"
+"""What is written last: with it, a checkpoint is whole."""
+
+
 def make(name: str, out: Path, seed: int = 0) -> Path:
-    """Writes the checkpoint of shape `name` to `out` in bfloat16, unless it is there already."""
-    if (out / "model.safetensors").exists():
+    """Writes the checkpoint of shape `name` to `out` in bfloat16, unless it is there already.
+
+    The weights lie in files while they are made, so that a shape may be larger than memory.
+    """
+    if (out / DONE).exists():
         return out
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -139,13 +194,33 @@ def make(name: str, out: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     facts = dict(SHAPES[name])
     config = AutoConfig.for_model(facts.pop("model_type"), **facts)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        lay_into_files(model, Path(folder))
+        model.save_pretrained(out, max_shard_size="4GB")
+        del model
     words = {f"t{i}": i for i in range(config.vocab_size - 1)} | {"<unk>": config.vocab_size - 1}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<unk>").save_pretrained(out)
     return out
+
+
+def lay_into_files(model: Any, folder: Path) -> None:
+    """Gives a model on the meta device random weights that lie in files of `folder`."""
+    import torch
+
+    files = itertools.count()
+
+    def in_file(tensor: Any) -> Any:
+        place = str(folder / str(next(files)))
+        return torch.from_file(place, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+
+    model._apply(in_file)
+    model.init_weights()
+    model.tie_weights()
 
 
 if __name__ == "__main__":

@@ -76,10 +76,11 @@ def run_pairs() -> None:
 
 def run_families(only: list[str]) -> None:
     sys.path.insert(0, str(ROOT / "tests"))
-    from support.tiny_models import _FAMILIES, make_tiny
+    from support.tiny_families import FAMILIES
+    from support.tiny_models import make_tiny
 
     with tempfile.TemporaryDirectory() as folder:
-        for family in only or _FAMILIES:
+        for family in only or FAMILIES:
             own = {"head_dim"} if family == "falcon" else set()  # falcon has no such option
             wide = {name: value for name, value in WIDE.items() if name not in own}
             model = make_tiny(Path(folder) / family, family, **wide)

@@ -12,20 +12,40 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
-from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.measure.accuracy import Measurement, multiply_adds
+from tensorwright.builder.measure.sample import (
+    FULL_TOKENS,
+    WINDOW,
+    Extent,
+    Sample,
+    bundled_text,
+    quick_tokens,
+    random_sample,
+    require_tokens,
+    text_sample,
+)
+from tensorwright.builder.options import BuildOptions, named_place
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
+from tensorwright.builder.text_file import NamedText, read_text_file
 from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
-from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT
+from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
 from tensorwright.engine_format.weight_formats import UNQUANTIZED
-from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
+from tensorwright.errors import (
+    BuildError,
+    CheckpointError,
+    InvalidOptionError,
+    MissingDependencyError,
+    NumericalError,
+    reason,
+)
 from tensorwright.installing import BUILD_PACKAGES, install
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
-from tensorwright.models.registry import Quantized, expected_counts
+from tensorwright.models.registry import Quantized, Traced, expected_counts
 
 if TYPE_CHECKING:
     from tensorwright.ir.graph import Graph
@@ -56,9 +76,13 @@ def build(
     verify: bool = False,
     dump: str | Path | None = None,
     accuracy: str = "quick",
+    accuracy_tokens: int | None = None,
+    accuracy_text: str | Path | None = None,
     quantize: str | None = None,
     kv_cache_dtype: str = "auto",
     keep_weights: bool = False,
+    calibrate: str = "none",
+    calibration_text: str | Path | None = None,
     activations: str = "auto",
     sm: Sequence[int] = (),
     max_batch_size: int | None = None,
@@ -75,7 +99,9 @@ def build(
     "float16" (not on cpu) or their short names; with "auto" the target chooses by the checkpoint's type.
     max_seq_len: the most positions of prompt and answer together, by default as many as the model has. verify: checks
     every pass against the graph before it. dump: a directory that gets the graph after each pass. accuracy: "none",
-    "quick" (against the traced graph, streamed) or "full" (against transformers).
+    "quick" (against the traced graph, streamed) or "full" (against transformers). accuracy_tokens: the most tokens that
+    it is measured over, in windows of up to 512; None means 8192 for "full", and for "quick" one window of 128 to 512
+    by the size of the model. accuracy_text: a file of UTF-8 text to measure on; None means a text of this package.
     quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
     (tensorwright.engine_format.weight_formats); None keeps the weights in the activation type.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
@@ -84,6 +110,9 @@ def build(
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the
     report counts; the time before the call is the phase "start".
 
+    For target cpu alone: calibrate: how the codes of quantized matrices are chosen, "none" or "gptq"
+    (docs/quantization.md). calibration_text: a file of UTF-8 text that a calibration runs through the model; None
+    means a text of several kinds that Tensorwright brings along.
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
     means the library's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step;
@@ -98,9 +127,13 @@ def build(
         dtype=dtype,
         max_seq_len=max_seq_len,
         accuracy=accuracy,
+        accuracy_tokens=accuracy_tokens,
+        accuracy_text=named_place(accuracy_text),
         quantize=quantize,
         kv_cache_dtype=kv_cache_dtype,
         keep_weights=keep_weights,
+        calibrate=calibrate,
+        calibration_text=named_place(calibration_text),
         activations=activations,
         sm=tuple(sm) if isinstance(sm, Sequence) else sm,
         max_batch_size=max_batch_size,
@@ -130,13 +163,16 @@ def build_engine_at(
     target = find_target(options.target)
     target.check(options)
     check_places(model, out, dump)
+    text = measured_text(options)
     graphs = None if dump is None else Path(os.path.expanduser(dump))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
             checkpoint = open_checkpoint(model, revision)
+            if (tokenizer := checkpoint.tokenizer_files.get(TOKENIZER)) is not None:
+                check_measured_text(text, options, tokenizer)
             if graphs is not None:
                 make_dump_folder(graphs)
-        run = BuildRun(options, target, checkpoint, writer, phases, memory)
+        run = BuildRun(options, target, checkpoint, writer, phases, memory, text)
         graph = _trace(run)
         report = _rewrite(run, graph, verify=verify, dump=graphs)
         with phases.run("source"):
@@ -155,6 +191,24 @@ class BuildRun:
     writer: EngineWriter
     phases: Phases
     memory: MemoryWatch
+    text: NamedText
+    """The text that accuracy is measured on."""
+
+
+def measured_text(options: BuildOptions) -> NamedText:
+    """Returns the text that the options name, or that of this package. Raises InvalidOptionError."""
+    return bundled_text() if options.accuracy_text is None else read_text_file("accuracy_text", options.accuracy_text)
+
+
+def check_measured_text(text: NamedText, options: BuildOptions, tokenizer: Path | None) -> None:
+    """Raises InvalidOptionError if the text has fewer tokens than the options ask for, or if there is no tokenizer to
+    read a user's text with."""
+    if options.accuracy == "none":
+        return
+    if tokenizer is not None:
+        require_tokens(text, tokenizer, options.accuracy_tokens or 2)
+    elif options.accuracy_text is not None:
+        raise InvalidOptionError("accuracy_text: the model has no tokenizer, so it is measured on random tokens alone")
 
 
 def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
@@ -163,6 +217,7 @@ def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: S
     writer.write(GRAPH, print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
         tokenizer = write_text_side(writer, checkpoint)
+        check_measured_text(run.text, run.options, _tokenizer(run))
     emitted = run.target.emit(writer, report, checkpoint, run.options, phases)
     if run.options.keep_weights:
         with phases.run("keep") as advance:
@@ -231,8 +286,8 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
                 expectations=expected_counts(
                     text_config(checkpoint),
                     _quantized(graph),
-                    graph.facts.layers if graph.facts.left_out else None,
-                    sum(1 for _ in graph.find("experts")),
+                    graph.facts.set_facts.get("layers"),
+                    _traced(graph),
                 ),
                 progress=count_pass,
                 pipeline=pipeline,
@@ -241,6 +296,14 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
             if dump is None:
                 raise
             raise BuildError(f"{dump}: the graphs cannot be dumped there ({reason(error)}); choose another") from error
+
+
+def _traced(graph: Graph) -> Traced:
+    """Returns what the trace holds of the parts that every family counts in its own words."""
+    from tensorwright.passes.canonicalise_recurrences import count_recurrences
+
+    over_positions = [node for node in graph.find("softmax") if isinstance(node.output.shape[node.attrs["dim"]], str)]
+    return Traced(len(over_positions), count_recurrences(graph), len(list(graph.find("experts"))))
 
 
 def _quantized(graph: Graph) -> Quantized:
@@ -253,10 +316,33 @@ def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
     """Returns the accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
     if run.options.accuracy == "none":
         return None
-    with run.phases.run("accuracy"):
-        record = run.target.measure(run.writer, graphs, run.checkpoint, run.options)
+    with run.phases.run("accuracy") as advance:
+        task = Measurement(run.options.accuracy, _sample(run, graphs), advance)
+        record = run.target.measure(run.writer, graphs, run.checkpoint, task)
     _require_numbers(record, run.checkpoint, graphs.traced.facts.dtype)
     return record
+
+
+def _sample(run: BuildRun, graphs: Graphs) -> Sample:
+    """Returns what accuracy is measured on. Without a tokenizer that is random tokens."""
+    facts, options = graphs.traced.facts, run.options
+    longest = min(WINDOW, facts.max_seq_len)
+    if options.accuracy_tokens is not None:
+        most = options.accuracy_tokens
+    elif options.accuracy == "full":
+        most = FULL_TOKENS
+    else:
+        most = min(longest, quick_tokens(multiply_adds(graphs.cached)))
+    extent = Extent(most, longest)
+    if (tokenizer := _tokenizer(run)) is None:
+        return random_sample(extent, facts.vocab_size)
+    return text_sample(run.text, tokenizer, extent, facts.vocab_size)
+
+
+def _tokenizer(run: BuildRun) -> Path | None:
+    """Returns the checkpoint's tokenizer.json, or that which the engine got in its place, if there is one."""
+    made = run.writer.directory / TOKENIZER
+    return run.checkpoint.tokenizer_files.get(TOKENIZER) or (made if made.is_file() else None)
 
 
 def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str) -> None:

@@ -16,6 +16,7 @@ def checkpoint_weights(source: TensorSource) -> Weights:
     def read(expr: WeightExpr) -> torch.Tensor:
         tensor = evaluate(expr, source)
         array = torch.from_numpy(np.array(tensor.data))  # The copy is needed because files are mapped read-only.
-        return array.view(torch.bfloat16) if tensor.dtype == "bfloat16" else array
+        stands_for = getattr(torch, tensor.dtype)  # numpy lacks bfloat16 and the floats of 8 bits
+        return array if array.dtype == stands_for else array.view(stands_for)
 
     return read

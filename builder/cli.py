@@ -133,8 +133,15 @@ def accuracy_line(record: AccuracyRecord | None) -> str:
     return (
         f"over {record.tokens} tokens against {record.reference_dtype}: largest logit error "
         f"{record.largest_logit_error}, KL {record.kl_divergence}, same top token {record.top1_agreement}, "
-        f"perplexity {record.perplexity_reference} -> {record.perplexity_engine}"
+        f"perplexity {record.perplexity_reference} -> {record.perplexity_engine}{bits_per_byte(record)}"
     )
+
+
+def bits_per_byte(record: AccuracyRecord) -> str:
+    """Returns the end of the line about accuracy; nothing if no text was measured."""
+    if record.bits_per_byte_engine is None:
+        return ""
+    return f", bits per byte {record.bits_per_byte_reference} -> {record.bits_per_byte_engine}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,15 +1,18 @@
 """Keeps the checkpoint's tensors inside an engine, so that the engine can be built again for another target.
 
-weights.safetensors holds every tensor that graph.txt refers to, in the checkpoint's own type, sorted by name.
+weights.safetensors holds every tensor that graph.txt refers to, in the checkpoint's own type, sorted by name. Matrices
+of a quantized checkpoint are decoded.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
+
+import numpy as np
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.engine_format.dtypes import ITEM_BYTES
@@ -17,6 +20,7 @@ from tensorwright.engine_format.file_names import KEPT_WEIGHTS
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.safetensors_file import SafetensorsFile, stored_name
+from tensorwright.models.stored_tensors import StoredTensors
 
 _CHUNK_BYTES = 8 << 20
 
@@ -32,10 +36,22 @@ def write_kept_weights(
     with writer.open(KEPT_WEIGHTS) as file:
         file.write(header)
         for name in names:
-            data = checkpoint.read(name).data.reshape(-1).view("u1")
-            for start in range(0, len(data), _CHUNK_BYTES):
-                done += file.write(data[start : start + _CHUNK_BYTES].tobytes())
+            for data in _chunks(checkpoint, name):
+                done += file.write(np.ascontiguousarray(data).tobytes())
                 advance(done, total)
+
+
+def _chunks(checkpoint: Checkpoint, name: str) -> Iterator[np.ndarray]:
+    """Yields a tensor's elements, some rows at a time."""
+    if not checkpoint.shape(name):
+        yield checkpoint.read(name).data
+        return
+    first, *others = checkpoint.shape(name)
+    row_bytes = max(1, prod(others) * ITEM_BYTES[checkpoint.dtype(name)])
+    step = max(1, _CHUNK_BYTES // row_bytes)
+    for start in range(0, first, step):
+        ranges = ((start, min(first, start + step)), *((0, size) for size in others))
+        yield checkpoint.read_part(name, ranges).data
 
 
 def _header(checkpoint: Checkpoint, names: list[str]) -> tuple[bytes, int]:
@@ -63,7 +79,6 @@ class EngineSource(Checkpoint):
         self.path = engine
         self.config = {}
         self.generation_config = {}
-        file = SafetensorsFile(engine / KEPT_WEIGHTS)
-        self.weight_files = [file]
-        self._home = dict.fromkeys(file.tensors, file)
-        self.names = tuple(sorted(self._home))
+        self.stored = StoredTensors(engine, [SafetensorsFile(engine / KEPT_WEIGHTS)])
+        self.quantization = None
+        self.names = self.stored.names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +15,14 @@ from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.options.build import MAX_POSITIONS, BuildFields
 from tensorwright.options.declare import options_in
+
+POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
+"""The words for the number of positions in config.json, the usual one first."""
+
+
+def named_place(place: str | os.PathLike[str] | None) -> str | None:
+    """Returns the value of an option that names a file. BuildOptions checks it."""
+    return os.fspath(place) if isinstance(place, os.PathLike) else place
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,31 @@ class BuildOptions(BuildFields):
         _ = self.quantize_spec  # raises for a text that names no formats of the target
         for option in options_in(BuildFields):
             option.check_target(getattr(self, option.name), self.target)
+        if self.calibrate != "none" and self.quantize is None:
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} is for quantized weights, and these stay as they are; leave it out, or "
+                "say quantize"
+            )
+        spec = self.quantize_spec
+        if self.calibrate != "none" and spec is not None and all(fmt.kind != "int" for fmt in spec.formats):
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={self.quantize!r} has "
+                "them; quantize to int4, int8 or w8a8, or say calibrate none"
+            )
+        if self.calibration_text is not None and self.calibrate == "none":
+            raise InvalidOptionError("calibration_text is for a calibrated build; leave it out, or say calibrate")
         if self.activations != "auto" and self.quantize is None:
             raise InvalidOptionError(
                 f"activations={self.activations!r} is for quantized weights, and these stay as they are; "
                 "leave it out, or say quantize"
             )
+
+        if self.accuracy == "none":
+            for name in ("accuracy_tokens", "accuracy_text"):
+                if getattr(self, name) is not None:
+                    raise InvalidOptionError(
+                        f"{name} is for a measurement, and accuracy is none; leave out one of them"
+                    )
 
     def _check_dtype(self) -> None:
         """Refuses names of no element type; the target refuses types that it lacks, and says why."""
@@ -55,13 +84,18 @@ class BuildOptions(BuildFields):
         return None if self.quantize is None else self.target_format.parse_quantize(self.quantize)
 
     def record(self) -> dict[str, Any]:
-        """Returns the options as config.json keeps them: without those of other targets."""
+        """Returns the options as config.json keeps them: without those of other targets, and without places
+        and texts."""
         options = asdict(self)
+        del options["calibration_text"]  # The quantization record has its hash.
+        del options["accuracy_text"]  # The accuracy record has the text's name and hash.
+        if self.accuracy_tokens is None:
+            del options["accuracy_tokens"]
         if not self.keep_weights:
             del options["keep_weights"]
         for option in options_in(BuildFields):
             if option.targets and self.target not in option.targets:
-                del options[option.name]
+                options.pop(option.name, None)
         return options
 
     def max_seq_len_for(self, config: Mapping[str, Any], file: Path) -> int:
@@ -69,9 +103,7 @@ class BuildOptions(BuildFields):
 
         config: the content of config.json, or the config of its text part. file: config.json, for messages.
         """
-        key = "max_position_embeddings"
-        if key not in config and "n_positions" in config:
-            key = "n_positions"
+        key = next((name for name in POSITION_COUNTS if name in config), POSITION_COUNTS[0])
         own: Any = config.get(key)
         if own is None and self.max_seq_len is None:
             raise InvalidOptionError(f"{file} gives no {key}: say max_seq_len (--max-seq-len)")

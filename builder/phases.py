@@ -12,6 +12,9 @@ from pathlib import Path
 Progress = Callable[[str, int, int], None]
 """Gets (phase, done, total): done 0 when a phase starts, then as it goes on; total 0 if it is unknown."""
 
+Advance = Callable[[int, int], None]
+"""Gets (done, total) of one phase, or of a part of one."""
+
 
 @dataclass
 class Phases:
@@ -45,7 +48,7 @@ class Phases:
         return self._end - self.begin
 
     @contextmanager
-    def run(self, name: str) -> Iterator[Callable[[int, int], None]]:
+    def run(self, name: str) -> Iterator[Advance]:
         """Times one phase; gives a function of (done, total) for use inside it."""
         self.progress(name, 0, 0)
         yield lambda done, total: self.progress(name, done, total)

@@ -15,18 +15,20 @@ from tensorwright.builder.build import (
     BuildRun,
     ask_for_quantization,
     build_engine_at,
+    check_measured_text,
     emit_and_measure,
+    measured_text,
 )
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import EngineSource
-from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.options import BuildOptions, named_place
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places
 from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import find_target
-from tensorwright.engine_format.engine_config import EngineConfig
-from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS
+from tensorwright.engine_format.engine_config import BUILT_IN_TEXT, EngineConfig
+from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS, TOKENIZER
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.facts import QUANTIZATION
 from tensorwright.ir.graph import Graph
@@ -58,6 +60,7 @@ def rebuild(
     Raises EngineError, CheckpointError, and what `build` raises.
     """
     options = changed_options(config.build_options, changes)
+    _require_text(config, options)
     target = find_target(options.target)
     target.check(options)
     check_places(engine, out, None)
@@ -74,16 +77,22 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
+    text = measured_text(options)
     phases = Phases.since(begin, progress)
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
             weights = EngineSource(engine)
             graph = read_graph(engine)
-        return _from_graph(BuildRun(options, target, weights, writer, phases, memory), graph, config)
+            check_measured_text(text, options, weights.tokenizer_files.get(TOKENIZER))
+        return _from_graph(BuildRun(options, target, weights, writer, phases, memory, text), graph, config)
 
 
 def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
-    """Returns the build options `own` of an engine with these changes. Raises InvalidOptionError."""
+    """Returns the build options `own` of an engine with these changes. Raises InvalidOptionError.
+
+    A change may leave an option of the engine without meaning, such as how accuracy was measured where it is not to be
+    measured. The new engine does not have that option, unless the changes ask for it too.
+    """
     names = [field.name for field in fields(BuildOptions)]
     unknown = sorted(set(changes) - set(names))
     if unknown:
@@ -93,9 +102,27 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
     moved = changes.get("target", own.get("target")) != own.get("target")
     kept = {name: own[name] for name in own if name in names and (not moved or name in OF_EVERY_TARGET)}
     chosen = {**kept, **changes}
+    meaningless = ["accuracy_tokens"] if chosen.get("accuracy") == "none" else []
+    meaningless += ["calibrate", "activations"] if chosen.get("quantize") is None else []
+    for name in {*meaningless} - {*changes}:
+        chosen.pop(name, None)
     if "sm" in chosen:
         chosen["sm"] = tuple(chosen["sm"])  # JSON has lists
+    for name in ("accuracy_text", "calibration_text"):
+        chosen[name] = named_place(chosen.get(name))
     return BuildOptions(**chosen)
+
+
+def _require_text(config: EngineConfig, options: BuildOptions) -> None:
+    """Refuses to calibrate again on another text than the engine's, unless a text is given."""
+    earlier = None if config.quantization is None else config.quantization.calibration
+    if earlier is None or options.calibrate == "none" or options.calibration_text is not None:
+        return
+    if earlier.text != BUILT_IN_TEXT:
+        raise InvalidOptionError(
+            f"rebuild: the engine was calibrated on a text of its own ({earlier.text}), which it does not hold; give "
+            "calibration_text, or say calibrate none"
+        )
 
 
 def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None:

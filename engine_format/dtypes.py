@@ -8,21 +8,32 @@ BITS = {
     "float16": 16,
     "bfloat16": 16,
     "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "float8_e8m0fnu": 8,
+    "float4_e2m1fn_x2": 8,
     "int64": 64,
     "int32": 32,
     "int16": 16,
     "int8": 8,
     "int4": 4,
+    "uint4": 4,
+    "mxfp4": 4,
+    "uint64": 64,
+    "uint32": 32,
+    "uint16": 16,
     "uint8": 8,
     "bool": 8,
 }
-"""The bits of one stored element of each type. Two int4 elements share a byte."""
+"""The bits of one stored element of each type. Two of 4 bits share a byte; float4_e2m1fn_x2 is such a byte."""
 
 ITEM_BYTES = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
 """The bytes of one element of each type that has whole bytes."""
 
-NUMBERS = {"float32": 0, "bfloat16": 1, "int32": 2, "int8": 3, "int4": 4}
-"""The number of each type in a plan of target cpu and in its kernels: tw_dtype of plugins/common/kernel_types.h."""
+NUMBERS = {"float32": 0, "bfloat16": 1, "int32": 2, "int8": 3, "int4": 4, "mxfp4": 5} | {
+    name: 6 + i for i, name in enumerate(("uint8", "uint4", "int8_fp16", "int4_fp16", "uint8_fp16", "uint4_fp16"))
+}
+"""The number of each type in a plan of target cpu and in its kernels: tw_dtype of plugins/common/kernel_types.h.
+Quantized weights have the names of `WeightFormat.codec`."""
 
 DTYPES = ("float32", "float16", "bfloat16")
 """The types that the activations of an engine can have. `targets.TARGETS` says which of them a target has."""

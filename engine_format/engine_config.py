@@ -23,6 +23,8 @@ from tensorwright.json_text import read_json
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
+BUILT_IN_TEXT = "built-in text"
+"""The name of a text that Tensorwright brings along."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,15 @@ class AccuracyRecord:
     """One of "quick" and "full"."""
     reference_dtype: str | None = field(default=None, metadata=OPTIONAL)
     text: str | None = field(default=None, metadata=OPTIONAL)
-    """The text that was measured: the built-in text, or random token ids."""
+    """What was measured: the built-in text, random token ids, or the name of the user's file."""
+    text_xxh3_128: str | None = field(default=None, metadata=OPTIONAL)
+    """The hash of the whole text in UTF-8, in hex."""
     measured_on: str | None = field(default=None, metadata=OPTIONAL)
     """The program that computed the logits, if the engine's own executor did not."""
+    windows: int | None = field(default=None, metadata=OPTIONAL)
+    """The sequences that the text was cut into."""
     tokens: int | None = field(default=None, metadata=OPTIONAL)
+    """The positions whose logits were compared."""
     largest_logit_error: float | None = None
     largest_reference_logit: float | None = None
     kl_divergence: float | None = None
@@ -91,10 +98,32 @@ class AccuracyRecord:
     top1_agreement: float | None = None
     perplexity_reference: float | None = None
     perplexity_engine: float | None = None
+    bytes: int | None = field(default=None, metadata=OPTIONAL)
+    """Bytes in UTF-8 of the text of all tokens that were predicted."""
+    characters: int | None = field(default=None, metadata=OPTIONAL)
+    """Unicode code points of that text."""
+    bits_per_byte_reference: float | None = field(default=None, metadata=OPTIONAL)
+    bits_per_byte_engine: float | None = field(default=None, metadata=OPTIONAL)
+    bits_per_character_reference: float | None = field(default=None, metadata=OPTIONAL)
+    bits_per_character_engine: float | None = field(default=None, metadata=OPTIONAL)
     output_tokens: int | None = field(default=None, metadata=OPTIONAL)
     """The tokens that output_errors are measured over."""
     output_errors: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
     """The relative error of the output of each kind of quantized product, in each layer."""
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """How the codes of quantized matrices were chosen, where it was not by the weights alone."""
+
+    method: str
+    """The build option `calibrate`."""
+    text: str
+    """The text that ran through the model: BUILT_IN_TEXT, or the hash of the user's text."""
+    tokens: int
+    """The tokens of the text that were run."""
+    rounded_to_nearest: list[str]
+    """Names of quantized matrices that the calibration left out."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +137,8 @@ class QuantizationRecord:
     """Bits stored for each weight of the checkpoint, by role; "all" counts every weight."""
     weight_errors: dict[str, list[float | None]]
     """The relative error of each kind of matrix in each layer; None where a layer lacks the matrix."""
+    calibration: CalibrationRecord | None = field(default=None, metadata=OPTIONAL)
+    """None if every code is the nearest to its weight."""
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "quantization") -> QuantizationRecord:
@@ -130,6 +161,8 @@ class SourceRecord:
 
     hash: str
     files: dict[str, SourceFile]
+    quantization: str | None = field(default=None, metadata=OPTIONAL)
+    """The quantization that the checkpoint was stored with, such as "gptq 4 bits g128"; absent without one."""
 
 
 @dataclass(frozen=True, kw_only=True)

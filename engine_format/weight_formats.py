@@ -2,26 +2,41 @@
 
 int4:gN, int8:gN  groups of N (32, 64, 128) along K share a bfloat16 scale; on target cpu, activations are rounded to
                   8 bits too, with a scale for each token and group
+uint4:gN, uint8:gN likewise, with a whole number as zero point for each row and group: scale * (q - zero), q and zero
+                  from 0 to 15 or 255
+mxfp4             E2M1 floats in groups of 32 that share a power of two, as the OCP Microscaling Formats specification
+                  has them; activations as for int4
 w8a8              int8 with one float32 scale for each output row; activations have one scale for each token
 fp8               E4M3 floats with one float32 scale for each output row; the scale has the precision of bfloat16
 
-Only target cpu rounds activations. For the other targets int4, int8 and fp8 are weight-only, and w8a8 does not exist.
+The scales of int4, int8, uint4 and uint8 may be float16, as in `uint4:g128:fp16`, which holds the scales of most
+quantized checkpoints exactly.
+
+Only target cpu rounds activations. For the other targets int4, int8 and fp8 are weight-only, and the others do not
+exist.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tensorwright.errors import InvalidOptionError
 
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 32
-FORMATS = ("int4", "int8", "w8a8", "fp8")
+FORMATS = ("int4", "int8", "uint4", "uint8", "mxfp4", "w8a8", "fp8")
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
+_FLOAT16_SCALES = ":fp16"
+_GROUPED = re.compile(f"(int|uint)([48])(?::g({'|'.join(map(str, GROUPS))}))?({_FLOAT16_SCALES})?")
+
 PARTS = ("embedding", "lm_head")
 """The matrices that may have a format of their own."""
-SCALE_BYTES = 64
-"""The bytes of the scales in a panel: for two groups, or for whole rows."""
+SCALES_BYTES = 64
+"""The bytes of the scales in a panel: those of as many groups as fit, or of whole rows."""
+ZEROS_HEADER = (192, 128, 4)
+"""The bytes of a header of groups with zero points, where in it the zero points begin, and the groups that share it."""
+FLOAT16 = "float16"
 LANES = 16
 """The number of rows in a panel."""
 MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
@@ -37,13 +52,21 @@ class WeightFormat:
     group: int
     """The number of elements of K that share a scale. 0 means that the whole row shares one."""
     kind: str = "int"
-    """One of "int" and "fp"."""
+    """One of "int", "uint" (with zero points), "mxfp" and "fp"."""
+    scales: str = "bfloat16"
+    """The type of the scales of groups of "int" and "uint": "bfloat16" or "float16"."""
 
     def __str__(self) -> str:
         """Returns the name that `parse_format` reads, with the group spelled out."""
         if self.kind == "fp":
             return "fp8"
-        return "w8a8" if self.group == 0 else f"int{self.bits}:g{self.group}"
+        if self.kind == "mxfp":
+            return "mxfp4"
+        return (
+            "w8a8"
+            if self.group == 0
+            else f"{self.kind}{self.bits}:g{self.group}{_FLOAT16_SCALES * (self.scales == FLOAT16)}"
+        )
 
     @property
     def family(self) -> str:
@@ -52,15 +75,43 @@ class WeightFormat:
 
     @property
     def dtype(self) -> str:
-        """The element type of the stored weights."""
-        return "float8_e4m3fn" if self.kind == "fp" else f"int{self.bits}"
+        """The type of the stored weights, a key of `dtypes.BITS`."""
+        return "float8_e4m3fn" if self.kind == "fp" else f"{self.kind}{self.bits}"
+
+    @property
+    def codec(self) -> str:
+        """The name of the form in which target cpu stores the weights and their scales, a key of `dtypes.NUMBERS`."""
+        return f"{self.dtype}_fp16" if self.scales == FLOAT16 else self.dtype
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.kind == "uint"
 
     @property
     def largest(self) -> int:
-        """The magnitude of the largest positive value."""
+        """The magnitude of the largest positive value. For mxfp4 it is that of the doubled values."""
         if self.kind == "fp":
             return 448
+        if self.kind == "mxfp":
+            return 12
+        if self.has_zeros:
+            return 2**self.bits - 1
         return 127 if self.bits == 8 else 7
+
+    @property
+    def scale_bytes(self) -> int:
+        """The bytes of one scale in a panel of target cpu."""
+        return 1 if self.kind == "mxfp" else 2 if self.group else 4
+
+    @property
+    def period(self) -> int:
+        """The number of groups in a panel that follow a header with their scales."""
+        return ZEROS_HEADER[2] if self.has_zeros else SCALES_BYTES // (LANES * self.scale_bytes)
+
+    @property
+    def header_bytes(self) -> int:
+        """The bytes of such a header."""
+        return ZEROS_HEADER[0] if self.has_zeros else SCALES_BYTES
 
     def groups(self, k: int) -> int:
         """Returns the number of groups in a row of `k` columns."""
@@ -84,14 +135,30 @@ class WeightFormat:
         if self.kind == "fp":
             raise InvalidOptionError("target cpu has no kernels for fp8 weights; quantize to int4, int8 or w8a8")
         groups = self.groups(k)
-        return (groups + 1) // 2 * SCALE_BYTES + groups * self.group_bytes(k)
+        return -(-groups // self.period) * self.header_bytes + groups * self.group_bytes(k)
+
+    def group_offset(self, k: int, i: int) -> int:
+        """Returns where in a panel the weights of group `i` begin."""
+        return (i // self.period + 1) * self.header_bytes + i * self.group_bytes(k)
+
+    def scale_offset(self, k: int, i: int) -> int:
+        """Returns where in a panel the 16 scales of group `i` begin."""
+        return self._header_offset(k, i) + i % self.period * LANES * self.scale_bytes
+
+    def zero_offset(self, k: int, i: int) -> int:
+        """Returns where in a panel the 16 zero points of group `i` begin, a byte each."""
+        return self._header_offset(k, i) + ZEROS_HEADER[1] + i % self.period * LANES
+
+    def _header_offset(self, k: int, i: int) -> int:
+        return i // self.period * (self.header_bytes + self.period * self.group_bytes(k))
 
 
 W8A8 = WeightFormat(8, 0)
+MXFP4 = WeightFormat(4, 32, "mxfp")
 
 
 def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
-    """Reads "int4", "int8:g64", "w8a8" or "fp8".
+    """Reads "int4", "int8:g64", "uint4:g128:fp16", "mxfp4", "w8a8" or "fp8".
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
@@ -99,14 +166,14 @@ def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
         return W8A8
     if text == "fp8":
         return WeightFormat(8, 0, "fp")
-    kind, _, group = text.partition(":")
-    if kind in ("int4", "int8"):
-        if not group and ":" not in text:
-            return WeightFormat(int(kind[3:]), DEFAULT_GROUP)
-        if group in {f"g{size}" for size in GROUPS}:
-            return WeightFormat(int(kind[3:]), int(group[1:]))
+    if text == "mxfp4":
+        return MXFP4
+    if found := _GROUPED.fullmatch(text):
+        kind, bits, group, float16 = found.groups()
+        return WeightFormat(int(bits), int(group or DEFAULT_GROUP), kind, FLOAT16 if float16 else "bfloat16")
     sizes = ", ".join(f"g{size}" for size in GROUPS)
-    names = [f"int8 (each also with a group: {sizes}, as in int4:g64)" if name == "int8" else name for name in offered]
+    last = next(name for name in ("uint8", "int8") if name in offered)
+    names = [f"{name} (each also with a group: {sizes}, as in int4:g64)" if name == last else name for name in offered]
     raise InvalidOptionError(f"quantize: a weight format must be {', '.join(names[:-1])} or {names[-1]}, not {text!r}")
 
 
@@ -154,8 +221,9 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
     """
     spec, named = _parse_parts(text, offered)
     _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
-    if "fp8" not in offered:
-        _refuse(spec, "fp8", f"target {target} has no such products; quantize to int8 or int4")
+    for fmt in spec.formats:
+        if fmt.family not in offered or fmt.scales == FLOAT16:
+            _refuse(spec, str(fmt), f"target {target} has no such products; quantize to int8 or int4")
     if spec.embedding is None or spec.embedding.dtype == "int8":
         return spec
     if "embedding" in named:

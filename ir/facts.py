@@ -23,7 +23,8 @@ class KvLayer:
 
     group: the number of the cache group, whose layers share block tables. window: the positions that attention sees; 0
     means all. dtype: the element type; "" means that of the activations. v_dim: 0 if V has rows of its own; else V is
-    the first v_dim columns of K, which is a row of a latent and one head for all of q.
+    the first v_dim columns of K, which is a row of a latent and one head for all of q. chunked: whether the window
+    begins at a multiple of its length, where others slide.
     """
 
     group: int
@@ -32,6 +33,7 @@ class KvLayer:
     window: int
     dtype: str = ""
     v_dim: int = 0
+    chunked: bool = False
 
     def dtype_or(self, activations: str) -> str:
         """Returns the element type of the cache, for activations of the given type."""
@@ -108,6 +110,12 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError("it must be true or false")
+    return value
+
+
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError("it must be a text")
@@ -124,6 +132,12 @@ def _wholes(value: Any) -> list[int]:
     return [_whole(each) for each in value]
 
 
+def _texts(value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise TypeError("it must be a list of texts")
+    return [_text(each) for each in value]
+
+
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("it must be a dict")
@@ -138,11 +152,11 @@ def _kv_layers(value: Any) -> list[KvLayer]:
     names = [part.name for part in fields(KvLayer)]
     if not isinstance(value, list) or not all(isinstance(each, dict) and set(each) <= set(names) for each in value):
         raise TypeError(f"it must be a list of dicts with the keys {', '.join(names)}")
-    read: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(names, _whole), "dtype": _text}
+    read: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(names, _whole), "dtype": _text, "chunked": _truth}
     return [KvLayer(**{key: read[key](item) for key, item in each.items()}) for each in value]
 
 
-_LEFT_OUT = (("dtype", ""), ("v_dim", 0))
+_LEFT_OUT = (("dtype", ""), ("v_dim", 0), ("chunked", False))
 """The fields of KvLayer that its literal leaves out, by name and value."""
 
 
@@ -194,6 +208,8 @@ class Facts:
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
     """The formats that the matrices are to have; None asks for no quantization."""
+    wide: Fact[list[str]] = Fact(_texts, default=[])
+    """The stored matrices that the family keeps in float32, whatever the narrower type of activations."""
     expanded_kv_elements = Fact(_whole, default=0)
     """The elements of K and V of one position over all layers of latent rows, if every head had its own."""
     kv_layers = Fact(_kv_layers, _kv_literals)

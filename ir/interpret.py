@@ -201,6 +201,7 @@ def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[An
         layer = graph.facts.kv_layers[attrs["kv_layer"]]
         shape = {"kv_heads": layer.kv_heads, "head_dim": layer.head_dim, "window": layer.window}
         shape |= {"v_dim": layer.v_dim} if layer.v_dim else {}
+        shape |= {"chunked": True} if layer.chunked else {}
         attrs = {**attrs, "layer": attrs["kv_layer"], **shape}
     if spec.reference is None:
         raise GraphError(f"{node.op} has no definition")

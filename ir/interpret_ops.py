@@ -126,6 +126,9 @@ def _experts(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     for expert in index.unique().tolist():
         slot, row = torch.where(expert == index.T)
         shares = weights[row, slot, None]
+        if 0 <= expert - up.shape[0] < attrs.get("identities", 0):
+            out.index_add_(0, row, (rows[row] * shares).to(out.dtype))
+            continue
         taken = (rows[row] * shares).to(rows.dtype) if scales_input else rows[row]
         wide = _multiply(taken, up[expert], None if up_bias is None else up_bias[expert])
         given = _multiply(_gate(wide, attrs), down[expert], None if down_bias is None else down_bias[expert])
@@ -163,7 +166,21 @@ def _gate(wide: torch.Tensor, attrs: Attrs) -> torch.Tensor:
 RULES: dict[str, Rule] = {
     **{
         op: _unary(getattr(torch, op))
-        for op in ("neg", "rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "erf", "abs", "square")
+        for op in (
+            "neg",
+            "rsqrt",
+            "sqrt",
+            "exp",
+            "log",
+            "cos",
+            "sin",
+            "tanh",
+            "sigmoid",
+            "erf",
+            "abs",
+            "square",
+            "expm1",
+        )
     },
     "silu": _unary(F.silu),
     "relu": _unary(F.relu),

@@ -18,7 +18,7 @@ from tensorwright.ir.records import Infer, Instruction, Op, Operand, Types, rows
 
 STAGES = ("traced", "fused", "cached", "lowered")
 
-UNARY_FLOAT = ("rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "silu", "erf", "softplus")
+UNARY_FLOAT = ("rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "silu", "erf", "softplus", "expm1")
 UNARY_ANY = ("neg", "relu", "abs", "square")
 ARITHMETIC = ("add", "sub", "mul", "pow", "maximum", "minimum", "floor_div", "remainder")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tensorwright.ir.graph import STORED, Graph, Value
@@ -9,12 +10,23 @@ from tensorwright.ir.interpret import Weights, run
 
 
 class Walk:
-    """One run of `graph` in the interpreter, which the caller advances. It has the arguments of `interpret`."""
+    """One run of `graph` in the interpreter, which the caller advances. It has the arguments of `interpret`.
 
-    def __init__(self, graph: Graph, inputs: dict[str, Any], weights: Weights):
+    told: gets the numbers of nodes that are computed, and of all, after each node.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: dict[str, Any],
+        weights: Weights,
+        told: Callable[[int, int], None] = lambda done, total: None,
+    ):
         self._graph = graph
         self._values = run(graph, inputs, weights)
         self._ahead = [node for node in reversed(graph.nodes) if node.op not in STORED]
+        self._total = len(self._ahead)
+        self._told = told
         self._results: dict[Value, Any] = {}
 
     @property
@@ -32,6 +44,7 @@ class Walk:
             value, data = next(self._values)
             if value in self._graph.outputs:
                 self._results[value] = data
+        self._told(self._total - len(self._ahead), self._total)
 
     def finish(self) -> list[Any]:
         """Computes all remaining nodes, and returns the graph's outputs."""

@@ -2,8 +2,8 @@
 
 Expressions are immutable, hashable and printable. `str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight"
 (quoted), concat(0, "a", "b"), transpose("x"), slice(0, 4, 8, "x"), every(0, 1, 2, "x"), stack("a", "b"),
-reshape([2, 3], "x"). This module has no data of tensors; `tensorwright.models.read_weights` reads the weight of an
-expression.
+reshape([2, 3], "x"), repeat(0, 3, "x"). This module has no data of tensors; `tensorwright.models.read_weights` reads
+the weight of an expression.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class WeightExpr(ABC):
     def reshape(self, shape: Sequence[int]) -> WeightExpr:
         """Returns the same elements, in row-major order, in another shape, which must not have -1."""
         return Reshape(self, tuple(shape))
+
+    def repeat(self, dim: int, count: int) -> WeightExpr:
+        """Returns the one element along `dim`, `count` times."""
+        return self if count == 1 else Repeat(self, dim, count)
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,22 @@ class Reshape(_Unary):
 
     def __str__(self) -> str:
         return f"reshape([{', '.join(map(str, self.to))}], {self.part})"
+
+
+@dataclass(frozen=True)
+class Repeat(_Unary):
+    """`part`, `count` times along dimension `dim`, of which it has one element."""
+
+    dim: int
+    count: int
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape = self.part.shape(source)
+        _require(self.dim < len(shape) and shape[self.dim] == 1, self, f"its part has shape {list(shape)}")
+        return (*shape[: self.dim], self.count, *shape[self.dim + 1 :])
+
+    def __str__(self) -> str:
+        return f"repeat({self.dim}, {self.count}, {self.part})"
 
 
 @dataclass(frozen=True)
@@ -312,6 +332,8 @@ class _Parser:
                 return Every(part, dim, start, step)
             case "reshape", [tuple(shape), WeightExpr() as part]:
                 return Reshape(part, shape)
+            case "repeat", [int(dim), int(count), WeightExpr() as part] if count > 0:
+                return Repeat(part, dim, count)
             case "concat", [int(dim), *parts] if parts and all(isinstance(p, WeightExpr) for p in parts):
                 return Concat(tuple(p for p in parts if isinstance(p, WeightExpr)), dim)
             case "stack", parts if parts and all(isinstance(p, WeightExpr) for p in parts):

@@ -1,13 +1,15 @@
 """Opens a Hugging Face checkpoint directory: config, weights in safetensors, tokenizer, chat template.
 
-The weights are one file or shards. Opening checks every header; weight bytes are mapped only when they are read. Every
-fault is a CheckpointError.
+The weights are one file or shards. Opening checks every header; weight bytes are mapped only when they are read. A
+quantized checkpoint is decoded as it is read. Every fault is a CheckpointError; a quantization that is not read is an
+UnsupportedModelError.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,11 @@ from tensorwright.engine_format.template_files import DEFAULT, listed_templates
 from tensorwright.errors import CheckpointError, is_panic, reason
 from tensorwright.hub import INDEX, WEIGHTS, check_revision, download_model, is_hub_name
 from tensorwright.json_text import read_json
-from tensorwright.models.dtypes import FLOATS, Tensor
+from tensorwright.models.dtypes import FLOATS, Ranges, Tensor
+from tensorwright.models.quantized.interface import Decoded
+from tensorwright.models.quantized.registry import CONFIG_KEYS, read_quantization
 from tensorwright.models.safetensors_file import SafetensorsFile
+from tensorwright.models.stored_tensors import StoredTensors
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 OLDER_TOKENIZERS = (
@@ -40,6 +45,8 @@ OLDER_TOKENIZERS = (
     "vocab.txt",
 )  # fmt: skip
 ADDED_TOKENS = "added_tokens.json"
+PROCESSOR_TEMPLATES = ("processor_config.json", "chat_template.json")
+"""Files in which the processor of a model of several parts has its chat template. The first that has one counts."""
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 TEXT_PART = "text_config"
 """The key of config.json that holds the config of the text part, if the model has other parts beside it."""
@@ -51,7 +58,9 @@ class Checkpoint:
     """An opened checkpoint. It is also the TensorSource from which weight expressions are evaluated.
 
     path: the directory. config: the content of config.json. generation_config: the content of its file, or {}.
-    names: the names of all stored tensors, sorted.
+    stored: the tensors as the files have them. quantization: what becomes of them if config.json names one, else None.
+    names: the names of all tensors, sorted. Where several stand for a matrix of the model, it is the matrix's name, and
+    its values are the decoded ones.
     is_engine: whether this is a built engine read as a checkpoint, whose tokenizer and templates are final.
     """
 
@@ -72,39 +81,51 @@ class Checkpoint:
             )
         generation = path / GENERATION_CONFIG
         self.generation_config: dict[str, Any] = _read_json(generation, "") if generation.exists() else {}
-        self.weight_files = _weight_files(path)
-        self._home: dict[str, SafetensorsFile] = {}
-        for file in self.weight_files:
-            for name in file.tensors:
-                if name in self._home:
-                    raise CheckpointError(
-                        f"{path}: tensor {name!r} is in both {self._home[name].path.name} and {file.path.name}; "
-                        "remove the stale shard"
-                    )
-                self._home[name] = file
-        _check_index(path, self._home)
+        self.stored = StoredTensors(path, _weight_files(path))
+        _check_index(path, self.stored)
         self._tokenizer = _read_tokenizer(path / TOKENIZER)
-        self.names: tuple[str, ...] = tuple(sorted(self._home))
+        quantization = self._config_value(*CONFIG_KEYS)
+        self.quantization = None if quantization is None else read_quantization(quantization, self.stored, str(path))
+        self.names: tuple[str, ...] = self._names()
+
+    def _names(self) -> tuple[str, ...]:
+        if self.quantization is None:
+            return self.stored.names
+        matrices = self.quantization.matrices
+        hidden = self.quantization.unread.union(*(matrix.parts for matrix in matrices.values()))
+        return tuple(sorted({*self.stored.names} - hidden | matrices.keys()))
+
+    def decoded(self, name: str) -> Decoded | None:
+        """Returns what decodes a matrix; None for a tensor that is stored as it is."""
+        return None if self.quantization is None else self.quantization.matrices.get(name)
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
-        return name in self._home
+        at = bisect_left(self.names, name)
+        return at < len(self.names) and self.names[at] == name
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file(name).tensors[name].shape
+        decoded = self.decoded(name)
+        return self.stored.shape(name) if decoded is None else decoded.shape
 
     def dtype(self, name: str) -> str:
-        return self._file(name).tensors[name].dtype
+        decoded = self.decoded(name)
+        return self.stored.dtype(name) if decoded is None else decoded.dtype
 
     def read(self, name: str) -> Tensor:
-        """Returns a stored tensor as a read-only view of its file. Raises CheckpointError if there is none."""
-        return self._file(name).read(name)
+        """Returns a tensor: a stored one as a read-only view of its file. Raises CheckpointError if there is none."""
+        return self.read_part(name, tuple((0, size) for size in self.shape(name)))
+
+    def read_part(self, name: str, ranges: Ranges) -> Tensor:
+        """Returns the part of a tensor inside `ranges`, which has one interval per dimension."""
+        decoded = self.decoded(name)
+        return self.stored.read(name).part(ranges) if decoded is None else decoded.read_part(ranges)
 
     def stored_bytes(self, name: str) -> int:
-        """Returns the size of a stored tensor, in bytes."""
-        info = self._file(name).tensors[name]
-        return info.end - info.begin
+        """Returns the size of a tensor in the files, in bytes."""
+        decoded = self.decoded(name)
+        return sum(map(self.stored.bytes, [name] if decoded is None else decoded.parts))
 
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Checks that all these tensors are stored with these shapes. Raises one CheckpointError that lists all
@@ -131,7 +152,7 @@ class Checkpoint:
                 raise CheckpointError(f"{self.path}/config.json: dtype must be one of {allowed}, not {named!r}")
             return named
         sizes = dict.fromkeys(FLOATS, 0)
-        for file in self.weight_files:
+        for file in self.stored.files:
             for info in file.tensors.values():
                 if info.dtype in sizes:
                     sizes[info.dtype] += info.end - info.begin
@@ -171,15 +192,24 @@ class Checkpoint:
     def chat_templates(self) -> dict[str, str]:
         """The Jinja texts by name, as transformers finds them. If there are template files, the texts are theirs, and
         chat_template.jinja is "default". Otherwise they are those of tokenizer_config.json, where a single one is
-        "default"."""
+        "default". Where the tokenizer has none, they are those of the processor, which models of several parts have:
+        of processor_config.json, or else of chat_template.json."""
         files = {DEFAULT: self.path / CHAT_TEMPLATE, **_by_stem(self.path / CHAT_TEMPLATES)}
         found = {name: _read_text(file, "") for name, file in files.items() if file.is_file()}
-        templates = found or listed_templates(self.tokenizer_config.get("chat_template"))
-        if templates is None:
-            raise CheckpointError(f"{self.path / TOKENIZER_CONFIG}: chat_template is neither text nor a named list")
+        templates = found or self._templates_of(self.path / TOKENIZER_CONFIG, self.tokenizer_config)
+        for file in (self.path / name for name in PROCESSOR_TEMPLATES):
+            if not templates and file.is_file():
+                templates = self._templates_of(file, _read_json(file, ""))
         for name in templates:
             if not _TEMPLATE_NAME.fullmatch(name):
                 raise CheckpointError(f"{self.path}: a chat template is called {name!r:.80}, which no file could be")
+        return templates
+
+    @staticmethod
+    def _templates_of(file: Path, content: dict[str, Any]) -> dict[str, str]:
+        templates = listed_templates(content.get("chat_template"))
+        if templates is None:
+            raise CheckpointError(f"{file}: chat_template is neither text nor a named list")
         return templates
 
     @property
@@ -202,26 +232,22 @@ class Checkpoint:
         """Whether config.json holds further configs, as that of a model that reads images beside text does."""
         return any(isinstance(self.config.get(key), dict) for key in _PARTS)
 
-    def _config_value(self, key: str) -> Any:
-        """Returns a value of config.json, or of its text part where the file itself does not give it."""
-        value, text = self.config.get(key), self.config.get(TEXT_PART)
-        return text.get(key) if value is None and isinstance(text, dict) else value
+    def _config_value(self, *keys: str) -> Any:
+        """Returns the first value that config.json has of these keys, or else its text part; None without one."""
+        parts = [part for part in (self.config, self.config.get(TEXT_PART)) if isinstance(part, dict)]
+        values = (part.get(key) for part in parts for key in keys)
+        return next((value for value in values if value is not None), None)
 
     # -- identity -------------------------------------------------------------------------------------------------
 
     @property
     def source_files(self) -> list[Path]:
         """Every file that an engine is made from, sorted: config, weights, tokenizer, templates."""
-        names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX, *_TOKENIZER_FILES]
+        names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX, *_TOKENIZER_FILES, *PROCESSOR_TEMPLATES]
         paths = [self.path / name for name in names] + list(_by_stem(self.path / CHAT_TEMPLATES).values())
         if not (self.path / TOKENIZER).is_file():
             paths += [*self.older_tokenizer_files, self.path / ADDED_TOKENS]
-        return sorted({p for p in paths if p.is_file()} | {f.path for f in self.weight_files})
-
-    def _file(self, name: str) -> SafetensorsFile:
-        if name not in self._home:
-            raise CheckpointError(f"{self.path}: no tensor {name!r} among the {len(self._home)} stored")
-        return self._home[name]
+        return sorted({p for p in paths if p.is_file()} | {f.path for f in self.stored.files})
 
 
 def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoint:
@@ -292,13 +318,13 @@ def _weight_map(path: Path) -> dict[str, str]:
     return table
 
 
-def _check_index(path: Path, home: dict[str, SafetensorsFile]) -> None:
+def _check_index(path: Path, stored: StoredTensors) -> None:
     if (path / WEIGHTS).is_file():
         return
     lost = [
         f"  {name} (in {shard})"
         for name, shard in sorted(_weight_map(path).items())
-        if name not in home or home[name].path.name != shard
+        if name not in stored or stored.file(name).path.name != shard
     ]
     if lost:
         raise CheckpointError(

@@ -12,11 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from tensorwright.errors import CheckpointError
-from tensorwright.ir.weights import Concat, Every, Ref, Reshape, Slice, Stack, Transpose, WeightExpr, swapped
-from tensorwright.models.dtypes import Tensor, convert, widest
-
-Ranges = tuple[tuple[int, int], ...]
-"""One half-open interval per dimension."""
+from tensorwright.ir.weights import Concat, Every, Ref, Repeat, Reshape, Slice, Stack, Transpose, WeightExpr, swapped
+from tensorwright.models.dtypes import Ranges, Tensor, convert, widest
 
 
 class TensorSource(Protocol):
@@ -25,7 +22,7 @@ class TensorSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> str: ...
-    def read(self, name: str) -> Tensor: ...
+    def read_part(self, name: str, ranges: Ranges) -> Tensor: ...
 
 
 def evaluate(expr: WeightExpr, source: TensorSource) -> Tensor:
@@ -64,7 +61,7 @@ def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
     match expr:
         case Ref(name):
             return source.dtype(name)
-        case Transpose(part) | Slice(part) | Every(part) | Reshape(part):
+        case Transpose(part) | Slice(part) | Every(part) | Reshape(part) | Repeat(part):
             return dtype_of(part, source)
         case Concat(parts) | Stack(parts):
             return widest([dtype_of(part, source) for part in parts])
@@ -75,8 +72,7 @@ def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
     """Returns the part of the result inside `ranges`, which has one interval per dimension."""
     match expr:
         case Ref(name):
-            tensor = source.read(name)
-            return Tensor(tensor.dtype, tensor.data[_slices(ranges)])
+            return source.read_part(name, ranges)
         case Transpose(part, dim0, dim1):
             tensor = read_part(part, source, swapped(ranges, dim0, dim1))
             return Tensor(tensor.dtype, tensor.data.swapaxes(dim0, dim1))
@@ -88,6 +84,10 @@ def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
             covering = (first + start * step, first + (end - 1) * step + 1) if end > start else (first, first)
             tensor = read_part(part, source, (*ranges[:dim], covering, *ranges[dim + 1 :]))
             return Tensor(tensor.dtype, tensor.data[(slice(None),) * dim + (slice(None, None, step),)])
+        case Repeat(part, dim, _):
+            start, end = ranges[dim]
+            tensor = read_part(part, source, (*ranges[:dim], (0, 1), *ranges[dim + 1 :]))
+            return Tensor(tensor.dtype, np.repeat(tensor.data, end - start, axis=dim))
         case Reshape():
             return _read_reshaped(expr, source, ranges)
         case Concat():

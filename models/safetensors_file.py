@@ -25,10 +25,17 @@ _DTYPES = {
     "F32": "float32",
     "F16": "float16",
     "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
     "I64": "int64",
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
 }
@@ -126,6 +133,7 @@ class SafetensorsFile:
         if max(offsets) >> _SIZE_BITS:
             raise self._error(f"{who} has an offset of {_short(max(offsets))}, readable are those below 2^{_SIZE_BITS}")
         begin, end = (self._data_start + offset for offset in offsets)
+        shape = self._stored_shape(who, dtype, shape)
         need = prod(shape) * ITEM_BYTES[_DTYPES[dtype]]
         if end - begin != need:
             raise self._error(f"{who} of {dtype} {shape} takes {need} bytes, not {end - begin}")
@@ -135,6 +143,14 @@ class SafetensorsFile:
                 "it is truncated, download it again"
             )
         return TensorInfo(_DTYPES[dtype], tuple(shape), begin, end)
+
+    def _stored_shape(self, who: str, dtype: str, shape: list[int]) -> list[int]:
+        """Returns the shape in elements of STORAGE: the header counts the elements of 4 bits, which share bytes."""
+        if _DTYPES[dtype] != "float4_e2m1fn_x2":
+            return shape
+        if not shape or shape[-1] % 2:
+            raise self._error(f"{who} of {dtype} has shape {shape}, whose last size must be even: two share a byte")
+        return [*shape[:-1], shape[-1] // 2]
 
     def _check_shape(self, who: str, shape: Any) -> None:
         """Checks a shape before anything is computed with it: the types, the number of sizes, each size, and the number

@@ -1,6 +1,8 @@
 """canonicalise_linears:  one spelling of a product with a weight, linear on [1, S, C] with W: [N, C].
 
     transpose(W) -> W^T            matmul(x, W) -> linear(x, W^T)            linear(x, W) + b -> linear(x, W, b)
+    linear(x, W) + expand(b) -> linear(x, W, b)                              x + expand(b) -> x + b
+    matmul(W, transpose(x)) -> transpose(linear(x, W))
     linear(view(x, [S, C])) -> view(linear(x), [S, N])                       x: [1, S, ...]
 
 A model that flattens its rows for a whole MLP flattens what stands between the products too, so these take [1, S, C] as
@@ -17,7 +19,15 @@ from tensorwright.passes.rewriting.rewriter import Rewriter
 
 TRANSPOSED = pattern("out = transpose(w, dim0=dim0, dim1=dim1)")
 PRODUCT = pattern("out = matmul(x, w)")
-BIAS = pattern("out = add(linear(x, w), b)", commute=True)
+LEFT_PRODUCT = pattern("""
+    turned = transpose(x, dim0=1, dim1=2)
+    out    = matmul(w, turned)
+""", shared=["turned"])  # fmt: skip
+BIAS = pattern("out = add(linear(x, w), expand?(b))", commute=True)
+EXPANDED = pattern("""
+    rows = expand(b)
+    out  = add(rows, x)
+""", commute=True)  # fmt: skip
 FLAT = pattern("""
     flat = view(x)
     out  = linear(flat, w, b?)
@@ -60,11 +70,25 @@ def check_product(m: Match) -> None:
     m.bind_shape(m.w, "C N")
 
 
+def check_left_product(m: Match) -> None:
+    require_weight(m, m.w)
+    m.bind_shape(m.w, "N C")
+    m.bind_shape(m.x, "1 S C")
+
+
 def check_bias(m: Match) -> None:
     require_weight(m, m.b)
     m.bind_shape(m.w, "N C")
     m.bind_shape(m.b, "N")
     m.require(m.x.rank >= 2, "x has no rows", m.x)
+    m.require(m.out.shape == (*m.x.shape[:-1], m.dims["N"]), "the sum has another shape than the product", m.out)
+
+
+def check_expanded(m: Match) -> None:
+    require_weight(m, m.b)
+    m.bind_shape(m.b, "C")
+    m.bind_shape(m.rows, "1 S C")
+    m.bind_shape(m.x, "1 S C")
 
 
 def check_flat(m: Match) -> None:
@@ -95,9 +119,19 @@ def multiply_rows(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def multiply_then_transpose(m: Match, g: Rewriter) -> Value:
+    out: Value = g.transpose(g.linear(m.x, m.w), dim0=1, dim1=2)
+    return out
+
+
 def multiply_then_flatten(m: Match, g: Rewriter) -> Value:
     rows = g.view(m.x, shape=(1, *m.flat.shape))
     out: Value = g.view(g.linear(rows, m.w, m.b), shape=m.out.shape)
+    return out
+
+
+def add_bias(m: Match, g: Rewriter) -> Value:
+    out: Value = g.linear(m.x, m.w, m.b)
     return out
 
 
@@ -105,8 +139,10 @@ def canonicalise_linears(graph: Graph) -> int:
     return (
         apply(graph, TRANSPOSED, check_transposed, lambda m, g: transposed(g, m.w, m.dim0, m.dim1))
         + apply(graph, PRODUCT, check_product, multiply_rows)
+        + apply(graph, LEFT_PRODUCT, check_left_product, multiply_then_transpose)
         + unflatten(graph)
-        + apply(graph, BIAS, check_bias, lambda m, g: g.linear(m.x, m.w, m.b))
+        + apply(graph, BIAS, check_bias, add_bias)
+        + apply(graph, EXPANDED, check_expanded, lambda m, g: g.add("add", m.x, m.b))
     )
 
 

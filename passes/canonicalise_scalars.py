@@ -1,8 +1,9 @@
 """canonicalise_scalars:  one spelling of arithmetic with scalar constants, same bits.
 
-    pow(x, 2), square(x) -> mul(x, x)          pow(x, 3) -> mul(mul(x, x), x)
+    pow(x, 2), square(x) -> mul(x, x)          pow(x, 3) -> mul(mul(x, x), x)          pow(x, -0.5) -> rsqrt(x)
     sub(x, c) -> add(x, -c)                    op(c, x) -> op(x, c)
     mul(x, 1), x / 1 -> x                      x / c -> x * (1/c) where c is a power of two
+    clamp(x) between infinities -> x
 
 A constant becomes the second operand of add and mul. Division by any other constant stays: 1/c would be rounded.
 """
@@ -17,12 +18,14 @@ from tensorwright.passes.rewriting.rewriter import Rewriter
 
 POWER = pattern("out = pow(x, 2)")
 CUBE = pattern("out = pow(x, 3)")
+INVERSE_ROOT = pattern("out = pow(x, -0.5)")
 SQUARE = pattern("out = square(x)")
 SUBTRACTION = pattern("out = sub(x, c)")
 DIVISION = pattern("out = div(x, c)")
 MULTIPLY_FIRST = pattern("out = mul(c, x)")
 ADD_FIRST = pattern("out = add(c, x)")
 TIMES_ONE = pattern("out = mul(x, 1)")
+CLAMP = pattern("out = clamp(x, min=least, max=largest)")
 
 
 def check_subtraction(m: Match) -> None:
@@ -49,6 +52,12 @@ def check_times_one(m: Match) -> None:
     m.require(same, "the multiplication changes the type", m.x)
 
 
+def check_clamp(m: Match) -> None:
+    m.require(m.x.dtype == m.out.dtype, "the clamp changes the type", m.x)
+    endless = m.least in (None, -math.inf) and m.largest in (None, math.inf)
+    m.require(endless, "the clamp has a bound", m.out)
+
+
 def add_opposite(m: Match, g: Rewriter) -> Value:
     out: Value = g.add("add", m.x, g.constant(-m.c.constant, m.c.dtype))
     return out
@@ -63,10 +72,12 @@ def canonicalise_scalars(graph: Graph) -> int:
     return (
         apply(graph, POWER, None, lambda m, g: g.mul(m.x, m.x))
         + apply(graph, CUBE, None, lambda m, g: g.mul(g.mul(m.x, m.x), m.x))
+        + apply(graph, INVERSE_ROOT, None, lambda m, g: g.rsqrt(m.x))
         + apply(graph, SQUARE, None, lambda m, g: g.mul(m.x, m.x))
         + apply(graph, SUBTRACTION, check_subtraction, add_opposite)
         + apply(graph, DIVISION, check_division, multiply_by_inverse)
         + apply(graph, MULTIPLY_FIRST, check_constant_first, lambda m, g: g.mul(m.x, m.c))
         + apply(graph, ADD_FIRST, check_constant_first, lambda m, g: g.add("add", m.x, m.c))
         + apply(graph, TIMES_ONE, check_times_one, lambda m, g: m.x)
+        + apply(graph, CLAMP, check_clamp, lambda m, g: m.x)
     )

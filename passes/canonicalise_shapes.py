@@ -1,6 +1,7 @@
 """canonicalise_shapes:  one spelling of moving elements around.
 
     unsqueeze, squeeze -> view           permute of two dims -> transpose       view(view(x)) -> view(x)
+    permute(x, [0, 2, 3, 1]) -> transpose(transpose(x)): of rows of heads, the keys of scores
     transpose(transpose(x)) -> x         rms_norm(transpose(x), w) -> transpose(rms_norm(x, w)) of heads
     view, expand, slice, concat that change nothing -> x        concat(x, empty) -> x
     slice(view(linear)) -> view(slice(linear)) where the view adds a dimension of size 1 before the last
@@ -18,6 +19,7 @@ from tensorwright.passes.rewriting.rewriter import Rewriter
 UNSQUEEZE = pattern("out = unsqueeze(x)")
 SQUEEZE = pattern("out = squeeze(x)")
 PERMUTE = pattern("out = permute(x, dims=order)")
+KEYS = pattern("out = permute(x, dims=order)")
 VIEWS = pattern("""
     inner = view(x)
     out   = view(inner)
@@ -49,6 +51,10 @@ def same_shape(a: Shape, b: Shape) -> bool:
 def check_swap(m: Match) -> None:
     m.notes["moved"] = [i for i, d in enumerate(m.order) if i != d]
     m.require(len(m.notes["moved"]) == 2, "not a swap of two dimensions", m.out)
+
+
+def check_keys(m: Match) -> None:
+    m.require(tuple(m.order) == (0, 2, 3, 1), "not the permutation of keys", m.out)
 
 
 def check_undone(m: Match) -> None:
@@ -84,6 +90,11 @@ def as_transpose(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def as_keys(m: Match, g: Rewriter) -> Value:
+    out: Value = g.transpose(g.transpose(m.x, dim0=1, dim1=2), dim0=2, dim1=3)
+    return out
+
+
 def norm_first(m: Match, g: Rewriter) -> Value:
     out: Value = g.transpose(g.rms_norm(m.x, m.w, **m.root.attrs), dim0=1, dim1=2)
     return out
@@ -105,6 +116,7 @@ def canonicalise_shapes(graph: Graph) -> int:
         apply(graph, UNSQUEEZE, None, as_view)
         + apply(graph, SQUEEZE, None, as_view)
         + apply(graph, PERMUTE, check_swap, as_transpose)
+        + apply(graph, KEYS, check_keys, as_keys)
         + apply(graph, NORM_AFTER_TRANSPOSE, check_norm, norm_first)
         + apply(graph, TRANSPOSES, check_undone, drop)
         + apply(graph, SLICE_OF_VIEW, check_wider, slice_first)

@@ -3,14 +3,13 @@
     linear(x, W) + b  ->  linear(x, W, b)
 
 S tokens, C channels.  x: [1, S, C].  A model that stores q, k and v of each head side by side joins them again before
-it convolves them; split_interleaved_linears has made a linear of each, to which a bias may be added. The pass changes
-only models with recurrences.
+it convolves them; split_interleaved_linears has made a linear of each, to which a bias may be added. The pass runs on
+models with recurrences only.
 """
 
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.canonicalise_recurrences import has_recurrences
 from tensorwright.passes.rewriting.join_weights import join_weights
 from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
@@ -53,6 +52,4 @@ def add_bias(m: Match, g: Rewriter) -> Value:
 
 
 def join_linears(graph: Graph) -> int:
-    if not has_recurrences(graph):
-        return 0
     return apply(graph, PATTERN, check, replace) + apply(graph, BIAS, check_bias, add_bias)

@@ -1,7 +1,8 @@
 """lower_to_cpu:  the cached graph  ->  one node per instruction of the CPU plan, with final types
 
 A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
-A, everything else is float32.  These are folded if the inner value has no other user:
+A, everything else is float32, and so are matrices that the family keeps so (the fact "wide"), with the rows that their
+linears read.  These are folded if the inner value has no other user:
 
     gate(x W^T + b)         ->  matmul with a gated epilogue (weight layout panels_gated)
     (x W^T + b) + residual  ->  matmul with a residual
@@ -26,7 +27,7 @@ from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.graph import SOURCES, STORED
 from tensorwright.ir.ops import find_spec, instructions, kind_of, op_names
-from tensorwright.ir.records import CACHE, SHARED, Instruction, Op, Operand
+from tensorwright.ir.records import CACHE, MAX_INS, SHARED, Instruction, Op, Operand
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
@@ -67,6 +68,7 @@ class Lowering:
         self.graph = graph
         self.users = graph.users()
         self.act = graph.facts.dtype
+        self.wide = set(graph.facts.wide) if self.act != "float32" else set()
         self.nodes: list[Node] = []
         self.moved: dict[Value, Value] = {}
         self.weights: dict[tuple[Value, WeightLayout], Value] = {}
@@ -101,13 +103,18 @@ class Lowering:
             raise self.refusal(value, "is used as an activation, but it is a weight or constant")
         return self.moved[value]
 
-    def weight(self, value: Value, layout: WeightLayout) -> Value:
-        """Returns a weight or constant array in one layout. Each layout is stored once. RAW is flat."""
+    def weight(self, value: Value, layout: WeightLayout, wide: str | None = None) -> Value:
+        """Returns a weight or constant array in one layout. Each layout is stored once. RAW is flat.
+
+        wide: the type of a matrix that is not of A.
+        """
         source = value.producer
         if source.op not in STORED:
             raise self.refusal(value, "must be a weight of the checkpoint or a constant")
+        dtype = "float32" if layout == RAW else wide or self.act
+        if layout.kind == "panels" and dtype != "float32" and self.is_wide(value):
+            raise self.refusal(value, "stays float32 in this family, and only a linear reads such a matrix")
         if (value, layout) not in self.weights:
-            dtype = "float32" if layout == RAW else self.act
             attrs = {**source.attrs, **({"layout": layout} if source.op == "weight" else {})}
             shape = value.shape
             if layout == RAW and value.rank > 1:
@@ -119,13 +126,20 @@ class Lowering:
             self.weights[value, layout] = node.output
         return self.weights[value, layout]
 
+    def is_wide(self, value: Value) -> bool:
+        """Returns whether the family keeps a matrix, or a part of a joined one, in float32."""
+        source = value.producer
+        return source.op == "weight" and not self.wide.isdisjoint(source.attrs["expr"].refs())
+
     def input_type(self, value: Value) -> str:
         """Returns A if only products read `value`, matmuls or scores, else float32 (matmul_operand then rounds it)."""
         users = self.users[value]
         return self.act if users and all(self.feeds_product(user, value) for user in users) else "float32"
 
     def feeds_product(self, user: Node, value: Value) -> bool:
-        return user.op in (*LINEARS, *EXPERTS, *HEAD_PRODUCTS, "paged_attention") and user.inputs[0] is value
+        ops = (*LINEARS, *EXPERTS, *HEAD_PRODUCTS, "paged_attention")
+        wide = spreads_numbers(user) or (user.op == "linear" and self.is_wide(user.operand(1)))
+        return user.op in ops and user.inputs[0] is value and not wide
 
     def matmul_operand(self, value: Value) -> Value:
         """Returns the input of a matmul in A. An instruction rounds the input if its kernel writes float32."""
@@ -162,6 +176,14 @@ def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
 def is_scaling(node: Node) -> bool:
     """Returns whether a node multiplies by one number, which is the second operand (canonicalise_scalars)."""
     return node.op == "mul" and node.inputs[1] is not None and number_of(node.inputs[1]) is not None
+
+
+def spreads_numbers(node: Node) -> bool:
+    """Returns whether products of heads multiply by a constant: they copy one number of each head (flatten_head_gates).
+
+    Such products are computed in float32 in every engine, where they are exact.
+    """
+    return node.op in HEAD_PRODUCTS and node.operand(1).constant is not None
 
 
 def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
@@ -241,7 +263,8 @@ def lower_input(low: Lowering, node: Node) -> list[Value]:
 def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.operand(0), node.operand(1)
     attrs = {**format_attr(node), "ids": IDS[ids.name], "scale": float(node.attrs.get("scale", 1.0)) * factor}
-    operands = [low.weight(table, layout_of(node, PANELS)), low.value(ids)]
+    wide = None if table.constant is None else "float32"  # A constant table has the numbers that the model computes.
+    operands = [low.weight(table, layout_of(node, PANELS), wide), low.value(ids)]
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
 
 
@@ -267,8 +290,12 @@ def lower_matmul(
     bias = None if b is None else low.weight(b, RAW)
     out = last.output
     kind = (low.input_type(out), out.shape)
-    weight = low.weight(w, layout_of(linear, layout))
-    operands = [low.matmul_operand(x), weight, bias, None if residual is None else low.value(residual)]
+    wide = linear.op == "linear" and low.is_wide(w)
+    weight = low.weight(w, layout_of(linear, layout), "float32" if wide else None)
+    rows = low.value(x) if wide else low.matmul_operand(x)
+    if wide and rows.dtype != "float32":
+        raise low.refusal(x, f"is {rows.dtype}, and its product with a matrix that stays float32 reads float32")
+    operands = [rows, weight, bias, None if residual is None else low.value(residual)]
     op = "quantized_matmul" if linear.op == "quantized_linear" else "matmul"
     return low.emit(op, operands, [kind], **format_attr(linear), epilogue=epilogue, n=out.shape[-1])
 
@@ -279,6 +306,20 @@ def lower_gate(low: Lowering, node: Node) -> list[Value]:
     if x.node is not None and id(x.node) in low.folded:
         return lower_matmul(low, x.node, node, gated(PANELS), EPILOGUES[activation], None)
     return lower_by_record(low, node)
+
+
+def lower_concat(low: Lowering, node: Node) -> list[Value]:
+    """Emits the instruction for rows side by side, which joins at most so many at once."""
+    (y,) = node.outputs
+    parts = [low.value(v) for v in map(node.operand, range(len(node.inputs)))]
+    if y.rank != 2 or any(v.dtype != "float32" for v in parts):
+        raise low.refusal(y, "joins what is not rows of float32, and no kernel does")
+    while len(parts) > 1:
+        taken, parts = parts[:MAX_INS], parts[MAX_INS:]
+        cols = sum(int(v.shape[1]) for v in taken)
+        operands = [*taken, *[None] * (MAX_INS - len(taken))]
+        parts = [*low.emit("concat", operands, [("float32", (y.shape[0], cols))]), *parts]
+    return parts
 
 
 def lower_add(low: Lowering, node: Node) -> list[Value]:
@@ -307,8 +348,12 @@ def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
 
 
 def lower_head_products(low: Lowering, node: Node) -> list[Value]:
+    """Emits the products of heads. Numbers that are spread over columns stay float32."""
     x, w = node.operand(0), node.operand(1)
-    operands = [low.matmul_operand(x), low.weight(w, layout_of(node, PANELS))]
+    if spreads_numbers(node):
+        operands = [low.value(x), low.weight(w, PANELS, "float32")]
+    else:
+        operands = [low.matmul_operand(x), low.weight(w, layout_of(node, PANELS))]
     kind = (low.input_type(node.output), node.output.shape)
     return low.emit(node.op, operands, [kind], heads=int(w.shape[0]), **format_attr(node))
 
@@ -330,8 +375,8 @@ def lower_latent_kv_write(low: Lowering, node: Node) -> list[Value]:
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
     attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
-    sinks = node.optional(5)
-    operands = [*(low.value(node.operand(i)) for i in range(5)), None if sinks is None else low.weight(sinks, RAW)]
+    vectors = [None if v is None else low.weight(v, RAW) for v in (node.optional(5), node.optional(6))]
+    operands = [*(low.value(node.operand(i)) for i in range(5)), *vectors]
     return low.emit("paged_attention", operands, [kind], **attrs)
 
 
@@ -358,18 +403,18 @@ def lower_layer_norm(low: Lowering, node: Node) -> list[Value]:
 def lower_route(low: Lowering, node: Node) -> list[Value]:
     """Emits a route. It has an instruction of its own if it says more than how many experts it chooses."""
     kinds = [(old.dtype, old.shape) for old in node.outputs]
-    bias = node.optional(1)
-    if bias is None and node.attrs.keys() <= {"k", "normalise"}:
-        return low.emit("route", [low.value(node.operand(0))], kinds, **node.attrs)
-    operands = [low.value(node.operand(0)), None if bias is None else low.weight(bias, RAW)]
-    return low.emit("route_by_score", operands, kinds, **{**route.DEFAULTS, **node.attrs})
+    logits = low.value(node.operand(0))
+    vectors = [None if v is None else low.weight(v, RAW) for v in (node.optional(1), node.optional(2))]
+    if vectors == [None, None] and node.attrs.keys() <= {"k", "normalise"}:
+        return low.emit("route", [logits], kinds, **node.attrs)
+    return low.emit("route_by_score", [logits, *vectors], kinds, **{**route.DEFAULTS, **node.attrs})
 
 
 def lower_experts(low: Lowering, node: Node) -> list[Value]:
     """Emits experts. Both products read A, as those of a dense layer do."""
     x, index, weights, up, down = (node.operand(i) for i in range(5))
     shared = {"experts": up.shape[0], **format_attr(node)}
-    if node.attrs.keys() - {"activation", "format"} or len(node.inputs) > 5:
+    if node.attrs.keys() - {"activation", "format", "identities"} or len(node.inputs) > 5:
         return lower_halves_of_experts(low, node, shared)
     operands = [
         low.matmul_operand(x),
@@ -378,12 +423,15 @@ def lower_experts(low: Lowering, node: Node) -> list[Value]:
         low.weight(up, layout_of(node, gated(PANELS))),
         low.weight(down, layout_of(node, PANELS)),
     ]
-    attrs = {**shared, "activation": node.attrs["activation"], "inner": low.act}
+    identities = node.attrs.get("identities", 0)
+    attrs = {**shared, "activation": node.attrs["activation"], "identities": identities, "inner": low.act}
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
 
 
 def lower_halves_of_experts(low: Lowering, node: Node, shared: dict[str, Any]) -> list[Value]:
     """Emits one instruction for each product of experts with biases or with a gate that matmul does not have."""
+    if node.attrs.get("identities", 0):
+        raise low.refusal(node.output, "has identities beside experts with biases or a gate of their own")
     gate = {**DEFAULTS, **{k: v for k, v in node.attrs.items() if k != "format"}}
     x, index, weights = low.matmul_operand(node.operand(0)), low.value(node.operand(1)), low.value(node.operand(2))
     up, down, up_bias, down_bias = node.operand(3), node.operand(4), node.optional(5), node.optional(6)
@@ -414,6 +462,7 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "route": lower_route,
     **dict.fromkeys(EXPERTS, lower_experts),
     "add": lower_add,
+    "concat": lower_concat,
     "mul": lower_mul,
     **dict.fromkeys(HEAD_PRODUCTS, lower_head_products),
     "rotary_kv_write": lower_rotary_kv_write,

@@ -11,7 +11,7 @@ This pass is the last one of these targets. Their emitters follow.
 from __future__ import annotations
 
 from tensorwright.engine_format.weight_formats import W8A8
-from tensorwright.errors import LoweringError
+from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
@@ -19,7 +19,14 @@ from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
 def lower_weight_only(graph: Graph) -> int:
-    """Returns how many products were rewritten. Raises LoweringError for a format that rounds activations."""
+    """Returns how many products were rewritten. Raises LoweringError for a format that rounds activations, and
+    UnsupportedModelError for matrices that must stay float32 beside narrower activations."""
+    if graph.facts.wide and graph.facts.dtype != "float32":
+        raise UnsupportedModelError(
+            f"{graph.facts.model_type} keeps {len(graph.facts.wide)} matrices in float32 when run in "
+            f"{graph.facts.dtype}, {graph.facts.wide[0]} for one, which only target cpu does; build for that, or with "
+            'dtype="float32"'
+        )
     inserted: dict[int, list[Node]] = {}
     forward: dict[Value, Value] = {}
     for node in graph.nodes:

@@ -147,7 +147,7 @@ class _Run:
                 self.compare_first()
             if first and phase.stage == "fused" and STAGES.index(graph.stage) < STAGES.index("fused"):
                 graph.stage = "fused"
-            count = step.run(graph)
+            count = step.run(graph) if step.only_if(graph) else 0
             verify_graph(graph, phase.stage)
         except TensorwrightError as error:
             raise self.explain(step, error) from error

@@ -112,20 +112,21 @@ def check_split(m: Match) -> None:
 
 
 def check_complex(m: Match) -> None:
-    """Checks the form of complex numbers. x may lack the dimension of heads if there is one."""
-    m.bind_shape(m.out, "1 H S D")
-    m.bind_shape(m.x, "1 H S D" if m.x.rank == 4 else "1 S D")
-    m.require(m.x.rank == 4 or m.dims["H"] == 1, "a row is no head", m.x)
-    m.notes.update(token_major=False, rotary_dim=int(m.dims["D"]))
-    m.dims["pairs"] = m.notes["rotary_dim"] // 2
-    m.bind_shape(m.pairs, "1 H S pairs 2")
+    """Checks the form of complex numbers. x may lack the dimension of heads if there is one, or if they are columns."""
+    token_major = m.cos.rank == 4 and m.cos.shape[1] != 1
+    m.bind_shape(m.out, "1 S H D" if token_major else "1 H S D")
+    m.dims["pairs"], m.dims["row"] = int(m.dims["D"]) // 2, int(m.dims["H"]) * int(m.dims["D"])
+    m.bind_shape(m.x, ("1 S H D" if token_major else "1 H S D") if m.x.rank == 4 else "1 S row")
+    m.require(m.x.rank == 4 or token_major or m.dims["H"] == 1, "a row is no head", m.x)
+    m.notes.update(token_major=token_major, rotary_dim=int(m.dims["D"]))
+    m.bind_shape(m.pairs, "1 S H pairs 2" if token_major else "1 H S pairs 2")
     check_once(m)
 
 
 def check_once(m: Match) -> None:
     """Reads the frequencies of cosines and sines with one column for each pair."""
     for values in (m.cos, m.sin):
-        m.bind_shape(values, "1 1 S R")
+        m.bind_shape(values, "1 S 1 R" if m.notes["token_major"] else "1 1 S R")
     m.require(m.dims["R"] == m.notes["rotary_dim"] // 2, "the cosines are not one per pair", m.cos)
     read_frequencies(m, *(find_angles(m, *pair) for pair in ((m.cos, COSINES_ONCE), (m.sin, SINES_ONCE))))
 

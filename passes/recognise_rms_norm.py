@@ -1,5 +1,7 @@
 """recognise_rms_norm:  w' * (x * rsqrt(mean(x*x, -1) + eps))  ->  rms_norm(x, w, eps, weight_offset)
 
+    w' * rms_norm(x, 1, eps)  ->  rms_norm(x, w, eps, weight_offset)        where others read the norm without a weight
+
 C channels.  x: [..., C], w: [C], eps a constant.  w' is w, or w + offset if the checkpoint stores differences
 from one.  The mean is over C.  A norm without a weight gets one, a constant of ones.
 """
@@ -18,6 +20,14 @@ PATTERN = pattern(
     inverse  = rsqrt(add(variance, eps))
     out      = mul(add?(w, offset), mul(x, inverse))
     """,
+    commute=True,
+)
+WEIGHED = pattern(
+    """
+    norm = rms_norm(x, ones, eps=eps, weight_offset=plain)
+    out  = mul(add?(w, offset), norm)
+    """,
+    shared=["norm"],
     commute=True,
 )
 PLAIN = pattern(
@@ -45,6 +55,20 @@ def check(m: Match) -> None:
     m.require(m.offset is None or m.scalar(m.offset) == 1.0, "the weight's offset is not one", m.offset)
 
 
+def check_weighed(m: Match) -> None:
+    m.bind_shape(m.w, "C")
+    m.bind_shape(m.x, "... C")
+    m.require(m.w.node is not None and m.w.node.op == "weight", "the scale is not a weight", m.w)
+    m.require(m.plain == 0.0 and m.ones.constant is not None, "the norm has a weight", m.ones)
+    m.require(bool((np.asarray(m.ones.constant) == 1).all()), "the norm has a weight", m.ones)
+    m.require(m.offset is None or m.scalar(m.offset) == 1.0, "the weight's offset is not one", m.offset)
+
+
+def replace_weighed(m: Match, g: Rewriter) -> Value:
+    norm: Value = g.rms_norm(m.x, m.w, eps=m.eps, weight_offset=0.0 if m.offset is None else 1.0)
+    return norm
+
+
 def replace(m: Match, g: Rewriter) -> Value:
     offset = 0.0 if m.offset is None else m.scalar(m.offset)
     norm: Value = g.rms_norm(m.x, m.w, eps=m.scalar(m.eps), weight_offset=offset)
@@ -59,4 +83,5 @@ def replace_plain(m: Match, g: Rewriter) -> Value:
 
 
 def recognise_rms_norm(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace) + apply(graph, PLAIN, check_plain, replace_plain)
+    found = apply(graph, PATTERN, check, replace) + apply(graph, PLAIN, check_plain, replace_plain)
+    return found + apply(graph, WEIGHED, check_weighed, replace_weighed)

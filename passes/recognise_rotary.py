@@ -6,6 +6,7 @@ and cos and sin are [1, 1, S, R] of angles positions[S] * inv_freq[R/2], repeate
 
     rotate_half(x) = concat(-x[R/2:], x[:R/2])
 
+Gemma 4 turns [1, S, H, D], with cos and sin [1, S, 1, R].
 GPT-OSS writes the same per half, with cos and sin [1, 1, S, R/2] that are not repeated.
 A model that turns the other way, by concat(x[R/2:], -x[:R/2]), gets a table of the opposite frequencies.
 """
@@ -59,9 +60,11 @@ SIN_OF_HALF = pattern(_FREQUENCIES + "    out = view?(mul?(sin(frequencies), sca
 
 
 def check(m: Match) -> None:
-    m.bind_shape(m.x, "1 H S D")
-    m.bind_shape(m.cos, "1 1 S R")
-    m.bind_shape(m.sin, "1 1 S R")
+    token_major = m.cos.rank == 4 and m.cos.shape[1] != 1
+    m.notes["token_major"] = token_major
+    m.bind_shape(m.x, "1 S H D" if token_major else "1 H S D")
+    for table in (m.cos, m.sin):
+        m.bind_shape(table, "1 S 1 R" if token_major else "1 1 S R")
     m.require(m.rotary_dim == m.dims["R"] == 2 * m.half, "the halves of x do not pair up", m.x)
     check_angles(m, COS, SIN)
 
@@ -107,6 +110,9 @@ def turn(m: Match, g: Rewriter, inv_freq: np.ndarray) -> Value:
     """Returns x rotated by the angles of these frequencies."""
     frequencies = g.constant(inv_freq, "float32", [m.half])
     table = g.rotary_table(m.notes["positions"], frequencies, scale=m.notes["scale"])
+    if m.notes.get("token_major", False):
+        rows: Value = g.rotary(m.x, table, rotary_dim=m.rotary_dim)
+        return rows
     token_major = g.transpose(m.x, dim0=1, dim1=2)
     turned: Value = g.transpose(g.rotary(token_major, table, rotary_dim=m.rotary_dim), dim0=1, dim1=2)
     return turned

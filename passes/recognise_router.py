@@ -1,10 +1,11 @@
 """recognise_router:  experts of rows that a computation chose  ->  experts of [1, S, C] that a route chose
 
-    out = experts(flat, index, weights, ...)   ->   index, weights = route(logits, bias?){k, ...};  experts of [1, S, C]
+    out = experts(flat, index, weights, ...)   ->   index, weights = route(logits, bias?, expert_scales?){k, ...}
 
 A route is read backwards in small steps, a few patterns each. What they say together are its attributes:
 
-    weights   the chosen scores [/ their sum] [* scale]: the values of a topk, or a gather by its places
+    weights   the chosen scores [/ their sum] [* scale] [* expert_scales at the chosen places]: the values of a topk,
+              or a gather by its places
     scores    softmax(logits) or sigmoid(logits), before or after the choice
     choice    what topk takes its places from: logits or scores, with a bias or not
     groups    a choice that a mask limits to some of the groups of experts
@@ -25,8 +26,9 @@ from tensorwright.passes.rewriting.rewriter import Rewriter
 PATTERN = pattern("out = experts(flat, index, weights, up, down, up_bias?, down_bias?)")
 
 SCALED = pattern("out = mul(weights, scale)")
+SCALED_BY_EXPERT = pattern("out = mul(weights, index(expert_scales, places))", commute=True)
 NORMALISED = pattern("""
-    total = sum(weights, dims=[-1], keepdim=True)
+    total = sum(abs?(weights), dims=[-1], keepdim=True)
     out   = div(weights, total)
 """)
 NORMALISED_WITH_EPSILON = pattern("""
@@ -73,13 +75,14 @@ PLACES = pattern("out = concat(first, second, dim=-1)")
 
 
 class Reading:
-    """What is read of one route: its logits, its bias, its attributes, and the nodes that they stand for."""
+    """What is read of one route: its operands, its attributes, and the nodes that they stand for."""
 
     def __init__(self, m: Match):
         self.m = m
         self.attrs: dict[str, Any] = {"k": 0, "normalise": False}
         self.logits: Value | None = None
         self.bias: Value | None = None
+        self.expert_scales: Value | None = None
         self.nodes: list[Node] = []
 
     def match(self, value: Value, *patterns: Any) -> Match | None:
@@ -102,7 +105,7 @@ class Reading:
         if self.match(self.m.weights, MIXED_SPARSELY) is not None:
             self.read_sparse_mixture()
             return
-        values = self.read_factors(self.m.weights)
+        values = self.read_factors(self.read_expert_scales(self.m.weights))
         top = self.take(self.m.index, "the experts are not the places of a topk", TOP)
         self.m.require(top.places is self.m.index, "the experts are not the places of a topk", self.m.index)
         self.attrs["k"] = top.k
@@ -110,8 +113,23 @@ class Reading:
         choice = self.read_groups(top.choice, scores)
         self.read_choice(choice, scores)
 
+    def read_expert_scales(self, weights: Value) -> Value:
+        """Reads the number of each expert that its weight is multiplied by. Returns what is left of the weights."""
+        found = self.match(weights, SCALED_BY_EXPERT)
+        if found is None:
+            return weights
+        scales = found.expert_scales
+        self.m.require(found.places is self.m.index, "the numbers of other experts scale the weights", weights)
+        self.m.require(scales.rank == 1, "the numbers that scale the weights are no vector", scales)
+        self.expert_scales = stored_vector(scales)
+        self.m.require(self.expert_scales is not None, "what scales the weights is not of the checkpoint", scales)
+        return found.weights  # type: ignore[no-any-return]
+
     def read_factors(self, weights: Value) -> Value:
-        """Reads the scale and the sum by which weights are divided. Returns what is left of them."""
+        """Reads the scale and the sum by which weights are divided. Returns what is left of them.
+
+        The sum may be one of absolute values, for scores of all routers are positive.
+        """
         found = match_value(weights, SCALED)
         if found is not None and found.scale.is_scalar_constant:
             self.nodes += found.nodes
@@ -218,8 +236,9 @@ def check(m: Match) -> None:
     assert logits is not None
     m.bind_shape(logits, "S E")
     m.require(logits.dtype == m.flat.dtype == "float32", "not float32", logits)
-    if reading.bias is not None:
-        m.bind_shape(reading.bias, "... E")
+    for vector in (reading.bias, reading.expert_scales):
+        if vector is not None:
+            m.bind_shape(vector, "... E")
     m.notes["reading"] = reading
 
 
@@ -227,8 +246,10 @@ def replace(m: Match, g: Rewriter) -> Value:
     reading: Reading = m.notes["reading"]
     assert reading.logits is not None
     logits = g.view(reading.logits, shape=(1, *reading.logits.shape))
-    bias = [] if reading.bias is None else [as_vector(g, reading.bias)]
-    index, weights = g.route(logits, *bias, **reading.attrs)
+    vectors = [None if v is None else as_vector(g, v) for v in (reading.bias, reading.expert_scales)]
+    while vectors and vectors[-1] is None:
+        vectors.pop()
+    index, weights = g.route(logits, *vectors, **reading.attrs)
     x = g.view(m.flat, shape=(1, *m.flat.shape))
     y = g.experts(x, index, weights, *m.root.inputs[3:], **m.root.attrs)
     out: Value = g.view(y, shape=m.out.shape)

@@ -1,7 +1,9 @@
 """rewrite_gqa:  attention(q, repeat(k, G), repeat(v, G))  ->  attention(q, k, v)
 
 S tokens, H = Hkv * G query heads, Hkv key-value heads, D head dim.  The repetition must give KV head h // G to query
-head h, as attention with fewer KV heads does. [1, Hkv, S, D] -> [1, Hkv, 1, S, D] -> [1, Hkv, G, S, D] -> [1, H, S, D]
+head h, as attention with fewer KV heads does. Layers may share what is repeated.
+
+[1, Hkv, S, D] -> [1, Hkv, 1, S, D] -> [1, Hkv, G, S, D] -> [1, H, S, D]
 One KV head for all may also be a row of a linear: [1, S, D] -> [1, 1, 1, S, D] -> [1, 1, G, S, D] -> [1, H, S, D]
 Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D] -> [1, S, Hkv, G, D] -> [1, S, H, D]
 """
@@ -9,18 +11,24 @@ Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D]
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
+from tensorwright.passes.rewriting.attention_vectors import vectors_of
 from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
-PATTERN = pattern("""
+PATTERN = pattern(
+    """
     k_column  = view(k)
     k_groups  = expand(k_column)
     k_heads   = view(k_groups)
     v_column  = view(v)
     v_groups  = expand(v_column)
     v_heads   = view(v_groups)
-    out = attention(q, transpose(k_heads, dim0=1, dim1=2), transpose(v_heads, dim0=1, dim1=2), sinks?)
-""")
+    k_rows    = transpose(k_heads, dim0=1, dim1=2)
+    v_rows    = transpose(v_heads, dim0=1, dim1=2)
+    out = attention(q, k_rows, v_rows, sinks?, slopes?)
+""",
+    shared=["k_heads", "v_heads"],
+)
 
 BEFORE_ROTARY = pattern("""
     k_groups  = expand(k_column)
@@ -65,7 +73,7 @@ def heads_of(g: Rewriter, x: Value) -> Value:
 
 def replace(m: Match, g: Rewriter) -> Value:
     k, v = (heads_of(g, x) for x in (m.k, m.v))
-    out: Value = g.attention(m.q, k, v, *([] if m.sinks is None else [m.sinks]), **m.root.attrs)
+    out: Value = g.attention(m.q, k, v, *vectors_of(m), **m.root.attrs)
     return out
 
 

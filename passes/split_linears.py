@@ -2,15 +2,14 @@
 
     slice(linear(x, W, b), dim=-1, start, end)  ->  linear(x, W[start:end], b[start:end])
 
-S tokens, C channels, N columns.  x: [1, S, C], W: [N, C], b: [N].  The kernels read whole rows, and a layer with a
-recurrence makes the inputs of several ops by one linear. The pass changes only models with recurrences, and no linear
-that attention reads.
+S tokens, C channels, N columns.  x: [1, S, C], W: [N, C], b: [N].  The kernels read whole rows. A layer with a
+recurrence makes the inputs of several ops by one linear, and an MLP both halves of a gate that no epilogue has. The
+pass changes no linear that attention reads.
 """
 
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.canonicalise_recurrences import has_recurrences
 from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
@@ -59,8 +58,6 @@ def attention_linears(graph: Graph) -> list[Value]:
 
 
 def split_linears(graph: Graph) -> int:
-    if not has_recurrences(graph):
-        return 0
     users = graph.users()
     # The list keeps the values, so that no later value gets the id of a removed one.
     kept = [

@@ -4,9 +4,10 @@
     silu(view(x, [S C / D, D]))         ->  view(silu(view(x, [1, S, C])), [S C / D, D])
     mul(view(x), view(y))               ->  view(mul(view(x, [1, S, C]), view(y, [1, S, C])))
     view(mul(w, x))                     ->  mul(view(w), view(x)), w: [C / D, D], x: [1, S, C / D, D]
+    view(mul(x, sigmoid(y)))            ->  mul(view(x), sigmoid(view(y))), x and y: [1, S, C / D, D]
 
 S tokens, C channels, D channels of a head.  x, y: [1, S, ...] of C channels, w: [D].  canonicalise_shapes then
-joins the views. The pass changes only models with recurrences.
+joins the views. The pass is for models with recurrences or with gates of heads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import prod
 from tensorwright.ir import Dim, Graph, Value
 from tensorwright.ir.dims import mul, same
 from tensorwright.passes.canonicalise_recurrences import has_recurrences
-from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.matcher import Match, apply, match_value, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
 NORM = pattern("""
@@ -32,6 +33,10 @@ PRODUCT = pattern("""
     right = view(y)
     out   = mul(left, right)
 """, shared=["left", "right"])  # fmt: skip
+GATED = pattern("""
+    gated = mul(x, sigmoid(y))
+    out   = view(gated)
+""", commute=True)  # fmt: skip
 WEIGHTED = pattern("""
     scaled = mul(w, x)
     out    = view(scaled)
@@ -65,6 +70,12 @@ def check_weighted(m: Match) -> None:
     m.require(m.w.node is not None and m.w.node.op == "weight", "not a weight of the checkpoint", m.w)
 
 
+def check_gated(m: Match) -> None:
+    m.bind_shape(m.x, "1 S G D")
+    m.bind_shape(m.y, "1 S G D")
+    m.bind_shape(m.out, "1 S G*D")
+
+
 def weigh_rows(m: Match, g: Rewriter) -> Value:
     source, width = m.w.node, int(m.out.shape[2])
     expr = source.attrs["expr"].reshape([width])
@@ -91,12 +102,22 @@ def multiply_rows(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def gate_heads(m: Match, g: Rewriter) -> Value:
+    x, y = (g.view(part, shape=m.out.shape) for part in (m.x, m.y))
+    out: Value = g.mul(x, g.sigmoid(y))
+    return out
+
+
+def has_heads_to_unflatten(graph: Graph) -> bool:
+    """Returns whether a graph has recurrences, or gates of heads. The pass is for these, and for all of their heads."""
+    return has_recurrences(graph) or any(match_value(n.output, GATED, check_gated) for n in graph.find("view"))
+
+
 def unflatten_heads(graph: Graph) -> int:
-    if not has_recurrences(graph):
-        return 0
     return (
         apply(graph, NORM, check_flat, norm_heads)
         + apply(graph, GATE, check_flat, gate_rows)
         + apply(graph, PRODUCT, check_product, multiply_rows)
         + apply(graph, WEIGHTED, check_weighted, weigh_rows)
+        + apply(graph, GATED, check_gated, gate_heads)
     )

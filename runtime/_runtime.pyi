@@ -27,7 +27,7 @@ def ceiling(what: str, threads: int = 1, repeats: int = 3) -> float:
 
 def quantize_panels(dtype: int, group: int, source: Annotated[NDArray, dict(shape=(None, None), device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], first: int = 0, step: int = 1) -> tuple[float, float, bool]:
     """
-    Quantizes source [rows, k] (float32, or uint16 for bfloat16) into panels of out (uint8); panel i goes to place first + i * step. dtype: 3 for int8, 4 for int4. group: weights per scale, 0 for one scale per row. Returns (sum of squared errors, sum of squared weights, whether all were finite). Raises InvalidOptionError.
+    Quantizes source [rows, k] (float32, or uint16 for bfloat16) into panels of out (uint8); panel i goes to place first + i * step. dtype: as in engine_format/dtypes.py. group: weights per scale, 0 for one scale per row. Returns (sum of squared errors, sum of squared weights, whether all were finite). Raises InvalidOptionError.
     """
 
 class QuantizedRows:

@@ -23,7 +23,8 @@ from support.places import ROOT, TESTS
 
 SLOW_ROOMS = (
     "benchmarks", "builder", "cpp", "end_to_end", "fuzz", "gpu", "hostile", "plugins/gpu", "plugins/tensorrt",
-    "runtime/engine/tensorrt", "runtime/guided", "runtime/serving", "simulation", "test_families_page.py",
+    "plugins/test_isa_files.py", "runtime/engine/tensorrt", "runtime/guided", "runtime/serving", "simulation",
+    "test_families_page.py",
 )  # fmt: skip
 """`make check` leaves them out: their tests are marked slow here. With -m 'not slow' they are not even imported."""
 

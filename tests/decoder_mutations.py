@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.weights import Concat, WeightExpr
+from tensorwright.ir.weights import Concat, Repeat, Slice, WeightExpr
 
 
 def drop_query_gain(graph: Graph) -> None:
@@ -43,6 +43,55 @@ def norm_no_keys(graph: Graph) -> None:
     norms[1].attrs.update(start=norms[0].attrs["start"], heads=norms[0].attrs["heads"])
 
 
+def norm_no_values(graph: Graph) -> None:
+    """The values of the last layer that has some are not normalised: their norm is of k's columns once more."""
+    norms = _matching(graph, lambda n: n.op == "rms_norm_columns")
+    values = [norm for norm in norms if norm.inputs[1].node.op == "constant"][-1]
+    keys = [norm for norm in norms if 0 < norm.attrs["start"] < values.attrs["start"]][-1]
+    values.attrs.update(start=keys.attrs["start"], heads=keys.attrs["heads"])
+
+
+def scale_no_layer(graph: Graph) -> None:
+    """The first layer is not multiplied by its number. That of the last one goes into a norm, which takes it off."""
+
+    def is_scale(node: Node) -> bool:
+        vector = node.inputs[4] if node.op == "elementwise" else None
+        return vector is not None and isinstance(vector.node.attrs.get("expr"), Repeat)
+
+    _matching(graph, is_scale)[0].attrs["program"] += " w div"
+
+
+def swap_layer_inputs(graph: Graph) -> None:
+    """Two layers take each other's inputs, as far as these come of what the token is."""
+
+    def is_part(node: Node) -> bool:
+        return node.op == "embedding" and isinstance(node.inputs[0].node.attrs["expr"], Slice)
+
+    first, second = _matching(graph, is_part)[-2:]
+    tables = [node.inputs[0].node.attrs["expr"] for node in (first, second)]
+    for node, other in ((first, tables[1]), (second, tables[0])):
+        _reread(graph, node, 0, lambda expr, other=other: other)
+
+
+def flatten_reading_queries(graph: Graph) -> None:
+    """The norm of the queries of the last layer, which reads the keys of another, loses its weight."""
+    rows = _matching(graph, lambda n: n.op == "rms_norm_columns" and n.attrs["start"] == 0)
+    shape = rows[-1].inputs[1].shape
+    rows[-1].inputs[1] = graph.constant(np.ones(shape, np.float32), "float32", shape, before=rows[-1])
+
+
+def bend_upwards_only(graph: Graph) -> None:
+    """xIELU of the last layer takes its curve for positive numbers everywhere."""
+    node = _matching(graph, lambda n: n.op == "elementwise" and "0.0 maximum 1.0 minimum" in n.attrs["program"])[-1]
+    node.attrs["program"] = node.attrs["program"].replace("0.0 maximum", "1.0 maximum")
+
+
+def forget_softplus(graph: Graph) -> None:
+    """The numbers of the last xIELU are taken as they are stored."""
+    node = _matching(graph, lambda n: n.op == "elementwise" and "w softplus" in n.attrs["program"])[-1]
+    node.attrs["program"] = node.attrs["program"].replace("w softplus", "w")
+
+
 def turn_backwards(graph: Graph) -> None:
     """q and k turn in the opposite direction."""
     table = _matching(graph, lambda n: n.op == "rotary_table")[0]
@@ -58,6 +107,21 @@ def forget_offset(graph: Graph) -> None:
         return expr.part.slice(0, 0, expr.end - expr.start)
 
     _reread(graph, node, 0, from_the_start)
+
+
+def read_next_positions(graph: Graph) -> None:
+    """The table of positions that the model computes begins one row too late."""
+    node = _matching(graph, lambda n: n.op == "embedding" and n.attrs["ids"] == 1)[0]
+    rows = np.roll(np.asarray(node.operand(0).constant), -1, axis=0)
+    node.inputs[0] = graph.constant(rows, node.operand(0).dtype, rows.shape, before=node)
+
+
+def forget_growth(graph: Graph) -> None:
+    """Queries do not grow with the position."""
+    for node in _matching(graph, lambda n: n.op == "embedding" and n.inputs[0].constant is not None):
+        table = node.inputs[0]
+        ones = graph.constant(np.ones(table.shape, np.float32), "float32", table.shape, before=node)
+        node.inputs[0] = ones
 
 
 def keep_key_norm_pairs(graph: Graph) -> None:

@@ -11,8 +11,13 @@ from tensorwright.plugins.gated import ACTIVATIONS
 
 
 def turn_experts(graph: Graph) -> None:
-    """In the last mixture each expert has the matrix of gate and up of the next one."""
-    _reread(_last(graph, *EXPERTS), 3, _turned)
+    """In the last mixture each expert has the matrix of gate and up of the next one.
+
+    An expert that all tokens take, by a gate of its own, is a mixture of one, in which there is no next one.
+    """
+    found = [node for node in graph.nodes if node.op in EXPERTS and node.operand(3).shape[0] > 1]
+    assert found, "the graph has no mixture of several experts"
+    _reread(found[-1], 3, _turned)
 
 
 def turn_router(graph: Graph) -> None:
@@ -47,12 +52,19 @@ def change_activation(graph: Graph) -> None:
 
 def drop_shared_expert(graph: Graph) -> None:
     """What the expert of all tokens gives in the last layer is not added to the mixture."""
-    found = [n for n in graph.find("matmul") if n.inputs[3] is not None and n.inputs[3].producer.op == "experts"]
+    found = [n for n in graph.find("matmul") if n.inputs[3] is not None and n.inputs[3].producer.op in MIXTURES]
     assert found, "no product is added to a mixture"
     mixture, out = found[-1].operand(3), found[-1].output
     for node in graph.nodes:
         node.inputs = [mixture if value is out else value for value in node.inputs]
     graph.drop_dead()
+
+
+def drop_scores(graph: Graph) -> None:
+    """The experts of the last mixture read rows that are not scaled by their scores."""
+    first = _last(graph, "experts_up")
+    assert first.inputs[2] is not None
+    first.inputs[2] = None
 
 
 def drop_gated_expert(graph: Graph) -> None:
@@ -76,6 +88,28 @@ def drop_correction(graph: Graph) -> None:
     node = _last(graph, "route_by_score")
     assert node.inputs[1] is not None
     node.inputs[1] = None
+
+
+def drop_expert_scales(graph: Graph) -> None:
+    """The weights of the last route are not multiplied by the numbers of the experts."""
+    node = _last(graph, "route_by_score")
+    assert node.inputs[2] is not None
+    node.inputs[2] = None
+
+
+def turn_expert_scales(graph: Graph) -> None:
+    """The weights of the last route are multiplied by the number of the next expert each."""
+    _reread(_last(graph, "route_by_score"), 2, _turned)
+
+
+def share_router_norm(graph: Graph) -> None:
+    """The rows of the last router are multiplied by the norm's weight of the experts' rows."""
+    experts, users = _last(graph, "experts"), graph.users()
+    norm = experts.operand(0).producer
+    own = [node for node in users[norm.operand(0)] if node.op == "rms_norm" and node is not norm]
+    routers = [node for node in own if users[node.outputs[0]][0].op == "elementwise"]
+    assert len(routers) == 1, "the router has no norm of its own"
+    routers[0].operand(1).producer.attrs["expr"] = norm.operand(1).producer.attrs["expr"]
 
 
 def weigh_by_correction(graph: Graph) -> None:
@@ -152,6 +186,7 @@ def join_alternating_rows(graph: Graph) -> None:
     _reread(_last(graph, "experts_up"), 3, as_stored)
 
 
+MIXTURES = ("experts", "experts_down")
 EXPERTS, ROUTES = ("experts", "experts_up"), ("route", "route_by_score")
 
 

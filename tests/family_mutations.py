@@ -38,7 +38,7 @@ __all__ = [
 def drop_window(graph: Graph) -> None:
     """Attention sees all positions where it should see the last few."""
     assert any(layer.window for layer in graph.facts.kv_layers)
-    graph.facts.kv_layers = [replace(layer, window=0) for layer in graph.facts.kv_layers]
+    graph.facts.kv_layers = [replace(layer, window=0, chunked=False) for layer in graph.facts.kv_layers]
 
 
 def widen_window(graph: Graph) -> None:
@@ -46,6 +46,12 @@ def widen_window(graph: Graph) -> None:
     assert any(layer.window for layer in graph.facts.kv_layers)
     layers = graph.facts.kv_layers
     graph.facts.kv_layers = [replace(layer, window=layer.window + 1 if layer.window else 0) for layer in layers]
+
+
+def slide_chunks(graph: Graph) -> None:
+    """Windows slide where they should begin at multiples of their length."""
+    assert any(layer.chunked for layer in graph.facts.kv_layers)
+    graph.facts.kv_layers = [replace(layer, chunked=False) for layer in graph.facts.kv_layers]
 
 
 def swap_windows(graph: Graph) -> None:
@@ -75,6 +81,20 @@ def turn_sinks(graph: Graph) -> None:
         weight = node.inputs[5].node
         expr, heads = weight.attrs["expr"], node.inputs[5].shape[0]
         weight.attrs["expr"] = expr.slice(0, 1, heads).concat([expr.slice(0, 0, 1)], 0)
+
+
+def drop_slopes(graph: Graph) -> None:
+    """Scores do not fall with distance."""
+    for node in _matching(graph, lambda n: n.op == "paged_attention" and n.inputs[6] is not None):
+        node.inputs[6] = None
+    graph.drop_dead()
+
+
+def turn_slopes(graph: Graph) -> None:
+    """Each head has the slope of another one."""
+    nodes = _matching(graph, lambda n: n.op == "paged_attention" and n.inputs[6] is not None)
+    for constant in {id(node.inputs[6]): node.inputs[6].node for node in nodes}.values():
+        constant.attrs["value"] = np.roll(constant.attrs["value"], 1)
 
 
 def scale_embedding(graph: Graph) -> None:

@@ -86,6 +86,40 @@ def share_groups(graph: Graph) -> None:
     graph.facts.state_layers = layers
 
 
+def turn_channel_decays(graph: Graph) -> None:
+    """Each channel of the last selective scan decays as the next one should."""
+    _turn_channels(graph, lambda count: range(count - 2))
+
+
+def turn_state_decays(graph: Graph) -> None:
+    """Each state of the last selective scan decays as the next one of its channel should."""
+
+    def turned(expr: WeightExpr, node: Node) -> WeightExpr:
+        channels, (total,) = int(node.operand(0).shape[1]), node.operand(8).shape
+        end = int(total) - 2 * channels
+        parts = [expr.slice(0, 0, channels), expr.slice(0, end, int(total))]
+        return expr.slice(0, channels, end).concat(parts)
+
+    _reread(_last(graph, "carried_selective_scan"), 8, turned)
+
+
+def turn_channel_skips(graph: Graph) -> None:
+    """Each channel of the last selective scan adds its input as the next one should."""
+    _turn_channels(graph, lambda count: range(count - 2, count - 1))
+
+
+def turn_channel_steps(graph: Graph) -> None:
+    """Each channel of the last selective scan has the step bias of the next one."""
+    _turn_channels(graph, lambda count: range(count - 1, count))
+
+
+def swap_reads_and_writes(graph: Graph) -> None:
+    """The last selective scan reads its states by what it should write, and the other way round."""
+    inputs = _last(graph, "carried_selective_scan").inputs
+    assert inputs[2] is not inputs[3]
+    inputs[2], inputs[3] = inputs[3], inputs[2]
+
+
 def turn_delta_decay(graph: Graph) -> None:
     """Each head of the last delta rule decays as the next one should."""
 
@@ -95,9 +129,28 @@ def turn_delta_decay(graph: Graph) -> None:
     _reread(_last(graph, "carried_delta_rule"), 7, turned)
 
 
+def turn_key_decays(graph: Graph) -> None:
+    """Each element of the keys of the last delta rule decays as the next one should: by the bias of its step."""
+
+    def turned(expr: WeightExpr, node: Node) -> WeightExpr:
+        return expr.slice(0, 1, node.attrs["n"]).concat([expr.slice(0, 0, 1)])
+
+    rule = _last(graph, "carried_delta_rule")
+    steps = rule.operand(1).producer
+    assert steps.attrs["n"] > rule.attrs["heads"]
+    _reread(steps, 2, turned)
+
+
 def double_rate(graph: Graph) -> None:
     """The last delta rule takes back twice as much of each error."""
     _last(graph, "carried_delta_rule").attrs["beta_scale"] *= 2.0
+
+
+def halve_rate(graph: Graph) -> None:
+    """The last delta rule, which may take back more than an error, takes back at most the error."""
+    node = _last(graph, "carried_delta_rule")
+    assert node.attrs["beta_scale"] == 2.0
+    node.attrs["beta_scale"] = 1.0
 
 
 def swap_queries_and_keys(graph: Graph) -> None:
@@ -118,6 +171,111 @@ def drop_gate(graph: Graph) -> None:
     """The gate of the last layer is not applied."""
     gates = [n for n in graph.find("elementwise") if "silu" in n.attrs["program"]]
     gates[-1].attrs["program"] = "x0 x1 x1 sub add"
+
+
+def turn_unit_decays(graph: Graph) -> None:
+    """Each channel of the last gated unit decays as the next one should."""
+    _turn_rows(graph, "carried_rg_lru", 7, lambda count: range(1))
+
+
+def turn_input_gates(graph: Graph) -> None:
+    """Each channel of the last gated unit has the bias of the next one's gate of the input."""
+    _turn_rows(graph, "carried_rg_lru", 7, lambda count: range(1, 2))
+
+
+def turn_decay_gates(graph: Graph) -> None:
+    """Each channel of the last gated unit has the bias of the next one's gate of the decay."""
+    _turn_rows(graph, "carried_rg_lru", 7, lambda count: range(2, 3))
+
+
+def swap_unit_gates(graph: Graph) -> None:
+    """The last gated unit takes the gate of its decay for that of its input, and the other way round."""
+    inputs = _last(graph, "carried_rg_lru").inputs
+    assert inputs[1] is not inputs[2]
+    inputs[1], inputs[2] = inputs[2], inputs[1]
+
+
+def turn_gate_heads(graph: Graph) -> None:
+    """Each head of the last gate is made with the matrix of the next head."""
+
+    def turned(expr: WeightExpr, node: Node) -> WeightExpr:
+        heads = node.attrs["heads"]
+        rows = int(node.operand(1).shape[0]) // heads
+        return expr.slice(0, rows, heads * rows).concat([expr.slice(0, 0, rows)])
+
+    _reread(_last(graph, "head_products"), 1, turned)
+
+
+def turn_slopes(graph: Graph) -> None:
+    """Each head of the last linear attention decays as the next one should."""
+
+    def turned(expr: WeightExpr, node: Node) -> WeightExpr:
+        return expr.slice(0, 1, node.attrs["heads"]).concat([expr.slice(0, 0, 1)])
+
+    _reread(_last(graph, "carried_linear_attention"), 5, turned)
+
+
+def swap_keys_and_queries(graph: Graph) -> None:
+    """The last linear attention reads by keys and writes by queries."""
+    rule = _last(graph, "carried_linear_attention")
+    source = rule.operand(0).producer
+    linear = source if source.op == "matmul" else source.operand(0).producer
+    total = int(linear.outputs[0].shape[1])
+    keys = rule.attrs["heads"] * rule.attrs["states"]
+
+    def swapped(expr: WeightExpr, node: Node) -> WeightExpr:
+        cuts = [(0, total - 2 * keys), (total - keys, total), (total - 2 * keys, total - keys)]
+        first, *rest = [expr.slice(0, a, b) for a, b in cuts]
+        return first.concat(rest)
+
+    _reread(linear, 1, swapped)
+
+
+def drop_sigmoid_gate(graph: Graph) -> None:
+    """The gate of the last recurrent layer, a sigmoid, is one everywhere."""
+    open_gates = {"x0 x1 sigmoid mul": "x0 x1 x1 sub add", "x0 sigmoid x1 mul": "x0 x0 sub x1 add"}
+    gates = [n for n in graph.find("elementwise") if n.attrs["program"] in open_gates]
+    gates[-1].attrs["program"] = open_gates[gates[-1].attrs["program"]]
+
+
+def swap_joined_rows(graph: Graph) -> None:
+    """The last rows that are joined side by side have their first two parts the other way round."""
+    inputs = _last(graph, "concat").inputs
+    assert inputs[0] is not inputs[1]
+    assert inputs[0].shape == inputs[1].shape
+    inputs[0], inputs[1] = inputs[1], inputs[0]
+
+
+def swap_adapters(graph: Graph) -> None:
+    """The first and the last call of shared blocks have each other's adapters of gate and up."""
+    products = graph.find("matmul")
+    narrowest = min(int(node.operand(0).shape[1]) for node in products)
+    adapters = [node for node in products if node.operand(0).shape[1] == narrowest]
+    alike = [node.operand(1).producer for node in adapters if node.output.shape == adapters[-1].output.shape]
+    first, last = alike[0].attrs, alike[-1].attrs
+    assert first["expr"] != last["expr"]
+    first["expr"], last["expr"] = last["expr"], first["expr"]
+
+
+def _turn_channels(graph: Graph, which: Callable[[int], range]) -> None:
+    """Turns some of the rows of the last selective scan's weights by one channel. `which` gets the number of rows."""
+    _turn_rows(graph, "carried_selective_scan", 8, which)
+
+
+def _turn_rows(graph: Graph, op: str, operand: int, which: Callable[[int], range]) -> None:
+    """Turns some of the rows of channels, of an operand of the last `op`, by one channel."""
+
+    def turned(expr: WeightExpr, node: Node) -> WeightExpr:
+        channels, (total,) = int(node.operand(0).shape[1]), node.operand(operand).shape
+        parts = []
+        for row in range(int(total) // channels):
+            start, end = row * channels, (row + 1) * channels
+            changed = row in which(int(total) // channels)
+            cuts = [(start + 1, end), (start, start + 1)] if changed else [(start, end)]
+            parts += [expr.slice(0, a, b) for a, b in cuts]
+        return parts[0].concat(parts[1:])
+
+    _reread(_last(graph, op), operand, turned)
 
 
 def _kinds(graph: Graph) -> list[str]:

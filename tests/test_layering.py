@@ -52,7 +52,7 @@ EXCEPTIONS = {
     "builder/measure/accuracy.py": ("runtime",),  # measures the finished engine
     # A tokenizer is compared as an engine reads it.
     "builder/emit/text_side.py": ("runtime.text.special_tokens", "runtime.text.tokenizer"),
-    "builder/emit/quantized_weights.py": ("runtime._runtime",),  # the packer is C++: in numpy it takes minutes
+    "builder/emit/pack_rows.py": ("runtime._runtime",),  # the packer is C++: in numpy it takes minutes
     # TensorRT's engines run with the plugins' own launches.
     "runtime/engine/tensorrt/plugins.py": ("plugins.gpu",),
     "runtime/api/model_cache.py": ("builder",),  # LLM(model_dir) builds on first use

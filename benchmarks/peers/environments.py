@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import shapes
 from protocol import Peer
 from worker import PeerError, last_lines
 
@@ -92,7 +93,7 @@ class Cache:
 
     def checkpoint(self) -> Path:
         out = self.folder / "checkpoints" / self.shape
-        if not (out / "model.safetensors").exists():
+        if not (out / shapes.DONE).exists():
             log = self.logs / f"shape-{self.shape}.log"
             run_logged([sys.executable, str(FOLDER.parent / "shapes.py"), self.shape, str(out)], log)
         return out

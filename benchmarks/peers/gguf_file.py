@@ -6,9 +6,10 @@ known. Matrices become float16, vectors and routers float32.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,16 @@ LFM2 = {
     "feed_forward.w2": "ffn_down",
     "feed_forward.w3": "ffn_up",
 }
+DEEPSEEK2 = {
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+LATENT_UP = ".self_attn.kv_b_proj.weight"
+"""The matrix that makes the keys and the values of all heads from a latent row; llama.cpp wants both apart."""
 ROUTER = "ffn_gate_inp"
 EXPERT = re.compile(r"(.*)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 """The name of one matrix of one expert, where a checkpoint holds each on its own."""
@@ -53,13 +64,15 @@ class Architecture:
     """What llama.cpp calls a family, and how it wants its weights.
 
     name: in the file. tensors: parts of layers, ours to theirs. halves: whether rows of q and k that turn together must
-    be side by side. keys: more keys of the file, by the name of the config's field.
+    be side by side. keys: more keys of the file, by the name of the config's field. facts: more keys of the file, that
+    are computed from the config.
     """
 
     name: str
     tensors: dict[str, str]
     halves: bool = False
     keys: dict[str, str] = field(default_factory=dict)
+    facts: Callable[[dict[str, Any]], dict[str, int]] = lambda config: {}
 
 
 EXPERT_KEYS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
@@ -74,7 +87,32 @@ GRANITE_PARTS = {
     "block_sparse_moe.output_linear": "ffn_down_exps",
 }
 GRANITE_GATE_AND_UP = ".block_sparse_moe.input_linear.weight"
+LATENT_KEYS = {
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+}
+
+
+def latent_facts(config: dict[str, Any]) -> dict[str, int]:
+    """Returns the widths of latent attention: of the one row that is kept, and of a head that is made of it."""
+    rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        "attention.key_length": rank + turning,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turning,
+        "attention.value_length_mla": config["v_head_dim"],
+        "expert_gating_func": 1,  # softmax
+    }
+
+
 ARCHITECTURES = {
+    "deepseek_v2": Architecture("deepseek2", ATTENTION | MLP | DEEPSEEK2, keys=LATENT_KEYS, facts=latent_facts),
     "qwen2": Architecture("qwen2", ATTENTION | MLP),
     "llama": Architecture("llama", ATTENTION | MLP, halves=True),
     "qwen3_moe": Architecture(
@@ -96,6 +134,7 @@ def write(checkpoint: Path, out: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    latent = "kv_lora_rank" in config
     kinds = config.get("layer_types") or []
     rope, head_dim = config["rope_parameters"], config.get("head_dim") or config["hidden_size"] // heads
     writer = gguf.GGUFWriter(out, architecture.name, use_temp_file=True)
@@ -104,9 +143,11 @@ def write(checkpoint: Path, out: Path) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(feed_forward_length(config))
     writer.add_head_count(heads)
-    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if "conv" in kinds else kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    kept_heads = 1 if latent else kv_heads
+    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if "conv" in kinds else kept_heads)
+    if not latent:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps" if "rms_norm_eps" in config else "norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -115,11 +156,13 @@ def write(checkpoint: Path, out: Path) -> None:
     for name, key in architecture.keys.items():
         add = writer.add_uint32 if isinstance(config[name], int) else writer.add_float32
         add(f"{architecture.name}.{key}", config[name])
+    for key, number in architecture.facts(config).items():
+        writer.add_uint32(f"{architecture.name}.{key}", number)
     if architecture.halves:
         writer.add_rope_dimension_count(head_dim)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(rope, head_dim))
-    for name, array in tensors(checkpoint, architecture):
+    for name, array in tensors(checkpoint, architecture, config):
         if architecture.halves and (".attn_q." in name or ".attn_k." in name):
             array = halves_to_pairs(array, heads if ".attn_q." in name else kv_heads)
         if ".shortconv.conv." in name:
@@ -141,18 +184,18 @@ def feed_forward_length(config: dict[str, Any]) -> int:
     return -(-width // multiple) * multiple
 
 
-def tensors(checkpoint: Path, architecture: Architecture) -> Iterator[tuple[str, Any]]:
+def tensors(checkpoint: Path, architecture: Architecture, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields each tensor of the file in float32, by its name there. The matrices of a layer's experts are stacked."""
     import numpy as np
-    from safetensors import safe_open
 
-    with safe_open(checkpoint / "model.safetensors", "pt") as stored:
+    with contextlib.ExitStack() as stack:
+        place = stored_tensors(checkpoint, stack)
 
         def read(name: str) -> Any:
-            return stored.get_tensor(name).float().numpy()
+            return place[name].get_tensor(name).float().numpy()
 
         experts: dict[str, list[str]] = {}
-        for name in stored.keys():  # noqa: SIM118 - this is no dict
+        for name in place:
             if match := EXPERT.fullmatch(name):
                 layer, _, part = match.groups()
                 experts.setdefault(f"blk.{layer.split('.')[2]}.ffn_{part}_exps.weight", []).append(name)
@@ -160,11 +203,30 @@ def tensors(checkpoint: Path, architecture: Architecture) -> Iterator[tuple[str,
                 gate, up = np.split(read(name), 2, axis=1)
                 yield f"blk.{name.split('.')[2]}.ffn_gate_exps.weight", gate
                 yield f"blk.{name.split('.')[2]}.ffn_up_exps.weight", up
+            elif name.endswith(LATENT_UP):
+                keys, values = keys_and_values(read(name), config)
+                yield f"blk.{name.split('.')[2]}.attn_k_b.weight", keys
+                yield f"blk.{name.split('.')[2]}.attn_v_b.weight", values
             else:
                 yield gguf_name(name, architecture), read(name)
         for name, parts in experts.items():
             in_order = sorted(parts, key=lambda part: int(EXPERT.fullmatch(part)[2]))  # type: ignore[index]
             yield name, np.stack([read(part).astype(np.float16) for part in in_order])
+
+
+def stored_tensors(checkpoint: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Returns the open file of each tensor, by the tensor's name. The files stay open as long as `stack`."""
+    from safetensors import safe_open
+
+    files = [stack.enter_context(safe_open(file, "pt")) for file in sorted(checkpoint.glob("*.safetensors"))]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - this is no dict
+
+
+def keys_and_values(weight: Any, config: dict[str, Any]) -> tuple[Any, Any]:
+    """Cuts the matrix of LATENT_UP into keys, [heads, rank, width of k], and values, [heads, width of v, rank]."""
+    width = config["qk_nope_head_dim"]
+    heads = weight.reshape(config["num_attention_heads"], width + config["v_head_dim"], config["kv_lora_rank"])
+    return heads[:, :width].swapaxes(1, 2), heads[:, width:]
 
 
 def gguf_name(name: str, architecture: Architecture) -> str:

@@ -21,7 +21,7 @@ from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import instructions
-from tensorwright.ir.records import MAX_FLOATS, MAX_INS, MAX_INTS, MAX_OUTS, MAX_WEIGHTS, Instruction
+from tensorwright.ir.records import MAX_FLOATS, MAX_INS, MAX_INTS, MAX_OUTS, MAX_WEIGHTS, SHARED, Instruction
 from tensorwright.models.read_weights import TensorSource
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE
 
@@ -35,7 +35,7 @@ FACTS = (
 """The facts of the graph that stand in a plan."""
 
 HEADER = struct.Struct("<8sIIQQ10IiIQQ")
-KV_LAYER = struct.Struct("<6I")
+KV_LAYER = struct.Struct("<3I2H2I")
 STATE = struct.Struct("<Q")
 BUFFER = struct.Struct("<4IQ")
 WEIGHT = struct.Struct("<4IQQII")
@@ -106,26 +106,31 @@ class _Emitter:
         return [i for v, i in pairs if not v.is_cache]
 
     def _weights(self, node: Node, record: Instruction) -> list[int]:
+        """Returns the places of the weights, -1 for one that is absent."""
         halves = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
         halves = halves or node.attrs.get("gated", False)
-        values = [v for v in node.inputs if v is not None and v.is_stored]
-        if len(values) > len(record.weights):
+        pairs = list(zip(node.inputs, record.operands, strict=False))
+        others = [v for v, operand in pairs if operand.kind != SHARED] + list(node.inputs[len(record.operands) :])
+        if any(v is not None and v.is_stored for v in others):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
         return [
-            self._weight(
+            -1
+            if value is None
+            else self._weight(
                 value, replace(operand.layout, gated=operand.layout.gated or (halves and operand.layout.kind in GATED))
             )
-            for value, operand in zip(values, record.weights, strict=False)
+            for value, operand in pairs
+            if operand.kind == SHARED
         ]
 
     def _weight(self, value: Value, layout: WeightLayout) -> int:
         source = value.producer
         if layout.kind == "quantized":
             return self._quantized_weight(source, layout)
-        dtype = self.graph.facts.dtype if layout.kind == "panels" else "float32"
+        dtype = value.dtype if layout.kind == "panels" else "float32"
         if source.op == "constant":
             array = np.atleast_1d(np.asarray(source.attrs["value"], np.float32))
-            return self.weights.add(ConstantArray.of(array), layout, dtype, name=value.name)
+            return self.weights.add(ConstantArray.of(array), layout, value.dtype, name=value.name)
         wanted = source.attrs.get("layout", layout)
         if wanted != layout and not (wanted == RAW and layout.kind == "bias"):
             raise self._misfit(value, layout)
@@ -137,7 +142,7 @@ class _Emitter:
         if wanted is None or wanted.format is None or wanted.without_format() != layout:
             raise self._misfit(weight.output, layout)
         name = self._name_of(weight.output)
-        return self.weights.add(weight.attrs["expr"], wanted, wanted.format.dtype, name=name)
+        return self.weights.add(weight.attrs["expr"], wanted, wanted.format.codec, name=name)
 
     @staticmethod
     def _name_of(weight: Value) -> str:
@@ -176,6 +181,7 @@ def _kv_layers(facts: Facts) -> bytes:
             layer.kv_heads,
             layer.head_dim,
             NUMBERS[layer.dtype_or(facts.dtype)],
+            layer.chunked,
             layer.window,
             layer.v_dim,
         )

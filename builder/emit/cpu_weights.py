@@ -14,7 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
+from tensorwright.builder.emit.pack_rows import RowPacker, no_codes, stored_codes
+from tensorwright.builder.emit.quantized_weights import CodeSource, RelativeError, coded_chunks, quantized_chunks
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.engine_format.weight_layouts import BIAS, PANELS, RAW, WeightLayout, gated
 from tensorwright.errors import BuildError, CheckpointError
@@ -137,13 +138,21 @@ class WeightTable:
         plan = WeightPlan(key, name, rows, stored, k, offset, 0, matrices)
         return replace(plan, bytes=panels_of(stored) * plan.panel_bytes)
 
-    def stream(self, sink: Sink, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Writes all of weights.bin in order. `progress` gets (bytes done, bytes in all)."""
+    def stream(
+        self,
+        sink: Sink,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        codes: CodeSource | None = None,
+    ) -> None:
+        """Writes all of weights.bin in order. `progress` gets (bytes done, bytes in all).
+
+        codes: the codes of matrices that the packer need not choose.
+        """
         position = 0
         for plan in self.plans:
             sink.write(bytes(plan.offset - position))
             position = plan.offset
-            for chunk in _all_chunks(plan, self._source, self.errors):
+            for chunk in _all_chunks(plan, self._source, self.errors, codes):
                 sink.write(chunk.data.cast("B"))
                 position += chunk.nbytes
                 progress(position, self.total_bytes)
@@ -186,8 +195,16 @@ def _stored_rows(layout: WeightLayout, rows: int, name: str) -> int:
     return 2 * panels_of(rows // 2) * LANES
 
 
-def _all_chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError]) -> Iterator[np.ndarray]:
+def _all_chunks(
+    plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError], codes: CodeSource | None
+) -> Iterator[np.ndarray]:
     """Yields the record's bytes in order, as contiguous arrays: one matrix after the other."""
+    expr, fmt, k = plan.key.source, plan.format, plan.k
+    if codes is not None and fmt is not None and isinstance(expr, WeightExpr) and (expr, fmt) in codes:
+        error = errors.setdefault(plan.key, RelativeError())
+        chosen, read = partial(codes.quantized, expr, fmt), partial(_rows, plan, source, 0)
+        yield from coded_chunks(chosen, fmt, plan.rows, k, read, gated=plan.key.layout.gated, total=error)
+        return
     for matrix in range(plan.matrices):
         yield from _chunks(plan, source, errors, matrix)
 
@@ -208,7 +225,10 @@ def _chunks(
         yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
     elif plan.format is not None:
         error = errors.setdefault(plan.key, RelativeError())
-        yield from quantized_chunks(plan.name, plan.format, plan.rows, plan.k, read, gated=layout.gated, total=error)
+        weight = plan.key.source
+        codes = no_codes if isinstance(weight, ConstantArray) else stored_codes(weight, source, plan.format, matrix)
+        packer = RowPacker(plan.format, plan.k, read, codes)
+        yield from quantized_chunks(plan.name, packer, plan.rows, gated=layout.gated, total=error)
     elif layout == PANELS:
         for start, end in _row_steps(plan, plan.rows):
             yield pack_panels(read(start, end), plan.key.dtype)
@@ -231,9 +251,8 @@ def _rows(plan: WeightPlan, source: TensorSource, matrix: int, start: int, end: 
     """Returns rows [start, end) of one matrix, or of the vector, in the record's dtype."""
     key = plan.key
     if isinstance(key.source, ConstantArray):
-        tensor = Tensor(
-            key.source.dtype, np.frombuffer(key.source.data, np.float32).reshape(key.source.shape)[start:end]
-        )
+        array = np.frombuffer(key.source.data, np.float32).reshape(key.source.shape)
+        tensor = Tensor(key.source.dtype, (array[matrix] if array.ndim == 3 else array)[start:end])
     elif len(key.source.shape(source)) == 3:
         tensor = evaluate_matrix_rows(key.source, source, matrix, start, end)
     else:

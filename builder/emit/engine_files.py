@@ -38,7 +38,8 @@ def source_record(checkpoint: Checkpoint) -> SourceRecord:
         digest, size = read_sum(path)
         files[path.relative_to(checkpoint.path).as_posix()] = SourceFile(size, digest)
     lines = "".join(f"{file.xxh3_128}  {name}\n" for name, file in files.items())
-    return SourceRecord(xxhash.xxh3_128_hexdigest(lines.encode()), files)
+    quantization = checkpoint.quantization.summary if checkpoint.quantization else None
+    return SourceRecord(xxhash.xxh3_128_hexdigest(lines.encode()), files, quantization)
 
 
 def engine_config(

@@ -1,7 +1,4 @@
-"""Quantizes and packs weights while they stream: the part of cpu_weights.py for formats of fewer bits.
-
-The packer is the runtime's own C++ (plugins/quantized_matmul/quantize.cc): in numpy a build would take minutes.
-"""
+"""Quantizes and packs weights while they stream: the part of cpu_weights.py for formats of fewer bits."""
 
 from __future__ import annotations
 
@@ -10,26 +7,37 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
+from tensorwright.builder.emit.pack_rows import Packed, RowPacker, Rows, native, stored_codes
 from tensorwright.engine_format.dtypes import NUMBERS
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
-from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import WeightExpr
-from tensorwright.models.dtypes import to_float32
+from tensorwright.models.dtypes import Tensor, to_float32
 from tensorwright.models.read_weights import TensorSource, evaluate_matrix_rows, evaluate_rows
 from tensorwright.plugins.packing import panels_of
-from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
-
-if TYPE_CHECKING:
-    from tensorwright.runtime import _runtime
+from tensorwright.plugins.quantized_matmul.quantize import (
+    Quantized,
+    dequantized,
+    pack,
+    quantize_weights,
+    unpack,
+)
 
 _CHUNK_ELEMENTS = 2 << 20
 
-Rows = Callable[[int, int], np.ndarray]
-"""Takes [start, end), and returns those rows of the matrix: float32, or bfloat16 bits as uint16."""
+
+class CodeSource(Protocol):
+    """Codes of some matrices that something else than the packer chose."""
+
+    def __contains__(self, key: tuple[WeightExpr, WeightFormat], /) -> bool: ...
+
+    def quantized(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, /) -> Quantized:
+        """Returns the codes and scales of rows [start, end)."""
 
 
 @dataclass
@@ -49,34 +57,68 @@ class RelativeError:
 
 
 def quantized_chunks(
-    name: str, fmt: WeightFormat, rows: int, k: int, read: Rows, *, gated: bool, total: RelativeError
+    name: str, packer: RowPacker, rows: int, *, gated: bool, total: RelativeError
 ) -> Iterator[np.ndarray]:
     """Yields the panels of a matrix [rows, k] in order, uint8; of a gated product, panels of gate and up take turns.
 
     Adds the error to `total`. Raises CheckpointError for a weight that is infinite or not a number.
     """
-    runtime = _native()
+    native()  # Without the module it says so at once.
+    fmt, k = packer.fmt, packer.k
     halves = 2 if gated else 1
     part = rows // halves
     bytes_per_panel = fmt.panel_bytes(k)
 
-    def pack(start: int) -> tuple[np.ndarray, list[tuple[float, float, bool]]]:
+    def pack(start: int) -> tuple[np.ndarray, list[Packed]]:
         end = min(part, start + step)
         out = np.empty(panels_of(end - start) * halves * bytes_per_panel, np.uint8)
-        outcomes = [
-            runtime.quantize_panels(
-                NUMBERS[fmt.dtype], fmt.group, read(half * part + start, half * part + end), out, half, halves
-            )
-            for half in range(halves)
-        ]
-        return out, outcomes
+        sums = [packer.pack(half * part + start, half * part + end, out, half, halves) for half in range(halves)]
+        return out, [packed for packeds in sums for packed in packeds]
 
-    step = max(1, _CHUNK_ELEMENTS // (k * LANES * halves)) * LANES
-    for out, outcomes in _in_order(pack, range(0, part, step)):
-        for error, weight, finite in outcomes:
+    step = _rows_of_chunk(k, halves)
+    for out, sums in _in_order(pack, range(0, part, step)):
+        for error, weight, finite in sums:
             _require_finite(finite, name, fmt)
             total.add(error, weight)
         yield out
+
+
+def coded_chunks(
+    codes: Callable[[int, int], Quantized], fmt: WeightFormat, rows: int, k: int, read: Rows, *, gated: bool,
+    total: RelativeError,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """Yields what `quantized_chunks` does, of codes that are there already. codes: takes [start, end), as `read`."""
+    halves = 2 if gated else 1
+    part = rows // halves
+
+    def panels(start: int) -> tuple[np.ndarray, list[tuple[float, float]]]:
+        end = min(part, start + step)
+        packed, outcomes = [], []
+        for half in range(halves):
+            first, last = half * part + start, half * part + end
+            chosen, w = codes(first, last), _as_float32(read(first, last))
+            packed.append(pack(chosen, fmt, k))
+            outcomes.append((_squares(dequantized(chosen, k) - w), _squares(w)))
+        return np.ascontiguousarray(np.stack(packed, axis=1)).reshape(-1), outcomes
+
+    step = _rows_of_chunk(k, halves)
+    for out, outcomes in _in_order(panels, range(0, part, step)):
+        for error, weight in outcomes:
+            total.add(error, weight)
+        yield out
+
+
+def _rows_of_chunk(k: int, halves: int) -> int:
+    """Returns how many rows of each half are packed at a time: whole panels."""
+    return max(1, _CHUNK_ELEMENTS // (k * LANES * halves)) * LANES
+
+
+def _as_float32(rows: np.ndarray) -> np.ndarray:
+    return to_float32(Tensor("bfloat16", rows)) if rows.dtype == np.uint16 else rows
+
+
+def _squares(x: np.ndarray) -> float:
+    return float(np.square(x, dtype=np.float64).sum())
 
 
 class QuantizingWeights:
@@ -90,7 +132,7 @@ class QuantizingWeights:
             checkpoint_weights,  # imports torch, so only if weights are needed
         )
 
-        self._read = checkpoint_weights(source)
+        self._read, self._source = checkpoint_weights(source), source
 
     def __call__(self, expr: WeightExpr) -> Any:
         return self._read(expr)
@@ -100,9 +142,9 @@ class QuantizingWeights:
         rows, k = w.shape
         if fmt.kind == "fp":
             return quantize_weights(w, fmt)
-        chunks = quantized_chunks(
-            str(expr), fmt, rows, k, lambda start, end: w[start:end], gated=False, total=RelativeError()
-        )
+        codes = stored_codes(expr, self._source, fmt)
+        packer = RowPacker(fmt, k, lambda start, end: w[start:end], codes)
+        chunks = quantized_chunks(str(expr), packer, rows, gated=False, total=RelativeError())
         return unpack(np.concatenate(list(chunks)), fmt, rows, k)
 
 
@@ -121,15 +163,21 @@ class PackedPanels:
 
         Raises CheckpointError for an infinite weight or a NaN.
         """
-        if len(expr.shape(self._source)) == 3:
-            tensor = evaluate_matrix_rows(expr, self._source, matrix, start, end)
-        else:
-            tensor = evaluate_rows(expr, self._source, start, end)
-        w = np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
-        out = np.empty(panels_of(end - start) * fmt.panel_bytes(w.shape[1]), np.uint8)
-        _, _, finite = _native().quantize_panels(NUMBERS[fmt.dtype], fmt.group, w, out)
-        _require_finite(finite, str(expr), fmt)
+        packer = RowPacker(
+            fmt, expr.shape(self._source)[-1], partial(_rows, expr, self._source, matrix),
+            stored_codes(expr, self._source, fmt, matrix),
+        )  # fmt: skip
+        out, sums = packer.whole(start, end)
+        _require_finite(all(packed.finite for packed in sums), str(expr), fmt)
         return out
+
+
+def _rows(expr: WeightExpr, source: TensorSource, matrix: int, start: int, end: int) -> np.ndarray:
+    if len(expr.shape(source)) == 3:
+        tensor = evaluate_matrix_rows(expr, source, matrix, start, end)
+    else:
+        tensor = evaluate_rows(expr, source, start, end)
+    return np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
 
 
 class Multiplier:
@@ -137,7 +185,7 @@ class Multiplier:
 
     def __init__(self, x: np.ndarray, fmt: WeightFormat):
         self._count = len(x)
-        self._rows: _runtime.QuantizedRows = _native().QuantizedRows(NUMBERS[fmt.dtype], fmt.group, x)
+        self._rows: Any = native().QuantizedRows(NUMBERS[fmt.codec], fmt.group, x)
 
     def product(self, panels: np.ndarray, n: int) -> np.ndarray:
         """Returns float32 [T, n], the product of x with the first n rows of a matrix in panels."""
@@ -162,14 +210,3 @@ def _in_order(work: Callable[[int], Any], starts: Iterable[int]) -> Iterator[Any
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _native() -> Any:
-    try:
-        from tensorwright.runtime import _runtime
-    except ImportError as error:
-        raise MissingDependencyError(
-            "quantizing weights needs the C++ runtime, which is not built here; "
-            "install tensorwright with its compiled module"
-        ) from error
-    return _runtime

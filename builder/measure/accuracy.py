@@ -1,4 +1,4 @@
-"""Measures a finished engine on a fixed text, for the accuracy record of its config.json.
+"""Measures a finished engine on a text, for the accuracy record of its config.json.
 
 "quick" compares with the traced graph in float32, its weights streamed; "full" with the float32 model in transformers.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,10 @@ import numpy as np
 from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.measure.metrics import Comparison
-from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS, TOKENIZER
-from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.builder.measure.sample import Sample
+from tensorwright.builder.phases import Advance
+from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
+from tensorwright.errors import MissingDependencyError
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.ops import find_spec, matrices_of
 from tensorwright.models.checkpoint import Checkpoint
@@ -24,56 +28,99 @@ from tensorwright.models.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from tensorwright.builder.measure.streamed_weights import PanelSource
 
-_LOGIT_BYTES = 64 << 20  # the most bytes of the reference's logits, which are all in memory
-_MULTIPLY_ADDS = 64 * 10**9  # the most in the reference's products
-CHUNK = 32  # tokens per step, and thus rows of logits in memory
-_SEED = 20240229
-_TEXT = Path(__file__).with_name("text.txt")
+LOGIT_BYTES = 16 << 20
+"""The most bytes of one block of logits in float32. A few blocks are in memory at a time."""
+MIN_ROWS, MAX_ROWS = 32, 512
+"""The fewest and the most positions in a block. With fewer, weights are read more often than they are worth."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement of an engine.
+
+    kind: "quick", against the traced graph, or "full", against the model in transformers. sample: what it is measured
+    on. advance: gets how far the measurement is, in parts of `total`.
+    """
+
+    kind: str
+    sample: Sample
+    advance: Advance = lambda done, total: None
+
+
+Run = Callable[[list[int], int], Iterable[np.ndarray]]
+"""Takes the token ids of a sequence, and the most positions of a block. Gives the logits of consecutive positions as
+float32 [up to that many, vocab]."""
+
+_PARTS = 1000
+"""The parts of each window of which `Measurement.advance` is told: the reference's body takes BODY_PARTS of them, and
+its logits, the engine and the comparison take the rest. The division is a guess at their times."""
+_BODY_PARTS = 600
 
 
 def measure_accuracy(
-    kind: str, checkpoint: Checkpoint, engine: Path, traced: Graph, cached: Graph, weights: WeightTable
+    task: Measurement, checkpoint: Checkpoint, engine: Path, traced: Graph, cached: Graph, weights: WeightTable
 ) -> dict[str, Any]:
-    """Returns the record of the engine whose plan and weights are in the folder `engine`; kind "quick" or "full".
+    """Returns the record of the engine whose plan and weights are in the folder `engine`.
 
     `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
-    MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
+    MissingDependencyError if the C++ runtime is not built.
     """
     panels = StoredPanels(weights, engine / CPU_WEIGHTS)
-    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(engine, ids), panels=panels)
+    with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C must work meanwhile
+        run = EngineLogits(engine, max(len(window.ids) for window in task.sample.windows), call)
+        return measure_logits(task, checkpoint, traced, cached, run, panels=panels)
 
 
 def measure_logits(
-    kind: str,
+    task: Measurement,
     checkpoint: Checkpoint,
     traced: Graph,
     quantized: Graph,
-    run: Callable[[list[int]], Iterable[np.ndarray]],
+    run: Run,
     *,
     panels: PanelSource | None = None,
     measured_on: str | None = None,
 ) -> dict[str, Any]:
-    """Returns the record of `run`, which yields the logits of consecutive positions of one sequence, block by block.
+    """Returns the record of `run`. Both sides are computed and compared block by block, and no logits are kept.
 
     `quantized`: the graph at stage "cached" with the engine's products; the errors of their outputs are measured in it.
     measured_on: the name of the executor, if it is not the engine's own.
     """
-    from tensorwright.builder.measure.outputs import compute_reference
+    from tensorwright.builder.measure.outputs import open_reference
 
-    vocab_size, max_seq_len = traced.facts.vocab_size, traced.facts.max_seq_len
-    ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
+    rows = block_rows(traced.facts.vocab_size)
     cuts = any(multiplied(node) and "format" in node.attrs for node in quantized.nodes)
-    reference, output_errors = compute_reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
+    windows = task.sample.windows
     comparison = Comparison()
-    done = 0
-    for logits in run(ids):
-        end = done + len(logits)
-        comparison.add(reference[done:end], logits, ids[done + 1 : end + 1])
-        done = end
-    record: dict[str, Any] = {"kind": kind, "reference_dtype": "float32", "text": text}
+    with open_reference(task.kind, checkpoint, traced, quantized if cuts else None, panels) as reference:
+        for number, window in enumerate(windows):
+            comparison.begin_window(window.bytes, window.characters)
+
+            def tell(parts: float, number: int = number) -> None:
+                task.advance(int((number + parts / _PARTS) * _PARTS), len(windows) * _PARTS)
+
+            def of_body(done: int, total: int, tell: Callable[[float], None] = tell) -> None:
+                tell(_BODY_PARTS * done / total)
+
+            done, ours = 0, iter(run(window.ids, rows))
+            with closing(reference.logits(window.ids, rows, of_body)) as theirs:
+                while (wanted := next(theirs, None)) is not None:
+                    comparison.add(wanted, next(ours), window.targets[done : done + len(wanted)])
+                    done += len(wanted)
+                    del wanted  # Only one block of each side is in memory.
+                    tell(_BODY_PARTS + (_PARTS - _BODY_PARTS) * done / len(window.ids))
+        outputs = reference.output_record()
+    record: dict[str, Any] = {"kind": task.kind, "reference_dtype": "float32", "text": task.sample.text}
+    if task.sample.text_xxh3_128 is not None:
+        record["text_xxh3_128"] = task.sample.text_xxh3_128
     if measured_on is not None:
         record["measured_on"] = measured_on
-    return record | comparison.record() | output_errors
+    return record | comparison.record() | outputs
+
+
+def block_rows(vocab_size: int) -> int:
+    """Returns how many positions' logits are computed and compared at a time."""
+    return max(MIN_ROWS, min(MAX_ROWS, LOGIT_BYTES // (4 * vocab_size)))
 
 
 def multiply_adds(graph: Graph) -> int:
@@ -96,54 +143,38 @@ def multiplied(node: Node) -> int:
     return sum(int(taken.shape[-1]) * prod(shape[1:]) for shape in shapes) if taken is not None else 0
 
 
-def token_budget(vocab_size: int, multiply_adds: int) -> int:
-    """Returns how many tokens are measured: 512, fewer for a large vocabulary or model, never below 64.
+class EngineLogits:
+    """An engine of target cpu with one sequence of up to `longest` tokens, whose first position is always 0.
 
-    The number depends on the model alone, so that two builds measure the same. Logits have a bound to keep memory
-    small, and multiplications have one so that a small model builds fast. For models so large that 64 is the number,
-    the work per weight no longer grows, neither here (64 multiplications) nor in the rest of the build.
+    call: runs a function with arguments, as `in_another_thread` gives it.
     """
-    return max(64, min(512, _LOGIT_BYTES // (4 * vocab_size), _MULTIPLY_ADDS // max(1, multiply_adds)))
 
+    def __init__(self, engine: Path, longest: int, call: Callable[..., Any]) -> None:
+        try:
+            from tensorwright.runtime import _runtime
+        except ImportError as error:
+            raise MissingDependencyError(
+                "measuring accuracy runs the engine, and the C++ runtime is not built here; "
+                "install tensorwright with its compiled module, or build with accuracy none"
+            ) from error
+        self._executor = _runtime.CpuExecutor(str(engine / CPU_PLAN), str(engine / CPU_WEIGHTS), 0, "map")
+        self._call = call
+        facts = self._executor.facts()
+        self._blocks = -(-longest // facts["block_size"])
+        self._groups = len(facts["block_bytes"])
+        self._state_slots = [0] if facts["state_bytes"] else []
+        self._rows = 0
 
-def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[list[int], str]:
-    """Returns up to `count` token ids and their source: the bundled text, or random ids without a tokenizer."""
-    path = checkpoint.tokenizer_files.get(TOKENIZER)
-    if path is None:
-        return np.random.default_rng(_SEED).integers(0, vocab_size, count).tolist(), "random token ids"
-    from tokenizers import Tokenizer
-
-    ids = Tokenizer.from_file(str(path)).encode(_TEXT.read_text(encoding="utf-8")).ids[:count]
-    if ids and max(ids) >= vocab_size:
-        raise CheckpointError(
-            f"{path}: gives token {max(ids)}, but the model has a vocabulary of {vocab_size}; "
-            "it belongs to another model"
-        )
-    return ids, "built-in text"
-
-
-def engine_logits(engine: Path, ids: list[int]) -> Iterator[np.ndarray]:
-    """Yields [up to 32, vocab] float32 logits of consecutive positions, with one sequence in the engine."""
-    try:
-        from tensorwright.runtime import _runtime
-    except ImportError as error:
-        raise MissingDependencyError(
-            "measuring accuracy runs the engine, and the C++ runtime is not built here; "
-            "install tensorwright with its compiled module, or build with accuracy none"
-        ) from error
-    executor = _runtime.CpuExecutor(str(engine / CPU_PLAN), str(engine / CPU_WEIGHTS), 0, "map")
-    facts = executor.facts()
-    block = facts["block_size"]
-    blocks = -(-len(ids) // block)
-    groups = len(facts["block_bytes"])
-    state_slots = [0] if facts["state_bytes"] else []
-    executor.allocate([blocks] * groups, CHUNK, CHUNK, 1, len(state_slots))
-    table = np.arange(blocks, dtype=np.int32)[None]
-    with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C must work meanwhile
-        for start in range(0, len(ids), CHUNK):
-            positions = list(range(start, min(len(ids), start + CHUNK)))
+    def __call__(self, ids: list[int], rows: int) -> Iterator[np.ndarray]:
+        """Yields the logits of a new sequence as [up to `rows`, vocab] float32."""
+        if rows != self._rows:
+            self._executor.allocate([self._blocks] * self._groups, rows, rows, 1, len(self._state_slots))
+            self._rows = rows
+        table = np.arange(self._blocks, dtype=np.int32)[None]
+        for start in range(0, len(ids), rows):
+            positions = list(range(start, min(len(ids), start + rows)))
             count = len(positions)
-            yield call(
-                executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
-                list(range(count)), [(table, positions)] * groups, state_slots,
+            yield self._call(
+                self._executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
+                list(range(count)), [(table, positions)] * self._groups, self._state_slots,
             )  # fmt: skip

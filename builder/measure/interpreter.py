@@ -6,51 +6,53 @@ returns one that says A. The interpreter then rounds after each op, as the plugi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorwright.builder.measure.accuracy import measure_logits
+from tensorwright.builder.measure.accuracy import Measurement, measure_logits
 from tensorwright.ir.graph import STORED, Graph, Node, Value
 from tensorwright.ir.ops import find_spec
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from tensorwright.builder.options import BuildOptions
+    from tensorwright.builder.measure.streamed_weights import StreamedWeights
     from tensorwright.builder.target.interface import Graphs
 
 MEASURED_ON = "graph interpreter"
 
 
-def measure_on_interpreter(
-    graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions, act_dtype: str
-) -> dict[str, Any]:
+def measure_on_interpreter(graphs: Graphs, checkpoint: Checkpoint, task: Measurement, act_dtype: str) -> dict[str, Any]:
     """Returns the accuracy record of graphs.lowered in `act_dtype`; "measured_on" says that no engine ran."""
-    return measure_logits(
-        options.accuracy, checkpoint, graphs.traced, graphs.lowered,
-        lambda ids: [interpreted_logits(graphs.lowered, checkpoint, ids, act_dtype)], measured_on=MEASURED_ON,
-    )  # fmt: skip
+    from tensorwright.builder.measure.streamed_weights import StreamedWeights
+
+    weights = StreamedWeights(checkpoint)
+
+    def run(ids: list[int], rows: int) -> Iterator[np.ndarray]:
+        return interpreted_logits(graphs.lowered, checkpoint, ids, act_dtype, rows, weights)
+
+    return measure_logits(task, checkpoint, graphs.traced, graphs.lowered, run, measured_on=MEASURED_ON)
 
 
-def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], act_dtype: str) -> np.ndarray:
-    """Returns [len(ids), vocab] float32 of one sequence in one step. Memory stays near one layer's weights.
+def interpreted_logits(
+    lowered: Graph, checkpoint: Checkpoint, ids: list[int], act_dtype: str, rows: int, weights: StreamedWeights
+) -> Iterator[np.ndarray]:
+    """Yields [up to `rows`, vocab] float32 of one sequence in one step. Memory stays near one layer's weights.
 
     The weights are quantized by the packer of the CPU engine, whose bits are those of quantize.py.
     """
+    from tensorwright.builder.measure.logit_blocks import logit_blocks
     from tensorwright.builder.measure.reference import gather_embeddings
-    from tensorwright.builder.measure.streamed_weights import StreamedWeights
-    from tensorwright.ir.interpret import interpret
     from tensorwright.ir.ragged import RaggedAdapter
 
     graph = narrowed(lowered, act_dtype)
     inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
     inputs.update(gather_embeddings(graph, checkpoint, inputs["token_ids"]))
     inputs = {value.name: _of_type(value, inputs[value.name]) for value in graph.inputs}
-    with StreamedWeights(checkpoint) as weights:
-        (logits,) = interpret(graph, inputs, weights)
-    result: np.ndarray = logits.float().numpy()
-    return result
+    with weights:
+        yield from logit_blocks(graph, inputs, weights, rows)
 
 
 def _of_type(value: Value, data: Any) -> Any:

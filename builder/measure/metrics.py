@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,31 +18,44 @@ class Comparison:
     largest_logit: float = 0.0
     agreements: int = 0
     positions: int = 0
+    windows: int = 0
+    bytes: int = 0
+    characters: int = 0
     divergences: list[float] = field(default_factory=list)
     reference_losses: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    def add(self, reference: np.ndarray, logits: np.ndarray, next_ids: list[int]) -> None:
-        """Adds some positions in order, and the token after each position; the text's last position has none."""
+    def begin_window(self, scored_bytes: int, scored_characters: int) -> None:
+        """Counts a sequence. The arguments are the size of the text of those tokens that are predicted."""
+        self.windows += 1
+        self.bytes += scored_bytes
+        self.characters += scored_characters
+
+    def add(self, reference: np.ndarray, logits: np.ndarray, targets: Sequence[int | None]) -> None:
+        """Adds some positions in order, and the token after each position, or None where no token is predicted."""
         if reference.shape != logits.shape:
             raise ValueError(f"logits must be {reference.shape} as the reference's, are {logits.shape}")
-        for i, (wanted, got) in enumerate(zip(reference, logits, strict=True)):
-            self._add_row(wanted.astype(np.float64), got.astype(np.float64), next_ids[i] if i < len(next_ids) else None)
+        for wanted, got, target in zip(reference, logits, targets, strict=True):
+            self._add_row(wanted.astype(np.float64), got.astype(np.float64), target)
 
-    def _add_row(self, wanted: np.ndarray, got: np.ndarray, next_id: int | None) -> None:
+    def _add_row(self, wanted: np.ndarray, got: np.ndarray, target: int | None) -> None:
         self.positions += 1
         self.largest_error = _largest(self.largest_error, float(np.abs(wanted - got).max()))
         self.largest_logit = _largest(self.largest_logit, float(np.abs(wanted).max()))
         self.agreements += int(wanted.argmax() == got.argmax())
         log_p, log_q = log_softmax(wanted), log_softmax(got)
         self.divergences.append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
-        if next_id is not None:
-            self.reference_losses.append(-float(log_p[next_id]))
-            self.losses.append(-float(log_q[next_id]))
+        if target is not None:
+            self.reference_losses.append(-float(log_p[target]))
+            self.losses.append(-float(log_q[target]))
 
     def record(self) -> dict[str, Any]:
-        """Returns the numbers to six digits. kl_divergence is KL(reference || engine) in nats, mean over positions."""
-        return {
+        """Returns the numbers to six digits. kl_divergence is KL(reference || engine) in nats, mean over positions.
+
+        Without a text there are no bits per byte and per character.
+        """
+        numbers = {
+            "windows": self.windows,
             "tokens": self.positions,
             "largest_logit_error": rounded(self.largest_error),
             "largest_reference_logit": rounded(self.largest_logit),
@@ -50,6 +64,13 @@ class Comparison:
             "perplexity_reference": rounded(_perplexity(self.reference_losses)),
             "perplexity_engine": rounded(_perplexity(self.losses)),
         }
+        if self.characters == 0:
+            return numbers
+        numbers |= {"bytes": self.bytes, "characters": self.characters}
+        for unit, count in (("byte", self.bytes), ("character", self.characters)):
+            for side, losses in (("reference", self.reference_losses), ("engine", self.losses)):
+                numbers[f"bits_per_{unit}_{side}"] = rounded(sum(losses) / math.log(2) / count)
+        return numbers
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 
 from tensorwright.builder.emit.quantized_weights import Multiplier, PackedPanels
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
-from tensorwright.ir.graph import Node, Value
+from tensorwright.ir.graph import Node, Shape, Value
 from tensorwright.ir.interpret_ops import torch_dtype
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
@@ -52,7 +52,8 @@ class StreamedWeights:
     panels: the packed quantized matrices; by default they are packed anew. on_product: called for every quantized
     product; each call costs the product with the stored weights. Inside this context torch itself runs on one thread:
     the work beside products is too small for more, and waiting threads would take the processor from those that
-    multiply.
+    multiply. The threads that multiply, and those that torch has afterwards, are as many as torch has when the object
+    is made, so that the contexts of two objects may overlap.
     """
 
     def __init__(
@@ -66,7 +67,6 @@ class StreamedWeights:
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> StreamedWeights:
-        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._threads)
         return self
@@ -177,6 +177,10 @@ class StreamedMatrices:
     source: TensorSource
     quantized: PanelSource
     on_product: OnProduct | None
+
+    @property
+    def shape(self) -> Shape:
+        return self.operand.shape
 
     def __getitem__(self, expert: int) -> torch.Tensor | StreamedMatrix:
         if "format" in self.node.attrs:

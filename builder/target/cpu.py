@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tensorwright.builder.calibrate.chosen_codes import ChosenCodes
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import kv_block_bytes
@@ -11,10 +12,14 @@ from tensorwright.builder.emit.quantization_record import quantization_record
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
+from tensorwright.builder.text_file import NamedText, read_text_file
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import PIPELINE, PassReport
+
+if TYPE_CHECKING:
+    from tensorwright.builder.measure.accuracy import Measurement
 
 __all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 BLOCK_SIZE = 32
@@ -26,10 +31,11 @@ def block_size(max_seq_len: int) -> int:
 
 
 def check(options: BuildOptions) -> None:
-    """Raises InvalidOptionError unless the activations are float32 or bfloat16."""
+    """Raises InvalidOptionError unless the activations are float32 or bfloat16, and for a text that cannot be read."""
     dtypes = options.target_format.dtypes
     if options.dtype not in ("auto", *dtypes):
         raise InvalidOptionError(f"dtype must be auto, {' or '.join(dtypes)} on target cpu, not {options.dtype}")
+    _calibration_text(options)
 
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
@@ -40,22 +46,50 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
 def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
-    """Writes cpu/plan.bin and streams cpu/weights.bin."""
+    """Writes cpu/plan.bin and streams cpu/weights.bin, after the calibration that the options ask for."""
     with phases.run("plan"):
         plan = emit_cpu_plan(report.graph, checkpoint)
         writer.require_space(plan.weights.total_bytes + len(plan.data))
         writer.write(CPU_PLAN, plan.data)
-    with phases.run("weights") as advance, writer.open(CPU_WEIGHTS) as file:
-        plan.weights.stream(file, advance)
-    return Emitted(
-        quantization_record(report.graph, plan.weights),
-        kv_block_bytes(report.graph.facts),
-    )
+    with ChosenCodes(writer.directory) as codes:
+        calibrated = _calibrate(writer, report, checkpoint, options, phases, codes)
+        with phases.run("weights") as advance, writer.open(CPU_WEIGHTS) as file:
+            plan.weights.stream(file, advance, codes)
+    record = quantization_record(report.graph, plan.weights)
+    if record is not None and calibrated is not None:
+        record["calibration"] = calibrated
+    return Emitted(record, kv_block_bytes(report.graph.facts))
 
 
-def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
+def _calibrate(
+    writer: EngineWriter,
+    report: PassReport,
+    checkpoint: Checkpoint,
+    options: BuildOptions,
+    phases: Phases,
+    codes: ChosenCodes,
+) -> dict[str, Any] | None:
+    """Chooses codes. Returns the record of the calibration, None if there is none."""
+    if options.calibrate == "none":
+        return None
+    with phases.run("calibrate") as advance:
+        from tensorwright.builder.calibrate.calibrate import calibrate, calibration_record  # imports torch
+        from tensorwright.builder.calibrate.sample import take_sample
+
+        sample = take_sample(writer.directory, _calibration_text(options), report.cached_graph)
+        calibrate(report.cached_graph, checkpoint, sample, codes, advance)
+    return calibration_record(report.cached_graph, options.calibrate, sample)
+
+
+def _calibration_text(options: BuildOptions) -> NamedText | None:
+    """Returns the user's text, None if there is none."""
+    place = options.calibration_text
+    return None if place is None else read_text_file("calibration_text", place)
+
+
+def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement) -> dict[str, Any]:
     """Runs a text on the engine itself."""
     from tensorwright.builder.measure.accuracy import measure_accuracy
 
     weights = emit_cpu_plan(graphs.lowered, checkpoint).weights  # finds each weight's offset in a moment
-    return measure_accuracy(options.accuracy, checkpoint, writer.directory, graphs.traced, graphs.cached, weights)
+    return measure_accuracy(task, checkpoint, writer.directory, graphs.traced, graphs.cached, weights)

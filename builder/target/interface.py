@@ -5,7 +5,7 @@ A module has PIPELINE (the passes, in phases), block_size(max_seq_len), and
     check(options)                                        raises InvalidOptionError before any work
     activation_dtype(options, native)                     the meaning of dtype "auto" for a checkpoint of type `native`
     emit(writer, report, checkpoint, options, phases)     writes the target's files, returns Emitted
-    measure(writer, graphs, checkpoint, options)          the accuracy record; not called for accuracy "none"
+    measure(writer, graphs, checkpoint, task)             the accuracy record; not called for accuracy "none"
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from tensorwright.builder.emit.engine_dir import EngineWriter
+    from tensorwright.builder.measure.accuracy import Measurement
     from tensorwright.builder.options import BuildOptions
     from tensorwright.builder.phases import Phases
     from tensorwright.ir.graph import Graph
@@ -67,7 +68,7 @@ class Target(Protocol):
     ) -> Emitted: ...
 
     def measure(
-        self, writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions
+        self, writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement
     ) -> dict[str, Any]: ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.options import BuildOptions
@@ -13,6 +13,9 @@ from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
+
+if TYPE_CHECKING:
+    from tensorwright.builder.measure.accuracy import Measurement
 
 __all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 PIPELINE = WEIGHT_ONLY_PIPELINE
@@ -65,14 +68,14 @@ def emit(
     return Emitted(emitter.weights.record(report.graph), manifest.slot_bytes)
 
 
-def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
+def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement) -> dict[str, Any]:
     """Runs a text on the model itself, on ONNX Runtime's provider for processors."""
-    from tensorwright.builder.emit.onnx.onnxruntime_logits import PROVIDER, model_logits
+    from tensorwright.builder.emit.onnx.onnxruntime_logits import PROVIDER, ModelLogits
     from tensorwright.builder.measure.accuracy import measure_logits
 
     return measure_logits(
-        options.accuracy, checkpoint, graphs.traced, graphs.lowered,
-        lambda ids: model_logits(writer.directory / ONNX_MODEL, ids), measured_on=f"onnxruntime {PROVIDER}",
+        task, checkpoint, graphs.traced, graphs.lowered, ModelLogits(writer.directory / ONNX_MODEL),
+        measured_on=f"onnxruntime {PROVIDER}",
     )  # fmt: skip
 
 

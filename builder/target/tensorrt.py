@@ -11,7 +11,7 @@ import shutil
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.tensorrt.io_manifest import OnnxFacts, make_manifest, read_onnx, with_version
@@ -29,6 +29,9 @@ from tensorwright.errors import BuildError, InvalidOptionError, MissingDependenc
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
+
+if TYPE_CHECKING:
+    from tensorwright.builder.measure.accuracy import Measurement
 
 __all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 PIPELINE = WEIGHT_ONLY_PIPELINE
@@ -136,11 +139,11 @@ def _check_layers(path: Path, manifest: Manifest, onnx_facts: OnnxFacts) -> dict
     }
 
 
-def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
+def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement) -> dict[str, Any]:
     """Runs the lowered graph in the interpreter with the engine's rounding, for want of a GPU; the record says so."""
     from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
-    return measure_on_interpreter(graphs, checkpoint, options, graphs.lowered.facts.dtype)
+    return measure_on_interpreter(graphs, checkpoint, task, graphs.lowered.facts.dtype)
 
 
 def _require(package: str, what: str) -> None:

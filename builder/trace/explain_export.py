@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import nn
 
 _LENGTH = re.compile(r"L\['input_ids'\]\.size\(\)\[1\]")
-_DEVICES = re.compile(r"expected device|same device")
 _DATA_DEPENDENT = re.compile(r"data-dependent|Could not guard", re.IGNORECASE)
 
 
@@ -40,7 +39,5 @@ def _cause(error: Exception) -> str:
         return "works for one length only: it fixes the number of positions while it runs"
     if _DATA_DEPENDENT.search(text):
         return "branches on values that are known only when it runs"
-    if _DEVICES.search(text):
-        return "computes with a tensor that it makes itself, beside weights, which have no values at build time"
     lines = [line for line in text.splitlines() if line.strip()]
     return f"raises {type(error).__name__}" + (f": {lines[0].strip().rstrip('.')}" if lines else "")

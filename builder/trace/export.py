@@ -12,22 +12,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tensorwright.builder.trace.explain_export import explain_export
+from tensorwright.builder.trace.fix_bias_length import fix_bias_length
 from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
+from tensorwright.builder.trace.fix_indexers import fix_indexers
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.fix_mrope import fix_mrope
+from tensorwright.builder.trace.fix_text_positions import fix_text_positions
+from tensorwright.builder.trace.imitate_weights import imitate_weights
 from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
-from tensorwright.builder.trace.load_model import load_model, wide_weights
+from tensorwright.builder.trace.load_model import load_model, wide_matrices, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
+from tensorwright.builder.trace.trace_other_experts import make_other_experts_opaque
 from tensorwright.builder.trace.trace_recurrences import opaque_recurrences
 from tensorwright.builder.trace.weight_names import find_weights
 from tensorwright.engine_format.dtypes import DTYPES
-from tensorwright.errors import InvalidOptionError, TraceError
+from tensorwright.errors import InvalidOptionError, TraceError, UnsupportedModelError
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
@@ -67,7 +71,11 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     wide_weights(model, dtype)
     longrope = fix_longrope(model, max_seq_len)
     fix_dynamic_rope(model, max_seq_len)
+    fix_bias_length(model, max_seq_len, max(max_seq_len, _MIN_BOUND))
+    fix_text_positions(model)
     make_experts_opaque(model)
+    make_other_experts_opaque(model)
+    indexers = fix_indexers(model, max_seq_len)
     weights = find_weights(model, checkpoint)
     fix_mrope(model, weights.part)
     _move_stored_buffers(model, weights.expressions)
@@ -75,9 +83,11 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     graph = Graph(model.config.get_text_config().model_type, "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
     graph.facts.longrope = longrope
+    wide = [weights.expressions[name] for name in wide_matrices(model, dtype) if name in weights.expressions]
+    graph.facts.wide = sorted({stored for expr in wide for stored in expr.refs()})
     lower(program, weights.expressions, graph, TABLE)
     used = {name for node in graph.find("weight") for name in node.attrs["expr"].refs()}
-    left_out = left_out_parts(model, checkpoint, weights.part, weights.targets, used)
+    left_out = left_out_parts(model, checkpoint, weights.part, weights.targets, used, indexers)
     graph.facts.left_out = left_out
     if passed_by := sum(part["reason"] == NOT_PASSED for part in left_out.values()):
         graph.facts.layers -= passed_by
@@ -102,32 +112,12 @@ class _LogitsOnly(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         more: dict[str, Any] = {"position_ids": position_ids} if self.takes_positions else {}
-        with _ConstantsBesideWeights():
-            return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
-
-
-class _ConstantsBesideWeights(TorchFunctionMode):
-    """Lets buffers with values meet tensors without values.
-
-    Makes the index of x[[1, 2]] on the CPU: on the meta device of x, its numbers would be lost. A buffer that x is
-    multiplied by goes to the device of x, which the trace takes for the buffer itself.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__getitem__:
-            x, index = args
-            parts = index if isinstance(index, tuple) else (index,)
-            if any(isinstance(part, list) for part in parts):
-                args = x, tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
-        if getattr(func, "__name__", "") in ("mul", "__mul__") and isinstance(args[1], torch.Tensor):
-            x, factor = args
-            if x.device.type == "meta" and factor.device.type == "cpu" and factor.dim() > 0:
-                args = x, factor.to(x.device)
-        return func(*args, **(kwargs or {}))
+        return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
 
 
 def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedProgram:
-    ids = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64, device="meta")
+    imitate_weights(model)
+    ids = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64)
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
         with torch.no_grad(), warnings.catch_warnings(), opaque_recurrences(model):
@@ -135,6 +125,10 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
             return torch.export.export(
                 _LogitsOnly(model), (ids, ids.clone()), dynamic_shapes=({1: seq}, {1: seq}), strict=False
             )
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"{model.config.model_type}: {error}; docs/families.md lists the families that are"
+        ) from error
     except Exception as error:  # The exporter has no common error type; every error means the same to the user.
         raise TraceError(
             f"{model.config.model_type} could not be exported with a dynamic length: {explain_export(model, error)}; "

@@ -1,4 +1,5 @@
-"""Says which stored tensors a text model leaves out: parts beside the text, and layers that predict further tokens."""
+"""Says which stored tensors a text model leaves out: parts beside the text, layers that predict further tokens, and
+indexers (fix_indexers.py)."""
 
 from __future__ import annotations
 
@@ -17,21 +18,35 @@ PREDICTING_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidd
 NOT_TEXT = "no part of the text model"
 NOT_PASSED = "text alone does not pass through it"
 PREDICTS = "predicts further tokens"
+PICKS_ALL = "picks every position of sequences as short as max_seq_len"
 
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYER = re.compile(r"^(.*?\.)?(\d+)\.")
 _PREDICTING = re.compile(r"^(?:.*?\.)?mtp[a-z_]*(?=\.)")
 
 
 def left_out_parts(
-    model: PreTrainedModel, checkpoint: Checkpoint, part: TextPart, targets: dict[str, str], used: set[str]
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    part: TextPart,
+    targets: dict[str, str],
+    used: set[str],
+    indexers: list[str],
 ) -> dict[str, Any]:
     """Returns the record of what an engine leaves out, by the name of the part: {"reason", "tensors", "bytes"}.
 
     targets: the model's name of each stored tensor that the model takes, by the stored name. used: the stored names of
-    the tensors that the graph reads.
+    the tensors that the graph reads. indexers: the modules that fix_indexers took out; those of all layers are one
+    part.
     """
     named = {tensor: (_beside(part, target), NOT_TEXT) for tensor, target in targets.items() if not part.holds(target)}
-    named |= {tensor: (layer, NOT_PASSED) for tensor, layer in _not_passed(part, targets, used).items()}
+    named |= _not_passed(part, targets, used)
+    named |= {
+        tensor: (_LAYER_NUMBER.sub("*", name), PICKS_ALL)
+        for tensor, target in targets.items()
+        for name in indexers
+        if target.startswith(f"{name}.") and part.holds(target)
+    }
     predicting = predicting_tensors(model, checkpoint, part, targets)
     named |= {tensor: (layer, PREDICTS) for tensor, layer in predicting.items()}
     record: dict[str, Any] = {}
@@ -90,15 +105,24 @@ def _declared(model: PreTrainedModel) -> tuple[str, int]:
     return PREDICTING_LAYERS[0], 0
 
 
-def _not_passed(part: TextPart, targets: dict[str, str], used: set[str]) -> dict[str, str]:
-    """Returns the tensors of the text part's layers of which the graph reads none, each with its layer's name."""
+def _not_passed(part: TextPart, targets: dict[str, str], used: set[str]) -> dict[str, tuple[str, str]]:
+    """Returns the tensors of the text part's layers of which the graph reads none, each with a name and the reason.
+
+    Of layers that stand between others that text passes, it is the layer's name. Where text passes none of a list of
+    layers, the list reads something else (the sound, say, of a model whose config has no text part of its own).
+    """
     layers = {
-        tensor: match[0].removesuffix(".")
-        for tensor, target in targets.items()
-        if part.holds(target) and (match := _LAYER.match(target))
+        tensor: match for tensor, target in targets.items() if part.holds(target) and (match := _LAYER.match(target))
     }
-    passed = {layers[tensor] for tensor in used if tensor in layers}
-    return {tensor: layer for tensor, layer in layers.items() if layer not in passed}
+    passed = {layers[tensor][0] for tensor in used if tensor in layers}
+    lists = {layers[tensor][1] for tensor in used if tensor in layers}
+    return {
+        tensor: (match[0].removesuffix("."), NOT_PASSED)
+        if match[1] in lists
+        else (match[1].removesuffix("."), NOT_TEXT)
+        for tensor, match in layers.items()
+        if match[0] not in passed
+    }
 
 
 def _beside(part: TextPart, target: str) -> str:

@@ -24,18 +24,19 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from tensorwright.builder.trace.fix_indexers import INDEXED, find_indexers, is_indexer
+from tensorwright.builder.trace.trace_recurrences import is_recurrent
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import TEXT_PART, Checkpoint
+from tensorwright.models.quantized.registry import CONFIG_KEYS
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 """Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py and
 fix_dynamic_rope.py)."""
 
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-"""Layers that attend. Other layers carry a state from token to token, or convolve."""
-
-FAMILIES_OF_RECURRENCES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5_text", "qwen3_next")
-"""The families whose recurrent layers build: those whose engines are tested against transformers."""
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", INDEXED, "attention", "mlp", "moe"}
+"""Layers that attend as all decoders do, once their indexers are taken out (fix_indexers.py), or that treat every token
+on its own. Other layers must have a recurrence that has an operation (trace_recurrences.py), or an indexer."""
 
 WIDE = ("sinks", "e_score_correction_bias")
 """Vectors that are read in float32, whatever the activation type: attention's sinks, and what corrects the choice of
@@ -70,6 +71,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
             f"{checkpoint.path}: {model_class.__name__} needs a package that is not installed: "
             f"{' '.join(str(error).split()):.200}"
         ) from error
+    _refuse_layers(checkpoint, model)
     for name in wide_weights(model, dtype):
         path, _, attribute = name.rpartition(".")
         module = model.get_submodule(path)
@@ -80,20 +82,41 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
 
 
 def wide_weights(model: PreTrainedModel, dtype: str) -> list[str]:
-    """Returns the names of the vectors, those of WIDE, that the family keeps in float32 beside a narrower `dtype`.
+    """Returns the names of the weights that the family keeps in float32 beside a narrower `dtype`: matrices, and the
+    vectors of WIDE.
 
-    Raises UnsupportedModelError for other weights that stay float32: no op of ours reads them so.
+    Raises UnsupportedModelError for other weights that stay float32: no op of ours reads them so. Those of indexers are
+    not read at all.
     """
-    kept = model._get_dtype_plan(getattr(torch, dtype))
-    patterns = {key: re.compile(key.replace("*", ".*")) for key in kept}
-    wide = {key: [name for name in model.state_dict() if pattern.search(name)] for key, pattern in patterns.items()}
-    unread = sorted(key for key, names in wide.items() if any(name.rpartition(".")[2] not in WIDE for name in names))
+    kept = _kept_in_float32(model, dtype)
+    read = {name for names in kept.values() for name in names if name.rpartition(".")[2] in WIDE}
+    read |= set(wide_matrices(model, dtype))
+    unread = sorted(key for key, names in kept.items() if not read.issuperset(names))
     if unread:
         raise UnsupportedModelError(
             f"{model.config.model_type} keeps {', '.join(unread)} in float32 when run in {dtype}, which is not "
             'supported yet; build with dtype="float32"'
         )
-    return [name for names in wide.values() for name in names]
+    return [name for names in kept.values() for name in names]
+
+
+def wide_matrices(model: PreTrainedModel, dtype: str) -> list[str]:
+    """Returns the names of the matrices that the family keeps in float32 beside `dtype`.
+
+    For float32 they are those beside bfloat16: an engine may be rebuilt in that type.
+    """
+    kept = _kept_in_float32(model, "bfloat16" if dtype == "float32" else dtype)
+    state = model.state_dict()
+    names = {name for names in kept.values() for name in names if name.rpartition(".")[2] not in WIDE}
+    return sorted(name for name in names if state[name].dim() == 2)
+
+
+def _kept_in_float32(model: PreTrainedModel, dtype: str) -> dict[str, list[str]]:
+    """Returns the names of the weights that each key of transformers' plan for `dtype` finds, but those of indexers."""
+    patterns = {key: re.compile(key.replace("*", ".*")) for key in model._get_dtype_plan(getattr(torch, dtype))}
+    unread_parts = tuple(f"{name}." for name in find_indexers(model))
+    names = [name for name in model.state_dict() if not name.startswith(unread_parts)]
+    return {key: [name for name in names if found.search(name)] for key, found in patterns.items()}
 
 
 def text_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -128,6 +151,9 @@ def load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         text = config.get_text_config()
     except Exception as error:  # config classes validate with exceptions of many types
         raise CheckpointError(f"{checkpoint.path}/config.json: is no valid {name} config: {error}") from error
+    for part in (config, text):  # The model is built as it was before its quantization; weights are decoded.
+        for key in CONFIG_KEYS:
+            vars(part).pop(key, None)
     # The class would make a text part of its default sizes. Some files have the values of the text part at the top.
     if text is not config and not {TEXT_PART, "thinker_config", "hidden_size"} & checkpoint.config.keys():
         raise CheckpointError(
@@ -152,18 +178,13 @@ def _mark(config: PreTrainedConfig, dtype: torch.dtype) -> None:
 
 
 def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
-    quantized = checkpoint.config.get("quantization_config")
-    if quantized is not None:
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: weights quantized with {method} are not read; give the unquantized checkpoint"
-        )
     if getattr(config, "reorder_and_upcast_attn", False):
         raise UnsupportedModelError(
             f"{checkpoint.path}: reorder_and_upcast_attn is refused; set it to false in config.json: scores are always "
             "computed in float32 here, which is what it asks for"
         )
-    _refuse_features(checkpoint, config)
+    if config.is_encoder_decoder:  # The trace would only say where it fails.
+        raise _refusal(checkpoint, config, "an encoder beside its decoder (is_encoder_decoder)")
     for rope_type in sorted(_rope_types(config)):
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModelError(
@@ -172,25 +193,27 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
             )
 
 
-def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
-    """Refuses, by its config name, what no pass could make a decoder of. The trace would only say where it fails."""
-    text = config.get_text_config()
-    kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
-    if text.model_type in FAMILIES_OF_RECURRENCES:
-        kinds = []
-    alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
-    found = (
-        (getattr(text, "index_topk", None), "attention to positions that an indexer picks (index_topk)"),
-        (kinds, f"layers of another kind than attention (layer_types: {', '.join(kinds)})"),
-        (config.is_encoder_decoder, "an encoder beside its decoder (is_encoder_decoder)"),
-        (alibi, "attention biases that grow with distance (alibi)"),
+def _refusal(checkpoint: Checkpoint, config: PreTrainedConfig, what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{checkpoint.path}/config.json: {config.model_type} has {what}, which is not supported; "
+        "docs/families.md lists what is"
     )
-    for there, what in found:
-        if there:
-            raise UnsupportedModelError(
-                f"{checkpoint.path}/config.json: {config.model_type} has {what}, which is not supported; "
-                "docs/families.md lists what is"
-            )
+
+
+def _refuse_layers(checkpoint: Checkpoint, model: PreTrainedModel) -> None:
+    """Refuses layers that neither attend as all decoders do, nor have an indexer or a recurrence with an operation."""
+    kinds: list[str] = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if not set(kinds) - LAYER_TYPES:
+        return
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == len(kinds)]
+    unknown = set()
+    for kind, layers in zip(kinds, zip(*lists, strict=True), strict=True) if lists else ():
+        parts = (part for layer in layers for part in layer.modules())
+        if kind not in LAYER_TYPES and not any(is_recurrent(part) or is_indexer(part) for part in parts):
+            unknown.add(kind)
+    if unknown or not lists:
+        names = ", ".join(sorted(unknown or set(kinds) - LAYER_TYPES))
+        raise _refusal(checkpoint, model.config, f"layers of another kind than attention (layer_types: {names})")
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:
@@ -203,7 +226,7 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
 def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Returns the class of transformers that computes logits from text, of those that the checkpoint may be of."""
     autos: list[Any] = [AutoModelForCausalLM]
-    if config.get_text_config() is not config:
+    if config.get_text_config() is not config or type(config) not in AutoModelForCausalLM._model_mapping:
         autos.append(AutoModelForMultimodalLM)
     found: list[Any] = [auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping]
     if not found:

@@ -8,9 +8,11 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 
 from tensorwright.builder.trace.join_filled import join_filled
+from tensorwright.builder.trace.narrow_convolutions import narrow_convolutions
 from tensorwright.errors import GraphError, TraceError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
@@ -45,7 +47,9 @@ def lower(
     `table` maps ATen names to handlers, with overload ("aten.view.default") or without ("aten.add").
     """
     join_filled(program.graph)
-    lowering = Lowering(graph, _length_symbol(program), table)
+    length = _length_symbol(program)
+    lowering = Lowering(graph, length, program.range_constraints[length], table)
+    narrow_convolutions(program.graph, lowering.type_of)
     for spec, node in zip(program.graph_signature.input_specs, _placeholders(program.graph), strict=True):
         if node.users or spec.kind == InputKind.USER_INPUT:  # The parts beside the text have parameters without users.
             lowering.bind_placeholder(spec, node, program, weights)
@@ -71,9 +75,11 @@ def _length_symbol(program: torch.export.ExportedProgram) -> sympy.Symbol:
 class Lowering:
     """One walk. `env` maps FX nodes to a Value, a Dim, a list of them, or a thunk that makes a Value on first use."""
 
-    def __init__(self, graph: Graph, length: sympy.Symbol, table: Mapping[str, Handler]):
+    def __init__(self, graph: Graph, length: sympy.Symbol, lengths: Any, table: Mapping[str, Handler]):
+        """lengths: the range of `length`, with a lower and an upper end."""
         self.graph = graph
         self.length = length
+        self.lengths = lengths
         self.table = table
         self.env: dict[torch.fx.Node, Any] = {}
         self.node: torch.fx.Node | None = None
@@ -110,7 +116,7 @@ class Lowering:
         return lambda: self.graph.add(op, (), attrs, [kind], names=[name], scope=name.rpartition(".")[0]).output
 
     def _constant(self, tensor: Any, node: torch.fx.Node, name: str) -> Any:
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
             raise TraceError(f"constant {name} has no value: it was computed from a tensor without storage")
         tensor = tensor.detach().cpu()
         # numpy has no bfloat16; float32 holds its values exactly.
@@ -249,6 +255,8 @@ class Lowering:
             return SEQ
         if expr.is_Integer:
             return int(expr)
+        if type(expr).__name__ == "Max":
+            return self._spell(self._largest(expr))
         parts = [self._spell(a) for a in expr.args]
         if expr.is_Add:
             return dims.add(*parts)
@@ -259,3 +267,13 @@ class Lowering:
         if type(expr).__name__ in ("FloorDiv", "CleanDiv"):
             return dims.floor_div(*parts)
         raise self.error(f"has a size {expr}, which is no expression of the sequence length")
+
+    def _largest(self, expr: Any) -> Any:
+        """Returns the argument of a maximum that is the largest at every length. Arguments are straight lines of the
+        length, so that the shortest and the longest decide."""
+        ends = (self.lengths.lower, self.lengths.upper)
+        for one in expr.args:
+            straight = all(sympy.diff(one - other, self.length, 2) == 0 for other in expr.args)
+            if straight and all((one - other).subs(self.length, end) >= 0 for other in expr.args for end in ends):
+                return one
+        raise self.error(f"has a size {expr}, whose larger part depends on the sequence length")

@@ -77,7 +77,8 @@ def _slice(low: Lowering, a: Args) -> Value:
     dim, step = a["dim"] % x.rank, a["step"]
     size, length = x.shape[dim], low.result_type()[1][dim]
     start = 0 if a["start"] is None else a["start"]
-    if isinstance(start, int) and start < 0:
+    from_the_end = start == dims.sub(0, length) if isinstance(start, str) else start < 0
+    if from_the_end:
         # torch clamps the start at 0. The difference of the sizes gives the clamped start.
         start = dims.sub(size, length) if step == 1 and a["end"] in (None, 2**63 - 1) else dims.add(size, start)
     if isinstance(start, int) and isinstance(size, int):
@@ -132,6 +133,12 @@ def _index(low: Lowering, a: Args) -> Value:
         raise low.error("indexes by a mask, whose result has no fixed size")
     run = _constant_run(a["self"], indices)
     return low.emit("index", a["self"], *indices) if run is None else take(low, a["self"], *run)
+
+
+def _index_select(low: Lowering, a: Args) -> Value:
+    if a["dim"] % a["self"].rank != 0:
+        raise low.error("picks from another dimension than the first; only rows have a meaning")
+    return low.emit("index", a["self"], a["index"])
 
 
 def _constant_run(x: Value, indices: list[Value | None]) -> tuple[int, int, int] | None:
@@ -201,19 +208,21 @@ TABLE: dict[str, Handler] = {
     f"aten.{name}": handler
     for handler, names in (
         (_view, ("view.default", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze.dims", "squeeze.default")),
+        (_view, ("view_as",)),
         (_expand, ("expand", "expand_as", "broadcast_to")),
         (_transpose, ("transpose.int", "t")),
         (_permute, ("permute",)),
         (_reversed, ("numpy_T",)),
         (_unsqueeze, ("unsqueeze",)),
         (_squeeze, ("squeeze.dim",)),
-        (_cat, ("cat", "concat")),
+        (_cat, ("cat", "concat", "concatenate")),
         (_stack, ("stack",)),
         (_slice, ("slice.Tensor",)),
         (_select, ("select.int",)),
         (_pieces, ("split.Tensor", "split.sizes", "split_with_sizes", "chunk")),
         (_unbind, ("unbind.int",)),
         (_index, ("index.Tensor",)),
+        (_index_select, ("index_select",)),
         (_repeat_interleave, ("repeat_interleave.self_int",)),
         (_repeat, ("repeat",)),
         (_gather, ("gather",)),

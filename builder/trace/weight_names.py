@@ -22,7 +22,7 @@ from tensorwright.builder.trace.text_part import TextPart, find_text_part
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.models.dtypes import FLOATS
+from tensorwright.models.dtypes import WEIGHTS
 
 _COMPARED_ROWS = 4096
 
@@ -72,11 +72,11 @@ def find_weights(model: PreTrainedModel, checkpoint: Checkpoint) -> TextWeights:
 
 
 def _require_floats(names: list[str], checkpoint: Checkpoint) -> None:
-    wrong = [f"  {name}: stored as {dtype}" for name in names if (dtype := checkpoint.dtype(name)) not in FLOATS]
+    wrong = [f"  {name}: stored as {dtype}" for name in names if (dtype := checkpoint.dtype(name)) not in WEIGHTS]
     if wrong:
         raise CheckpointError(
-            f"{checkpoint.path}: weights must be {', '.join(FLOATS)}; take the checkpoint before its quantization:\n"
-            + "\n".join(wrong)
+            f"{checkpoint.path}: weights must be {', '.join(WEIGHTS)}, and config.json names no quantization that "
+            "explains these; take the config.json that came with the weights:\n" + "\n".join(wrong)
         )
 
 
@@ -144,11 +144,15 @@ def _equal(a: str, b: str, checkpoint: Checkpoint) -> bool:
     """Returns whether two stored tensors hold the same bits; reads a few rows at a time, as tensors may be huge."""
     if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
         return False
-    left, right = checkpoint.read(a).data, checkpoint.read(b).data
-    if left.ndim == 0:
-        return left.tobytes() == right.tobytes()
-    starts = range(0, len(left), _COMPARED_ROWS)
-    return all(np.array_equal(left[i : i + _COMPARED_ROWS], right[i : i + _COMPARED_ROWS]) for i in starts)
+    if not checkpoint.shape(a):
+        return checkpoint.read(a).data.tobytes() == checkpoint.read(b).data.tobytes()
+    rows, *others = checkpoint.shape(a)
+
+    def part(name: str, start: int) -> np.ndarray:
+        ranges = ((start, min(rows, start + _COMPARED_ROWS)), *((0, size) for size in others))
+        return checkpoint.read_part(name, ranges).data
+
+    return all(np.array_equal(part(a, start), part(b, start)) for start in range(0, rows, _COMPARED_ROWS))
 
 
 def _require_one_shape(

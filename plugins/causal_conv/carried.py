@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-from tensorwright.ir.records import Instruction, Op, metadata, rows, shared, state
+from tensorwright.plugins.carried import advance_batch, make_instruction, make_op
 from tensorwright.plugins.causal_conv.op import ACTIVATIONS, convolve
 from tensorwright.plugins.rounding import round_to
 
@@ -31,37 +30,20 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[Any]:
     """Convolves every sequence of the batch. The states are a StateCache of one array [W - 1, C]."""
-    x, seq_starts, context_lens, state_slots, states, w, bias = (*inputs, None)[:7]
+    x, *batch = inputs[:5]
+    w, bias = (*inputs[5:], None)[:2]
     w = w.reshape(-1, x.shape[1])
-    y, after = np.zeros(x.shape, np.float64), {}
-    zero = (np.zeros((len(w) - 1, x.shape[1]), np.float32),)
-    for slot, begin, end, (before,) in states.read_batch(seq_starts, context_lens, state_slots, zero):
-        part = x[begin:end].astype(np.float32)
-        y[begin:end] = convolve(part, w, bias, attrs["activation"], before)
-        after[slot] = (np.concatenate([before, part])[len(part) :],)
-    return [round_to(y.astype(np.float32), act_dtype), states.write(after)]
+
+    def advance(part: slice, state: np.ndarray) -> np.ndarray:
+        rows = x[part].astype(np.float32)
+        y = convolve(rows, w, bias, attrs["activation"], state)
+        state[:] = np.concatenate([state, rows])[len(rows) :]
+        return y
+
+    y = np.zeros(x.shape, np.float64)
+    states = advance_batch(batch, np.zeros((len(w) - 1, x.shape[1]), np.float32), y, advance)
+    return [round_to(y.astype(np.float32), act_dtype), states]
 
 
-_BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("state_slots"), state("state"))
-OP = Op(
-    "carried_conv",
-    operands=(rows("x"), *_BATCH, shared("w", wide=True), shared("bias?", wide=True)),
-    attrs={"state": "int", "activation": "str"},
-    results=(rows("y"), state("state")),
-    stages=("cached",),
-    infer=infer,
-    reference=reference,
-    sequence_aware=True,
-    sums=True,
-)
-INSTRUCTION = Instruction(
-    "carried_conv",
-    number=20,
-    operands=(rows("x"), *_BATCH, shared("w", RAW), shared("bias?", RAW)),
-    results=(rows("y", narrow=True), state("state")),
-    attrs=OP.attrs,
-    words={"activation": ACTIVATIONS},
-    reference=reference,
-    sequence_aware=True,
-    sums=True,
-)
+OP = make_op("carried_conv", ("x",), ("w", "bias?"), {"activation": "str"}, infer, reference)
+INSTRUCTION = make_instruction(OP, number=20, words={"activation": ACTIVATIONS})

@@ -25,12 +25,11 @@ class CarriedConv : public Operation {
 
   void run(const StepView& view, ThreadTeam& team) override {
     const int32_t parts = (x_.cols + kChannelsPerTask - 1) / kChannelsPerTask;
-    team.run(view.step.seqs() * parts, [&](int task, int) {
-      const int32_t seq = task / parts, begin = task % parts * kChannelsPerTask;
+    split_sequences(view, team, parts, [&](int32_t seq, int32_t part) {
+      const int32_t begin = part * kChannelsPerTask;
       const int32_t* start = view.step.seq_starts.data() + seq;
       tw_causal_conv_args args{};
       args.tokens = start[1] - start[0];
-      if (args.tokens == 0) return;
       args.width = width_;
       args.channels = x_.cols;
       args.begin = begin;

@@ -15,6 +15,8 @@ TW_INLINE typename Set::Vector inputs(const tw_causal_conv_args* a, int64_t t, i
   return Set::load(a->state + (t + a->width - 1) * a->channels + c, count);
 }
 
+constexpr int64_t kAhead = 16;  // tokens
+
 template <typename Set>
 void causal_conv(const tw_causal_conv_args* a) {
   for (int64_t c = a->begin; c < a->end; c += Set::kLanes) {
@@ -23,6 +25,9 @@ void causal_conv(const tw_causal_conv_args* a) {
     for (int64_t j = 0; j < a->width; ++j) w[j] = Set::load(a->w + j * a->channels + c, count);
     const auto bias = a->bias ? Set::load(a->bias + c, count) : Set::all(0.0f);
     for (int64_t t = 0; t < a->tokens; ++t) {
+      // Rows lie so far apart that the processor does not foresee the next ones. Fetching past the end is
+      // legal.
+      __builtin_prefetch(a->x + (t + kAhead) * a->x_stride + c);
       auto sum = bias;
       for (int64_t j = 0; j < a->width; ++j) {
         sum = Set::fma(w[j], inputs<Set>(a, t - before + j, c, count), sum);

@@ -82,6 +82,18 @@ static inline __m256 tw_exp_avx2(__m256 x) {
   return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
+// Returns exp(x) for x of at most 0, or NaN. There 2^n is one factor, and no result is subnormal: adding n to
+// the exponent multiplies.
+static inline __m256 tw_exp_falling_avx2(__m256 x) {
+  const __m256 low = _mm256_set1_ps(TW_EXP_LOW);
+  __m256 r;
+  const __m256 n = tw_exp_reduce_avx2(_mm256_max_ps(x, low), &r);
+  const __m256i p = _mm256_castps_si256(tw_exp_polynomial_avx2(r));
+  const __m256i y = _mm256_add_epi32(p, _mm256_slli_epi32(_mm256_cvttps_epi32(n), 23));
+  const __m256 kept = _mm256_and_ps(_mm256_castsi256_ps(y), _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
+  return _mm256_blendv_ps(kept, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
 static inline __m256 tw_silu_avx2(__m256 x) {
   const __m256 minus_x = _mm256_xor_ps(x, _mm256_set1_ps(-0.0f));
   return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), tw_exp_avx2(minus_x)));
@@ -186,6 +198,7 @@ struct Avx2 {
   static TW_INLINE Mask at_most(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
   static TW_INLINE Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
   static TW_INLINE Vector exp(Vector a) { return tw_exp_avx2(a); }
+  static TW_INLINE Vector exp_falling(Vector a) { return tw_exp_falling_avx2(a); }
   static TW_INLINE Vector silu(Vector a) { return tw_silu_avx2(a); }
   static TW_INLINE float tree_sum(const Vector (&lanes)[2]) { return tw_tree_sum_avx2(lanes[0], lanes[1]); }
 };

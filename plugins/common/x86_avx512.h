@@ -68,6 +68,18 @@ static inline __m512 tw_exp_avx512(__m512 x) {
   return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
 }
 
+// Returns exp(x) for x of at most 0, or NaN. There 2^n is one factor, and no result is subnormal: adding n to
+// the exponent multiplies.
+static inline __m512 tw_exp_falling_avx512(__m512 x) {
+  const __m512 low = _mm512_set1_ps(TW_EXP_LOW);
+  __m512 r;
+  const __m512 n = tw_exp_reduce_avx512(_mm512_max_ps(x, low), &r);
+  const __m512i p = _mm512_castps_si512(tw_exp_polynomial_avx512(r));
+  const __m512i y = _mm512_add_epi32(p, _mm512_slli_epi32(_mm512_cvttps_epi32(n), 23));
+  const __m512 kept = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), y));
+  return _mm512_mask_mov_ps(kept, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+
 static inline __m512 tw_silu_avx512(__m512 x) {
   __m512 minus_x =
       _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN)));
@@ -125,6 +137,7 @@ struct Avx512 {
     return _mm512_mask_mov_ps(no, mask, yes);
   }
   static TW_INLINE Vector exp(Vector a) { return tw_exp_avx512(a); }
+  static TW_INLINE Vector exp_falling(Vector a) { return tw_exp_falling_avx512(a); }
   static TW_INLINE Vector silu(Vector a) { return tw_silu_avx512(a); }
   static TW_INLINE float tree_sum(const Vector (&lanes)[1]) { return tw_tree_sum_avx512(lanes[0]); }
 };

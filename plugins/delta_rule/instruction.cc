@@ -9,6 +9,8 @@
 namespace tensorwright {
 namespace {
 
+constexpr int32_t kMaxWidth = 1 << 20;
+
 class CarriedDeltaRule : public Operation {
  public:
   CarriedDeltaRule(const Instruction& instruction, const OpContext& context)
@@ -21,21 +23,22 @@ class CarriedDeltaRule : public Operation {
         key_heads_(instruction.ints[1]),
         heads_(instruction.ints[2]),
         keys_((row_.cols - y_.cols) / (2 * key_heads_)),
+        decays_(dt_.cols / heads_),
         width_(instruction.ints[3]),
         beta_scale_(instruction.floats[0]),
         w_(context.weight_floats(instruction.weight[0])),
         kernel_(choose("delta_rule", delta_rule_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
-    team.run(view.step.seqs() * heads_, [&](int task, int) {
-      const int32_t seq = task / heads_, head = task % heads_, key_head = head / (heads_ / key_heads_);
+    split_sequences(view, team, heads_, [&](int32_t seq, int32_t head) {
+      const int32_t key_head = head / (heads_ / key_heads_);
       const int32_t* start = view.step.seq_starts.data() + seq;
       const float* row = row_.floats(view, start[0]);
       tw_delta_rule_args args{};
       args.tokens = start[1] - start[0];
-      if (args.tokens == 0) return;
       args.keys = keys_;
       args.width = width_;
+      args.decays = decays_;
       args.fresh = view.step.first_position(seq) == 0;
       args.y_dtype = y_.dtype;
       args.a = -tw_exp(w_[head]);
@@ -44,7 +47,7 @@ class CarriedDeltaRule : public Operation {
       args.k = args.q + int64_t{key_heads_} * keys_;
       args.v = row + int64_t{2} * key_heads_ * keys_ + int64_t{head} * width_;
       args.q_stride = row_.stride;
-      args.dt = dt_.floats(view, start[0]) + head;
+      args.dt = dt_.floats(view, start[0]) + int64_t{head} * decays_;
       args.dt_stride = dt_.stride;
       args.beta = beta_.floats(view, start[0]) + head;
       args.beta_stride = beta_.stride;
@@ -68,7 +71,7 @@ class CarriedDeltaRule : public Operation {
   BufferRef row_, dt_, beta_, y_;
   StateStorage& storage_;
   size_t state_;
-  int32_t key_heads_, heads_, keys_, width_;
+  int32_t key_heads_, heads_, keys_, decays_, width_;
   float beta_scale_;
   const float* w_;  // [heads]: log(-a)
   tw_delta_rule_fn kernel_;
@@ -79,12 +82,11 @@ class CarriedDeltaRule : public Operation {
 void check_carried_delta_rule(const InstructionCheck& c) {
   const int32_t key_heads = c.instruction.ints[1], heads = c.instruction.ints[2];
   const uint64_t state_bytes = c.state().bytes, cols = c.out(0)->cols, row = c.in(0)->cols;
-  constexpr int32_t kMost = 1 << 20;
-  c.require(key_heads >= 1 && heads >= key_heads && heads <= kMost && heads % key_heads == 0,
-            "heads must be a multiple of key_heads up to ", kMost, ", are ", heads, " and ", key_heads);
+  c.require(key_heads >= 1 && heads >= key_heads && heads <= c.kMaxHeads && heads % key_heads == 0,
+            "heads must be a multiple of key_heads up to ", c.kMaxHeads, ", are ", heads, " and ", key_heads);
   const auto count = static_cast<uint64_t>(heads);
-  c.require(c.instruction.ints[3] >= 1 && c.instruction.ints[3] <= kMost, "width must be 1 to ", kMost,
-            ", is ", c.instruction.ints[3]);
+  c.require(c.instruction.ints[3] >= 1 && c.instruction.ints[3] <= kMaxWidth, "width must be 1 to ",
+            kMaxWidth, ", is ", c.instruction.ints[3]);
   c.require_cols("y", c.out(0), count * static_cast<uint64_t>(c.instruction.ints[3]));
   const uint64_t each = 2 * static_cast<uint64_t>(key_heads);
   const uint64_t keys = row > cols ? (row - cols) / each : 0;
@@ -95,7 +97,8 @@ void check_carried_delta_rule(const InstructionCheck& c) {
   c.require_same_kind();
   c.require(c.out(0)->dtype == TW_F32 || c.out(0)->dtype == TW_BF16, "y must be float32 or bfloat16");
   for (int i = 0; i < 3; ++i) c.require_float32("every input", c.in(i));
-  c.require_cols("dt", c.in(1), count);
+  c.require(c.in(1)->cols == count || c.in(1)->cols == count * keys, "dt must have ", count, " cols, or ",
+            count * keys, ", has ", c.in(1)->cols);
   c.require_cols("beta", c.in(2), count);
   c.require_raw("w", c.weight(0), count);
   c.require_finite("beta_scale", c.instruction.floats[0]);

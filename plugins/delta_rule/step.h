@@ -6,9 +6,9 @@
 #include "plugins/common/tanh.h"
 #include "plugins/delta_rule/kernel.h"
 
-// Returns what is left of the state at token t.
-static inline float tw_delta_decay(const tw_delta_rule_args* a, int64_t t) {
-  return tw_exp(a->a * tw_softplus(a->dt[t * a->dt_stride]));
+// Returns what is left of the state at token t, or of its row `key` where each has a decay of its own.
+static inline float tw_delta_decay(const tw_delta_rule_args* a, int64_t t, int64_t key) {
+  return tw_exp(a->a * tw_softplus(a->dt[t * a->dt_stride + key]));
 }
 
 // Returns how much of the error token t takes back.

@@ -37,13 +37,14 @@ enum tw_elementwise_code {
   TW_EW_GELU_TANH,
   TW_EW_GELU_ERF,
   TW_EW_ERF,
+  TW_EW_SOFTPLUS,
 };
 
 enum { TW_EW_BYTES = 32, TW_EW_STACK = 8, TW_EW_INPUTS = 4, TW_EW_CONSTANTS = 4 };
 
 static inline int tw_ew_is_operand(int code) { return code >= TW_EW_X0 && code <= TW_EW_C3; }
 static inline int tw_ew_is_binary(int code) { return code >= TW_EW_ADD && code <= TW_EW_MIN; }
-static inline int tw_ew_is_unary(int code) { return code >= TW_EW_NEG && code <= TW_EW_ERF; }
+static inline int tw_ew_is_unary(int code) { return code >= TW_EW_NEG && code <= TW_EW_SOFTPLUS; }
 
 typedef struct tw_elementwise_args {
   int32_t rows, width;

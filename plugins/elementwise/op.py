@@ -46,6 +46,7 @@ UNARY: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "gelu_tanh": (42, lambda x: 0.5 * x * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
     "gelu": (43, lambda x: 0.5 * x * (1.0 + _erf(x / math.sqrt(2)))),
     "erf": (44, _erf),
+    "softplus": (45, lambda x: np.logaddexp(0.0, x)),
 }
 
 

@@ -1,5 +1,6 @@
 // elementwise, the reference in plain C: one column at a time.
 #include "plugins/common/bf16.h"
+#include "plugins/common/softplus.h"
 #include "plugins/common/tanh.h"
 #include "plugins/elementwise/kernel.h"
 
@@ -51,6 +52,8 @@ inline float unary(int code, float a) {
       return tw_gelu_erf(a);
     case TW_EW_ERF:
       return tw_erf(a);
+    case TW_EW_SOFTPLUS:
+      return tw_softplus(a);
   }
   return a;  // no other code passes the plan's check
 }

@@ -3,6 +3,7 @@
 #ifndef TENSORWRIGHT_PLUGINS_ELEMENTWISE_X86_H_
 #define TENSORWRIGHT_PLUGINS_ELEMENTWISE_X86_H_
 
+#include "plugins/common/x86_softplus.h"
 #include "plugins/common/x86_tanh.h"
 #include "plugins/elementwise/kernel.h"
 
@@ -58,6 +59,8 @@ inline Vector unary(int code, Vector a) {
       return gelu_erf_lanes<Set>(a);
     case TW_EW_ERF:
       return erf_lanes<Set>(a);
+    case TW_EW_SOFTPLUS:
+      return softplus_lanes<Set>(a);
   }
   return a;  // no other code passes the plan's check
 }

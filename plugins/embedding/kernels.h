@@ -7,7 +7,7 @@
 
 namespace tensorwright {
 
-// dtype: the table's dtype, TW_F32, TW_BF16, TW_I8 or TW_I4.
+// dtype: the table's dtype, TW_F32, TW_BF16, or one of quantized weights.
 std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);
 
 }  // namespace tensorwright

@@ -1,6 +1,7 @@
 """Defines what an expert computes between its two products, and the attributes that say it.
 
-    gated       act(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset),  where [gate, up] are the two halves
+    gated       act(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset),  where [gate, up] are the two halves;
+                min(act(gate), limit) takes the place of act(min(gate, limit)) if `limits_activated`
     not gated   act(up), and the square of that if `squared`
 
 act is `activation`, one of plugins/gated.py; with a `slope`, silu is x * sigmoid(slope * x).
@@ -19,6 +20,7 @@ from tensorwright.plugins.gated import ACTIVATIONS
 OPTIONAL_ATTRS = {
     "gated": "bool",
     "squared": "bool",
+    "limits_activated": "bool",
     "slope": "float",
     "limit": "float",
     "up_offset": "float",
@@ -27,6 +29,7 @@ OPTIONAL_ATTRS = {
 DEFAULTS: dict[str, Any] = {
     "gated": True,
     "squared": False,
+    "limits_activated": False,
     "slope": 1.0,
     "limit": float("inf"),
     "up_offset": 0.0,
@@ -57,8 +60,12 @@ def apply_gate(wide: np.ndarray, attrs: dict[str, Any]) -> np.ndarray:
             y = _activate(wide, every)
             return y * y if every["squared"] else y
         gate, up = np.split(wide, 2, axis=-1)
-        gate, up = np.minimum(gate, every["limit"]), np.clip(up, -every["limit"], every["limit"])
-        return _activate(gate, every) * (up + every["up_offset"])
+        limit = every["limit"]
+        if every["limits_activated"]:
+            gate = np.minimum(_activate(gate, every), limit)
+        else:
+            gate = _activate(np.minimum(gate, limit), every)
+        return gate * (np.clip(up, -limit, limit) + every["up_offset"])
 
 
 def _activate(x: np.ndarray, every: dict[str, Any]) -> np.ndarray:

@@ -1,4 +1,5 @@
-// experts: y = sum over slots of weights[slot] * expert index[slot] of x.
+// experts: y = sum over slots of weights[slot] * expert index[slot] of x. Experts whose numbers come behind
+// those of the matrices are identities: they give x.
 //
 // The pairs (row, slot) of a step are sorted by expert, stably, and their rows of x are copied side by side,
 // so that both products of an expert read its matrices once. A product gives a row the same bits in any
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "plugins/common/bf16.h"
 #include "plugins/experts/instruction_pairs.h"
 #include "plugins/matmul/kernels.h"
 #include "plugins/matmul/pack.h"
@@ -127,6 +129,17 @@ GroupedProduct make_product(const OpContext& context, int32_t weight, int32_t ex
 
 namespace {
 
+// Copies a row, in float32 or bfloat16, to a row of float32.
+void copy_floats(const PaddedRows& from, const PaddedRows& to, int32_t row) {
+  auto* y = reinterpret_cast<float*>(to.at(row));
+  if (from.dtype == TW_F32) {
+    std::memcpy(y, from.at(row), static_cast<size_t>(from.row_bytes()));
+    return;
+  }
+  const auto* x = reinterpret_cast<const uint16_t*>(from.at(row));
+  for (int64_t c = 0; c < from.cols; ++c) y[c] = tw_bf16_to_f32(x[c]);
+}
+
 class Experts : public Operation {
  public:
   Experts(const Instruction& instruction, const OpContext& context)
@@ -134,7 +147,7 @@ class Experts : public Operation {
         weights_(context.buffer(instruction.in[2])),
         y_(context.buffer(instruction.out[0])),
         experts_(instruction.ints[0]),
-        pairs_(context.buffer(instruction.in[1]), experts_),
+        pairs_(context.buffer(instruction.in[1]), experts_, instruction.ints[2]),
         down_(make_product(context, instruction.weight[1], experts_, y_.cols, TW_EPILOGUE_NONE, x_.dtype)),
         gate_up_(make_product(context, instruction.weight[0], experts_, down_.k(),
                               TW_EPILOGUE_GATED + instruction.ints[1], x_.dtype)) {}
@@ -156,6 +169,10 @@ class Experts : public Operation {
     });
     gate_up_.run(team, pairs_.starts(), s.taken, s.inner, s.product);
     down_.run(team, pairs_.starts(), s.inner, s.results, s.product);
+    const int32_t first = pairs_.first_identity();
+    split_rows(team, pairs - first, x_.cols, [&](int32_t begin, int32_t end) {
+      for (int32_t i = first + begin; i < first + end; ++i) copy_floats(s.taken, s.results, i);
+    });
     split_rows(team, rows, int64_t{y_.cols} * pairs_.slots(), [&](int32_t begin, int32_t end) {
       for (int32_t row = begin; row < end; ++row) {
         add_slots(pairs_, s.results, weights_.floats(view, row), nullptr, row, y_.floats(view, row), y_.cols);
@@ -207,7 +224,7 @@ void check_experts(const InstructionCheck& c) {
   const int32_t experts = c.instruction.ints[0], activation = c.instruction.ints[1];
   const BufferRecord *x = c.in(0), *index = c.in(1);
   const WeightRecord* down = c.weight(1);
-  check_index(c);
+  check_index(c, c.instruction.ints[2]);
   c.require(activation >= 0 && activation < TW_ACTIVATIONS, "activation must be below ", int{TW_ACTIVATIONS},
             ", is ", activation);
   c.require_float32("y", c.out(0));

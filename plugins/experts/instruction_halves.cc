@@ -22,23 +22,24 @@ namespace {
 // What is computed between the two products.
 struct Gate {
   int activation;
-  bool gated, squared;
+  bool gated, squared, limits_activated;
   float slope, limit, up_offset;
 
   float activate(float x) const {
     const float y = activation == TW_SILU ? x / (1.0f + tw_exp(-slope * x)) : tw_activate(activation, x);
     return squared ? y * y : y;
   }
+  // A comparison with NaN is false, so that NaN stays.
+  float bounded(float x) const { return x > limit ? limit : x; }
   float operator()(float gate, float up) const {
-    // A comparison with NaN is false, so that NaN stays.
-    gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
-    return activate(gate) * (up + up_offset);
+    gate = limits_activated ? bounded(activate(gate)) : activate(bounded(gate));
+    return gate * (up + up_offset);
   }
 };
 
 Gate gate_of(const Instruction& i) {
-  return {i.ints[1], i.ints[2] != 0, i.ints[3] != 0, i.floats[0], i.floats[1], i.floats[2]};
+  return {i.ints[1], i.ints[2] != 0, i.ints[3] != 0, i.ints[4] != 0, i.floats[0], i.floats[1], i.floats[2]};
 }
 
 void store(void* row, int dtype, int32_t column, float value) {
@@ -238,7 +239,7 @@ void check_experts_up(const InstructionCheck& c) {
   check_index(c);
   c.require(gate.activation >= 0 && gate.activation < TW_ACTIVATIONS, "activation must be below ",
             int{TW_ACTIVATIONS}, ", is ", gate.activation);
-  for (int i : {2, 3}) {
+  for (int i : {2, 3, 4}) {
     c.require(c.instruction.ints[i] == 0 || c.instruction.ints[i] == 1, "ints[", i, "] must be 0 or 1, is ",
               c.instruction.ints[i]);
   }

@@ -11,8 +11,11 @@
 
 namespace tensorwright {
 
-SortedPairs::SortedPairs(const BufferRef& index, int32_t experts)
-    : index_(index), experts_(experts), starts_(static_cast<size_t>(experts) + 1) {}
+SortedPairs::SortedPairs(const BufferRef& index, int32_t experts, int32_t identities)
+    : index_(index),
+      experts_(experts),
+      identities_(identities),
+      starts_(static_cast<size_t>(experts) + (identities > 0 ? 2 : 1)) {}
 
 int64_t SortedPairs::reserve(const StepLimits& limits) {
   const int64_t rows = index_.kind == static_cast<int>(BufferKind::kTokens) ? limits.tokens : limits.rows;
@@ -35,16 +38,17 @@ void SortedPairs::sort(const StepView& view) {
     }
   };
   each([&](int32_t expert, int32_t) {
-    if (expert < 0 || expert >= experts_) {
-      throw Error("EngineError", concat("experts: index must be 0 to ", experts_ - 1, ", is ", expert,
-                                        "; rebuild the engine with build-engine"));
+    if (expert < 0 || expert >= experts_ + identities_) {
+      throw Error("EngineError", concat("experts: index must be 0 to ", experts_ + identities_ - 1, ", is ",
+                                        expert, "; rebuild the engine with build-engine"));
     }
-    ++starts_[static_cast<size_t>(expert) + 1];
+    ++starts_[static_cast<size_t>(std::min(expert, experts_)) + 1];
   });
-  taken_experts_ = std::count_if(starts_.begin() + 1, starts_.end(), [](int32_t n) { return n > 0; });
+  taken_experts_ =
+      std::count_if(starts_.begin() + 1, starts_.begin() + 1 + experts_, [](int32_t n) { return n > 0; });
   for (size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
   each([&](int32_t expert, int32_t pair) {
-    const int32_t place = starts_[static_cast<size_t>(expert)]++;
+    const int32_t place = starts_[static_cast<size_t>(std::min(expert, experts_))]++;
     pairs_[static_cast<size_t>(place)] = pair;
     places_[static_cast<size_t>(pair)] = place;
   });
@@ -74,14 +78,15 @@ void add_slots(const SortedPairs& pairs, const PaddedRows& results, const float*
   }
 }
 
-void check_index(const InstructionCheck& c) {
+void check_index(const InstructionCheck& c, int32_t identities) {
   const int32_t experts = c.instruction.ints[0];
   const BufferRecord* index = c.in(1);
   c.require_same_kind();
   c.require(experts >= 1 && experts <= (1 << 16), "experts must be 1 to 65536, is ", experts);
+  c.require(identities >= 0 && identities <= (1 << 16), "identities must be 0 to 65536, is ", identities);
   c.require(index->dtype == TW_I32, "index must be int32, has dtype ", index->dtype);
-  c.require(index->cols <= static_cast<uint32_t>(experts), "index must have at most ", experts, " cols, has ",
-            index->cols);
+  c.require(index->cols <= static_cast<uint32_t>(experts + identities), "index must have at most ",
+            experts + identities, " cols, has ", index->cols);
   c.require_float32("weights", c.in(2));
   c.require_cols("weights", c.in(2), index->cols);
 }

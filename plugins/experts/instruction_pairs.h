@@ -13,8 +13,9 @@ class InstructionCheck;
 
 class SortedPairs {
  public:
-  // index: the experts of each row, one for each slot.
-  SortedPairs(const BufferRef& index, int32_t experts);
+  // index: the experts of each row, one for each slot. identities: how many numbers behind those of the
+  // experts stand for experts without matrices. Their pairs come last.
+  SortedPairs(const BufferRef& index, int32_t experts, int32_t identities = 0);
 
   // Takes memory for the largest step. Throws OutOfMemoryError if it has more pairs than 32 bits count.
   // Returns the number of pairs.
@@ -27,8 +28,10 @@ class SortedPairs {
   int32_t experts() const { return experts_; }
   int32_t slots() const { return index_.cols; }
   int32_t count() const { return starts_.back(); }
-  // The first place of each expert's pairs, and the end.
+  // The first place of each expert's pairs, and the end; with identities, theirs and the end.
   const std::vector<int32_t>& starts() const { return starts_; }
+  // The first place of the pairs of identities. It is count() if there are none.
+  int32_t first_identity() const { return starts_[static_cast<size_t>(experts_)]; }
   // The pair at a place: row * slots + slot.
   int32_t pair(int32_t place) const { return pairs_[static_cast<size_t>(place)]; }
   int32_t row(int32_t place) const { return pair(place) / slots(); }
@@ -43,7 +46,7 @@ class SortedPairs {
 
  private:
   BufferRef index_;
-  int32_t experts_;
+  int32_t experts_, identities_;
   std::vector<int32_t> pairs_, places_, starts_;
   int64_t taken_experts_ = 0;
 };
@@ -55,7 +58,7 @@ void add_slots(const SortedPairs& pairs, const PaddedRows& results, const float*
                int32_t row, float* y, int32_t cols);
 
 // Checks the number of experts and the buffer that names the experts of each row.
-void check_index(const InstructionCheck& c);
+void check_index(const InstructionCheck& c, int32_t identities = 0);
 
 // Checks the matrices of all experts. panels: of all of them together.
 void check_expert_matrices(const InstructionCheck& c, const char* what, int weight, uint64_t panels,

@@ -1,7 +1,7 @@
 """experts(x, index, weights, up, down, up_bias?, down_bias?){activation, ...}:  a mixture of experts
 
     y = sum over slots s of weights[s] * expert index[s] of x
-    expert e of x = down[e] gate(up[e] x + up_bias[e]) + down_bias[e]
+    expert e of x = down[e] gate(up[e] x + up_bias[e]) + down_bias[e], or x for the `identities` numbers from E on
 
 gate.py says what stands between the products, and which attributes a node may lack. Most experts are gated: up holds
 the rows of the gate first and then those of up, and the gate is act(gate) * up.
@@ -31,7 +31,9 @@ Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns the type of x. Raises GraphError for operands that do not fit."""
-    halves = 2 if check_gate(attrs)["gated"] else 1
+    halves = 2 if check_gate({k: v for k, v in attrs.items() if k != "identities"})["gated"] else 1
+    if attrs.get("identities", 0) < 0:
+        raise GraphError(f"experts: identities must not be negative, got {attrs['identities']}")
     x, index, weights, up, down, up_bias, down_bias = (*inputs, None, None)[:7]
     if x is None or index is None or weights is None or up is None or down is None:
         raise GraphError("experts: all operands but biases must be present")
@@ -60,6 +62,9 @@ def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) ->
     for expert in np.unique(chosen):
         row, slot = np.nonzero(chosen == expert)
         share = shares[row, slot, None]
+        if 0 <= expert - up.shape[0] < attrs.get("identities", 0):
+            np.add.at(y, row, share * flat[row])
+            continue
         inner = inner_of(flat[row], up[expert], None if up_bias is None else up_bias[expert], share, attrs, multiply)
         given = multiply(inner, down[expert]) + (0.0 if down_bias is None else down_bias[expert].astype(np.float64))
         np.add.at(y, row, given if attrs.get("scales_input", False) else share * given)
@@ -94,7 +99,7 @@ OP = Op(
     "experts",
     operands=(*OPERANDS, *BIASES),
     attrs={"activation": "str"},
-    optional_attrs=OPTIONAL_ATTRS,
+    optional_attrs={**OPTIONAL_ATTRS, "identities": "int"},
     stages=("traced", "fused", "cached"),
     infer=infer,
     reference=reference,
@@ -106,11 +111,11 @@ INSTRUCTION = Instruction(
     "experts",
     number=15,
     operands=(*OPERANDS[:3], shared("gate_up", gated(PANELS)), shared("down", PANELS)),
-    attrs={"experts": "int", "activation": "str", "inner": "dtype"},
+    attrs={"experts": "int", "activation": "str", "identities": "int", "inner": "dtype"},
     words={"activation": ACTIVATIONS},
     kind="mixture",
     reference=reference,
     sums=True,
 )
-"""Gated experts without what a node may lack. `inner` is the type between the two products. It is not stored, for it is
-that of x."""
+"""Gated experts without what a node may lack, but with identities. `inner` is the type between the two products. It is
+not stored, for it is that of x."""

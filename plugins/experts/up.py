@@ -19,7 +19,7 @@ from tensorwright.plugins.gated import ACTIVATIONS
 
 GATE = {key: kind for key, kind in OPTIONAL_ATTRS.items() if key != "scales_input"}
 ATTRS = {"experts": "int", "activation": "str", **GATE, "inner": "dtype"}
-WORDS = {"activation": ACTIVATIONS, "gated": (False, True), "squared": (False, True)}
+WORDS = {"activation": ACTIVATIONS, "gated": (False, True), "squared": (False, True), "limits_activated": (False, True)}
 
 
 def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) -> list[np.ndarray]:

@@ -48,7 +48,7 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
 OP = Op(
     "head_products",
     operands=(rows("x"), shared("w")),
-    stages=("cached",),
+    stages=("fused", "cached"),
     infer=infer,
     reference=reference,
     kind="head product",

@@ -24,7 +24,7 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.head_products.op import heads_of
-from tensorwright.plugins.paged_attention.attention import attend
+from tensorwright.plugins.paged_attention.attention import attend, how_of
 from tensorwright.plugins.rms_norm.op import normalise
 from tensorwright.plugins.rotary.op import rotate
 from tensorwright.plugins.rounding import round_to
@@ -60,7 +60,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
         parts = heads_of(q[i], heads, q.shape[-1] // heads)
         absorbed = np.einsum("thn,hln->thl", parts[:, :, :inner].astype(np.float64), up_k.astype(np.float64))
         read = np.concatenate([absorbed, rotate(parts[:, :, inner:], turn)], axis=-1)
-        mixed = attend(read, k, k[:, :, :latent], 0, attrs["scale"], attrs["window"], attrs["softcap"])
+        mixed = attend(read, k, k[:, :, :latent], 0, **how_of(attrs))
         y.append(np.einsum("thl,hol->tho", mixed, up_v.astype(np.float64)).reshape(len(mixed), -1))
     return [round_to(np.stack(y).astype(np.float32), act_dtype)]
 
@@ -69,6 +69,7 @@ OP = Op(
     "latent_attention",
     operands=(rows("q"), rows("kv"), shared("norm"), shared("up_k"), shared("up_v"), rows("table?")),
     attrs={"eps": "float", "weight_offset": "float", "scale": "float", "window": "int", "softcap": "float"},
+    optional_attrs={"chunked": "bool"},
     stages=("fused",),
     infer=infer,
     reference=reference,

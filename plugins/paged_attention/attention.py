@@ -1,9 +1,12 @@
-"""attention(q, k, v, sinks?):  softmax(softcap(scale * q k^T), what each query may see) v,  one sequence, causal
+"""attention(q, k, v, sinks?, slopes?):  softmax(softcap(scale * q k^T) + bias) v of what each query sees,  causal
 
 q: [1, S, H, D], k: [1, S, Hkv, D], v: [1, S, Hkv, Dv], mostly Dv = D; query head h reads KV head h // (H / Hkv). With
-mask "causal" a query sees every position up to its own; with "window" only the last `window` of those.  softcap c > 0:
+mask "causal" a query sees every position up to its own; with "window" only the last `window` of those; with "chunk"
+only those of its own chunk of `window` positions, which begins at a multiple of `window`.  softcap c > 0:
 c * tanh(score / c).
 sinks: [H] float32, one score per head that joins the softmax and has no value.
+slopes: [H] float32; bias = slope * (position of the key - position of the query), nothing without slopes (ALiBi, Press
+et al. 2022).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tensorwright.plugins.rounding import round_to
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns [1, S, H, Dv] of q's type."""
-    q, k, v, sinks = with_sinks(inputs, 3)
+    q, k, v, sinks, slopes = with_vectors(inputs, 3)
     if q.rank != 4 or k.shape[:3] != v.shape[:3] or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise GraphError(
             f"attention: q must be [1, S, H, D], k [1, S, Hkv, D] and v [1, S, Hkv, Dv], "
@@ -29,23 +32,37 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
     heads, kv_heads = q.shape[2], k.shape[2]
     if not isinstance(heads, int) or not isinstance(kv_heads, int) or heads % kv_heads:
         raise GraphError(f"attention: {heads} query heads must be a multiple of {kv_heads} KV heads")
-    if attrs["mask"] not in ("causal", "window") or (attrs["mask"] == "window") != (attrs["window"] > 0):
+    if attrs["mask"] not in ("causal", "window", "chunk") or (attrs["mask"] != "causal") != (attrs["window"] > 0):
         raise GraphError(
-            f"attention: mask must be causal without or window with a window, "
+            f"attention: mask must be causal without a window, or window or chunk with one, "
             f"got {attrs['mask']!r} and window {attrs['window']}"
         )
-    check_sinks("attention", sinks, heads)
+    check_vectors("attention", sinks, slopes, heads)
     return [(q.dtype, (*q.shape[:3], v.shape[3]))]
 
 
-def with_sinks(inputs: list[Any], count: int) -> list[Any]:
-    """Returns `count` operands and the sinks, None if the op has no sinks."""
-    return [*inputs[:count], inputs[count] if len(inputs) > count else None]
+def with_vectors(inputs: list[Any], count: int) -> list[Any]:
+    """Returns `count` operands, then the sinks and the slopes, None for what the op lacks."""
+    return [*inputs, None, None][: count + 2]
 
 
-def check_sinks(op: str, sinks: Value | None, heads: int) -> None:
-    if sinks is not None and sinks.shape != (heads,):
-        raise GraphError(f"{op}: sinks must be [{heads}], one for each query head, got {list(sinks.shape)}")
+def check_vectors(op: str, sinks: Value | None, slopes: Value | None, heads: int) -> None:
+    for name, vector in (("sinks", sinks), ("slopes", slopes)):
+        if vector is not None and vector.shape != (heads,):
+            raise GraphError(f"{op}: {name} must be [{heads}], one for each query head, got {list(vector.shape)}")
+
+
+def how_of(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the attributes of any attention say of scores and masks, as attributes of `paged_attention`."""
+    chunked = attrs.get("mask") == "chunk" or attrs.get("chunked", False)
+    return {**{key: attrs[key] for key in ("scale", "window", "softcap")}, **({"chunked": True} if chunked else {})}
+
+
+def first_seen(position: np.ndarray, window: int, chunked: bool) -> np.ndarray:
+    """Returns the first position that each of these positions sees. A window of 0 holds all positions."""
+    if window == 0:
+        return np.zeros_like(position)
+    return position - position % window if chunked else np.maximum(0, position - window + 1)
 
 
 def attend(
@@ -57,6 +74,8 @@ def attend(
     window: int,
     softcap: float,
     sinks: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
+    chunked: bool = False,
 ) -> np.ndarray:
     """Attends with q [Q, H, D], at positions first_position + i, to k [L, Hkv, D], v [L, Hkv, Dv] -> [Q, H, Dv].
 
@@ -69,7 +88,9 @@ def attend(
     if softcap:
         score = softcap * np.tanh(score / softcap)
     query, key = first_position + np.arange(len(q))[:, None], np.arange(len(k))
-    seen = (key <= query) & ((key > query - window) if window else True)
+    if slopes is not None:
+        score = score + slopes.astype(np.float64).reshape(k.shape[1], group, 1, 1) * (key - query)
+    seen = (key <= query) & (key >= first_seen(query, window, chunked))
     score = np.where(seen, score, -np.inf)
     top = score.max(axis=-1, keepdims=True)
     beside = np.full((k.shape[1], group, 1, 1), -np.inf)
@@ -83,14 +104,15 @@ def attend(
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    q, k, v, sinks = with_sinks(inputs, 3)
-    y = [attend(q[i], k[i], v[i], 0, attrs["scale"], attrs["window"], attrs["softcap"], sinks) for i in range(len(q))]
+    q, k, v, *vectors = with_vectors(inputs, 3)
+    sinks, slopes = vectors
+    y = [attend(q[i], k[i], v[i], 0, **how_of(attrs), sinks=sinks, slopes=slopes) for i in range(len(q))]
     return [round_to(np.stack(y).astype(np.float32), act_dtype)]
 
 
 OP = Op(
     "attention",
-    operands=(rows("q"), rows("k"), rows("v"), shared("sinks?")),
+    operands=(rows("q"), rows("k"), rows("v"), shared("sinks?"), shared("slopes?")),
     attrs={"scale": "float", "mask": "str", "window": "int", "softcap": "float"},
     stages=("fused",),
     infer=infer,

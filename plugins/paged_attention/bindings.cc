@@ -18,6 +18,7 @@
 #include "plugins/paged_attention/layout.h"
 #include "runtime/bindings/kernel_bindings.h"
 #include "runtime/bindings/timed.h"
+#include "runtime/core/base/first_seen.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -29,7 +30,7 @@ void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t
   require(a.block_size > 0 && a.block_size % TW_LANES == 0 && TW_ATTENTION_SPLIT % a.block_size == 0,
           "block_size must be a multiple of 16 that divides " + std::to_string(TW_ATTENTION_SPLIT));
   const int64_t start = static_cast<int64_t>(a.split) * TW_ATTENTION_SPLIT;
-  const int64_t first = a.window > 0 ? a.first_position - a.window + 1 : 0;
+  const int64_t first = tw_first_seen(a.first_position, a.window, a.chunked);
   const int64_t begin = std::max(start, first);
   const int64_t end =
       std::min<int64_t>(start + TW_ATTENTION_SPLIT, static_cast<int64_t>(a.first_position) + a.queries);
@@ -40,11 +41,12 @@ void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t
   }
 }
 
-// q is [queries, group * head_dim], acc [queries, group, head_dim], max and sum [queries, group].
+// q is [queries, group * head_dim], acc [queries, group, head_dim], max and sum [queries, group], slopes
+// [group].
 void run_attention(size_t index, const Array& q, const Array& pages, const Array& block_table,
                    const Array& acc, const Array& max, const Array& sum, int kv_head, int block_size,
                    int first_position, int split, float scale, int window, float softcap,
-                   std::optional<int> kv_dtype) {
+                   std::optional<int> kv_dtype, const std::optional<Array>& slopes, bool chunked) {
   require(q.ndim() == 2 && pages.ndim() == 2 && acc.ndim() == 3,
           "q and pages must be matrices, acc [Q, G, D]");
   tw_attention_args a = {};
@@ -60,9 +62,11 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   a.block_size = block_size;
   a.first_position = first_position;
   a.window = window;
+  a.chunked = chunked;
   a.split = split;
   a.scale = scale;
   a.softcap = softcap;
+  if (slopes) a.slopes = array_data<float>(*slopes, TW_F32, a.group, "slopes");
   a.q = array_data<void>(q, a.q_dtype, rows * a.head_dim, "q");
   a.q_stride = q.stride(0);
   a.pages = array_data<char>(pages, TW_I8, 0, "pages") + static_cast<size_t>(kv_head) * head_bytes;
@@ -140,7 +144,7 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
   const int first = w.context - w.queries + begin, group = w.group();
   const int64_t rows = static_cast<int64_t>(count) * group,
                 bytes = static_cast<int64_t>(tw_dtype_bytes(w.q_dtype()));
-  const int low = w.window > 0 ? std::max(0, first - w.window + 1) / TW_ATTENTION_SPLIT : 0;
+  const int low = static_cast<int>(tw_first_seen(first, w.window, 0) / TW_ATTENTION_SPLIT);
   const int high = (first + count - 1) / TW_ATTENTION_SPLIT;
   const int64_t all = rows * (high - low + 1);
   scratch.acc.resize(static_cast<size_t>(all * w.head_dim));
@@ -241,7 +245,8 @@ void bind(nb::module_& m) {
   m.def("attention_combine_table", [] { return kernel_list(attention_combine_kernels()); });
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
         "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
-        "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none());
+        "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none(), "slopes"_a = nb::none(),
+        "chunked"_a = false);
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def("latent_values_table", [] { return kernel_list(latent_values_kernels()); });

@@ -58,6 +58,7 @@ class PagedAttention : public Operation {
         scale_(instruction.floats[0]),
         softcap_(instruction.floats[1]),
         sinks_(context.weight_floats(instruction.weight[0])),
+        slopes_(context.weight_floats(instruction.weight[1])),
         attend_(choose("attention", attention_kernels(kv_dtype()), context.isa)),
         combine_(choose("attention_combine", attention_combine_kernels(), context.isa)),
         latent_values_(choose("latent_values", latent_values_kernels(), context.isa)) {
@@ -106,7 +107,7 @@ class PagedAttention : public Operation {
     for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
       const int64_t queries = queries_of(view, seq);
       const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
-      const int64_t seen = layer_.window ? std::min<int64_t>(context, layer_.window + queries) : context;
+      const int64_t seen = context - first_seen(context - queries);
       cost.bytes += queries > 0 ? seen * position_bytes : 0;
       cost.operations += 2 * queries * std::max<int64_t>(0, seen - queries / 2) * units_per_tile_ * group_ *
                          (head_dim_ + v_dim_);
@@ -117,6 +118,9 @@ class PagedAttention : public Operation {
 
  private:
   int kv_dtype() const { return static_cast<int>(layer_.dtype); }
+  int64_t first_seen(int64_t position) const {
+    return tw_first_seen(position, layer_.window, layer_.chunked);
+  }
   size_t v_row_bytes() const { return static_cast<size_t>(v_dim_) * tw_dtype_bytes(kv_dtype()); }
 
   static int32_t queries_of(const StepView& view, int32_t seq) {
@@ -149,9 +153,7 @@ class PagedAttention : public Operation {
       const int32_t first = view.step.context_lens[static_cast<size_t>(seq)] - queries;
       for (int32_t i = 0; i < queries; i += tile_queries_) {
         QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0};
-        const int32_t window = static_cast<int32_t>(layer_.window);
-        if (window > 0 && tile.position >= window)
-          tile.first_split = (tile.position - window + 1) / TW_ATTENTION_SPLIT;
+        tile.first_split = static_cast<int32_t>(first_seen(tile.position) / TW_ATTENTION_SPLIT);
         tile.splits = (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split;
         tiles_.push_back(tile);
       }
@@ -189,7 +191,7 @@ class PagedAttention : public Operation {
     char* rows = view.scratch + values_at_ + value_bytes_ * static_cast<size_t>(thread);
     const int64_t start = int64_t{args.split} * TW_ATTENTION_SPLIT;
     const int64_t last = int64_t{args.first_position} + args.queries - start;
-    const int64_t first = args.window > 0 ? int64_t{args.first_position} - args.window + 1 - start : 0;
+    const int64_t first = tw_first_visible(&args, 0);
     const auto end = static_cast<int32_t>(std::min<int64_t>(last, TW_ATTENTION_SPLIT));
     for (int32_t at = static_cast<int32_t>(std::max<int64_t>(0, first)) / TW_LANES * TW_LANES; at < end;
          at += TW_LANES) {
@@ -219,9 +221,11 @@ class PagedAttention : public Operation {
     args.block_size = block_size_;
     args.first_position = tile.position;
     args.window = static_cast<int32_t>(layer_.window);
+    args.chunked = layer_.chunked;
     args.split = tile.first_split + split;
     args.scale = scale_;
     args.softcap = softcap_;
+    args.slopes = slopes_ ? slopes_ + part * group_ : nullptr;
     args.q_dtype = q_.dtype;
     args.q = q_.at(view, tile.token) +
              static_cast<size_t>(part * group_) * static_cast<size_t>(head_dim_) * tw_dtype_bytes(q_.dtype);
@@ -268,7 +272,8 @@ class PagedAttention : public Operation {
   int32_t group_;  // query heads of a unit
   int32_t tile_queries_, block_size_, max_splits_;
   float scale_, softcap_;
-  const float* sinks_;  // [heads], or null
+  const float* sinks_;   // [heads], or null
+  const float* slopes_;  // [heads], or null
   tw_attention_fn attend_;
   tw_attention_combine_fn combine_;
   tw_latent_values_fn latent_values_;
@@ -297,6 +302,7 @@ void check_paged_attention(const InstructionCheck& c) {
   c.require_cols("q", c.in(0), heads * layer.head_dim);
   c.require_cols("y", c.out(0), heads * (layer.v_dim > 0 ? layer.v_dim : layer.head_dim));
   c.require_raw("sinks", c.weight(0), heads);
+  c.require_raw("slopes", c.weight(1), heads);
   c.require_finite("scale", c.instruction.floats[0]);
   c.require_finite("softcap", c.instruction.floats[1]);
   c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);

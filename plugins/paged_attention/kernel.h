@@ -1,5 +1,7 @@
-// paged_attention: softmax(scale * q k^T, causal or windowed) v over paged K and V, in splits of absolute
-// position. With sinks, one logit per head joins the softmax without a value.
+// paged_attention: softmax(scale * q k^T, causal, windowed or in chunks) v over paged K and V, in splits of
+// absolute position. With sinks, one logit per head joins the softmax without a value. With slopes (ALiBi,
+// Press et al. 2022), slope * (position of the key - position of the query) is added to each score, in one
+// rounding.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 
@@ -17,14 +19,16 @@ typedef struct tw_attention_args {
   int32_t block_size;      // positions in a page, a multiple of 16
   int32_t first_position;  // absolute position of query 0; query i sees positions <= first_position + i
   int32_t window;          // 0: none; else a query sees only the last `window` positions, its own included
+  int32_t chunked;         // 1: it sees only those from the last multiple of `window` on (first_seen.h)
   int32_t split;           // index of the split to attend to
   float scale;
-  float softcap;               // 0: none; else scores become softcap * tanh(score / softcap)
-  int32_t q_dtype;             // TW_F32 or TW_BF16: the dtype of the cache, unless that is int8
-  const void* q;               // query 0, head 0 of the group; [queries, group, head_dim]
-  int64_t q_stride;            // elements between tokens
-  const char* pages;           // this layer's pages, at this KV head's part
-  int64_t page_bytes;          // bytes between blocks
+  float softcap;        // 0: none; else scores become softcap * tanh(score / softcap)
+  const float* slopes;  // [group], or NULL: what a score grows by for each position, behind the softcap
+  int32_t q_dtype;      // TW_F32 or TW_BF16: the dtype of the cache, unless that is int8
+  const void* q;        // query 0, head 0 of the group; [queries, group, head_dim]
+  int64_t q_stride;     // elements between tokens
+  const char* pages;    // this layer's pages, at this KV head's part
+  int64_t page_bytes;   // bytes between blocks
   const int32_t* block_table;  // [blocks of the sequence]
   const char* v_rows;          // V of the split, [TW_ATTENTION_SPLIT][v_dim], or NULL: V lies in the pages
   float* acc;                  // [queries, group, v_dim]: sum of exp(score - max) * v, not divided

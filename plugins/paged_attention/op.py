@@ -1,7 +1,9 @@
-"""paged_attention(q, cache, seq_starts, context_lens, block_tables, sinks?):  attention of a ragged batch over pages
+"""paged_attention(q, cache, seq_starts, context_lens, block_tables, sinks?, slopes?):  attention of a ragged batch
 
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
-context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks: [H].  Result: [T, H * D].
+context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks and slopes: [H].  Result: [T, H * D].
+
+With the attribute chunked, the window begins at a multiple of its length and does not slide (first_seen).
 
 With the attribute v_dim, the cache is that of latent_kv_write: one row of K for all heads, whose first v_dim columns
 are V too. The result is then [T, H * v_dim].
@@ -19,7 +21,7 @@ from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, cache, metadata, rows, shared
-from tensorwright.plugins.paged_attention.attention import attend, check_sinks, with_sinks
+from tensorwright.plugins.paged_attention.attention import attend, check_vectors, how_of, with_vectors
 from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
@@ -29,7 +31,7 @@ CPU_MAX_HEAD_DIM = 4096
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns q's type, and its shape unless V is narrower than K."""
-    q, cache, _, context_lens, block_tables, sinks = with_sinks(inputs, 5)
+    q, cache, _, context_lens, block_tables, sinks, slopes = with_vectors(inputs, 5)
     heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
     if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
         raise GraphError(
@@ -43,13 +45,13 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"paged_attention: context_lens must be [seqs] and block_tables [seqs, max_blocks], "
             f"got {list(context_lens.shape)} and {list(block_tables.shape)}"
         )
-    check_sinks("paged_attention", sinks, heads)
+    check_vectors("paged_attention", sinks, slopes, heads)
     return [(q.dtype, (q.shape[0], heads * attrs.get("v_dim", attrs["head_dim"])))]
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes attention. The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
-    q, cache, seq_starts, context_lens, block_tables, sinks = with_sinks(inputs, 5)
+    q, cache, seq_starts, context_lens, block_tables, sinks, slopes = with_vectors(inputs, 5)
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     if cache.dtype == "int8":
         rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS))
@@ -58,19 +60,19 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
         begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])
         k, v = cache.read(block_tables[seq], int(length))
         first = int(length) - (end - begin)
-        y[begin:end] = attend(rows[begin:end], k, v, first, attrs["scale"], attrs["window"], attrs["softcap"], sinks)
+        y[begin:end] = attend(rows[begin:end], k, v, first, **how_of(attrs), sinks=sinks, slopes=slopes)
     return [round_to(y.reshape(len(q), y.shape[1] * y.shape[2]).astype(np.float32), act_dtype)]
 
 
 _BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("block_tables"))
 OP = Op(
     "paged_attention",
-    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", wide=True)),
+    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", wide=True), shared("slopes?", wide=True)),
     attrs={
         "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
         "softcap": "float",
     },
-    optional_attrs={"v_dim": "int"},
+    optional_attrs={"v_dim": "int", "chunked": "bool"},
     stages=("cached",),
     infer=infer,
     reference=reference,
@@ -80,7 +82,7 @@ OP = Op(
 INSTRUCTION = Instruction(
     "paged_attention",
     number=6,
-    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", RAW)),
+    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", RAW), shared("slopes?", RAW)),
     results=(rows("y", narrow=True),),
     attrs={"kv_layer": "int", "heads": "int", "scale": "float", "softcap": "float"},
     reference=reference,

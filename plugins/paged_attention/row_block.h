@@ -19,6 +19,8 @@ struct Rows {
   int tile_begin, tile_end;                    // tiles that some row sees
   uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
   uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
+  float slope[kMaxRows];                       // of the row's head, if there are slopes
+  int32_t start[kMaxRows];                     // position 0 of the split, counted from the row's own position
   float max[kMaxRows];                         // so far
   alignas(64) float sum[kMaxRows][TW_LANES];   // so far
   // The following members describe the current chunk.
@@ -41,6 +43,8 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
   int begin = TW_ATTENTION_SPLIT, end = 0;
   for (int r = 0; r < rows; ++r) {
     range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
+    block.start[r] = a->split * TW_ATTENTION_SPLIT - (a->first_position + (int32_t)((row + r) / a->group));
+    block.slope[r] = a->slopes ? a->slopes[(row + r) % a->group] : 0.0f;
     block.max[r] = -INFINITY;
     memset(block.sum[r], 0, sizeof block.sum[r]);
     if (range[r].end <= range[r].begin) continue;
@@ -61,7 +65,7 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
 // last tile, which is fetched ahead in their place.
 inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tiles) {
   const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
-  const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
+  const int64_t begin = tw_first_visible(a, 0);
   const int64_t end = (int64_t)a->first_position + a->queries - start;
   const size_t tile_bytes = tw_kv_tile_bytes(dtype, a->head_dim);
   const char *k = NULL, *v = NULL, *v_scale = NULL;

@@ -69,13 +69,17 @@ struct Softmax {  // the softmax of one row over the tiles so far
   float sum[TW_LANES] = {0};
 };
 
+// Scores positions [position, position + 16) of a page. `ahead` is how far the first of them lies before or
+// behind the query.
 template <typename Cache>
-void score_tile(const Cache& cache, const char* page, int position, uint32_t visible, float* score) {
+void score_tile(const Cache& cache, const char* page, int position, uint32_t visible, const float* slope,
+                int ahead, float* score) {
   const tw_attention_args* a = cache.a;
   for (int j = 0; j < TW_LANES; ++j) {
     if (!(visible >> j & 1)) continue;
     const float dot = cache.dot(page, position + j) * a->scale;
     score[j] = a->softcap != 0 ? a->softcap * tw_tanh(dot / a->softcap) : dot;
+    if (slope) score[j] = fmaf(*slope, (float)(ahead + j), score[j]);
   }
 }
 
@@ -104,8 +108,9 @@ float tree_sum(float* lanes) {
 }
 
 template <int kDtype, typename Cache>
-void attend_row(const Cache& cache, int query, float* acc, float* max, float* sum) {
+void attend_row(const Cache& cache, int query, const float* slope, float* acc, float* max, float* sum) {
   const tw_attention_args* a = cache.a;
+  const int start = a->split * TW_ATTENTION_SPLIT - (a->first_position + query);
   const tw_visible range = tw_visible_positions(a, query);
   const size_t bytes = tw_dtype_bytes(kDtype);
   Softmax softmax;
@@ -115,7 +120,7 @@ void attend_row(const Cache& cache, int query, float* acc, float* max, float* su
     int position;
     const char* page = tw_split_block(a, tile, &position);
     float weight[TW_LANES];
-    score_tile(cache, page, position, visible, weight);
+    score_tile(cache, page, position, visible, slope, start + tile * TW_LANES, weight);
     const float rescale = soften_tile(softmax, visible, weight);
     for (int d = 0; d < a->v_dim; ++d) acc[d] *= rescale;
     for (int j = 0; j < TW_LANES; ++j) {
@@ -135,7 +140,8 @@ void attend(const tw_attention_args* a) {
     for (int head = 0; head < a->group; ++head) {
       const int64_t row = (int64_t)query * a->group + head;
       const Cache cache(a, query * a->q_stride + head * a->head_dim);
-      attend_row<kDtype>(cache, query, a->acc + row * a->v_dim, a->max + row, a->sum + row);
+      const float* slope = a->slopes ? a->slopes + head : NULL;
+      attend_row<kDtype>(cache, query, slope, a->acc + row * a->v_dim, a->max + row, a->sum + row);
     }
   }
 }

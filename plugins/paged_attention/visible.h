@@ -6,6 +6,7 @@
 #include "plugins/common/exp.h"
 #include "plugins/common/tanh.h"
 #include "plugins/paged_attention/kernel.h"
+#include "runtime/core/base/first_seen.h"
 
 enum { TW_SPLIT_TILES = (int)TW_ATTENTION_SPLIT / (int)TW_LANES };
 
@@ -14,9 +15,16 @@ typedef struct tw_visible {
   int32_t begin, end;
 } tw_visible;
 
+// Returns the first position that a query sees, counted from the start of the split. Later queries do not see
+// what comes before that of query 0.
+static inline int64_t tw_first_visible(const tw_attention_args* a, int32_t query) {
+  const int64_t position = (int64_t)a->first_position + query;
+  return tw_first_seen(position, a->window, a->chunked) - (int64_t)a->split * TW_ATTENTION_SPLIT;
+}
+
 static inline tw_visible tw_visible_positions(const tw_attention_args* a, int32_t query) {
   const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT, position = (int64_t)a->first_position + query;
-  int64_t begin = (a->window > 0 ? position - a->window + 1 : 0) - start, end = position + 1 - start;
+  int64_t begin = tw_first_visible(a, query), end = position + 1 - start;
   if (begin < 0) begin = 0;
   if (end > TW_ATTENTION_SPLIT) end = TW_ATTENTION_SPLIT;
   tw_visible visible = {0, 0};

@@ -159,7 +159,7 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
         ++tile;
       }
     }
-    a->softcap != 0 ? soften<true>(a, block, R, begin, end) : soften<false>(a, block, R, begin, end);
+    soften(a, block, R, begin, end);
     if (kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
     int column = 0;
     for (; column + kVectors * 8 <= a->v_dim; column += kVectors * 8) {

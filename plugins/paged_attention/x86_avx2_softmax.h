@@ -20,12 +20,19 @@ inline __m256 exp_nonpositive(__m256 x) {
   return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(TW_EXP_LOW), _CMP_NLT_UQ));
 }
 
-template <bool kCapped>
-TW_INLINE __m256 final_score(const tw_attention_args* a, const float* dot) {
-  const __m256 score = _mm256_mul_ps(_mm256_load_ps(dot), _mm256_set1_ps(a->scale));
-  if (!kCapped) return score;
-  const __m256 softcap = _mm256_set1_ps(a->softcap);
-  return _mm256_mul_ps(softcap, tw_tanh_avx2(_mm256_div_ps(score, softcap)));
+// Returns the scores of 8 positions, of which the first is position `first` of the split.
+template <bool kCapped, bool kSloped>
+TW_INLINE __m256 final_score(const tw_attention_args* a, const RowBlock& block, int row, int first,
+                             const float* dot) {
+  __m256 score = _mm256_mul_ps(_mm256_load_ps(dot), _mm256_set1_ps(a->scale));
+  if (kCapped) {
+    const __m256 softcap = _mm256_set1_ps(a->softcap);
+    score = _mm256_mul_ps(softcap, tw_tanh_avx2(_mm256_div_ps(score, softcap)));
+  }
+  if (!kSloped) return score;
+  const __m256i ahead = _mm256_add_epi32(_mm256_set1_epi32(block.start[row] + first),
+                                         _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  return _mm256_fmadd_ps(_mm256_set1_ps(block.slope[row]), _mm256_cvtepi32_ps(ahead), score);
 }
 
 // Returns all ones in the lanes whose bit is set.
@@ -43,16 +50,17 @@ inline float largest(__m256 low, __m256 high) {
 
 // Updates the softmax of one row with one tile, of which the row sees `visible`. A tile in which the row sees
 // nothing is left out.
-template <bool kCapped>
-inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, unsigned visible,
-                        int in_chunk) {
+template <bool kCapped, bool kSloped>
+inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, int tile, int in_chunk) {
+  const unsigned visible = block.visible[row][tile];
   float* weight = block.weight[row] + in_chunk * TW_LANES;
   block.rescale[row][in_chunk] = 1.0f;
   if (!visible) return;
   const __m256 seen[2] = {lanes_of(visible), lanes_of(visible >> 8)};
   __m256 score[2];
   for (int i = 0; i < 2; ++i) {
-    score[i] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), final_score<kCapped>(a, weight + 8 * i), seen[i]);
+    const __m256 all = final_score<kCapped, kSloped>(a, block, row, tile * TW_LANES + 8 * i, weight + 8 * i);
+    score[i] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), all, seen[i]);
   }
   const float tile_max = largest(score[0], score[1]), max = block.max[row];
   const float higher = max > tile_max ? max : tile_max;
@@ -71,11 +79,21 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, un
   block.max[row] = higher;
 }
 
-template <bool kCapped>
-inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
+template <bool kCapped, bool kSloped>
+inline void soften_as(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
   block.rescaled = 0;
   for (int tile = begin; tile < end; ++tile) {
-    for (int r = 0; r < rows; ++r) soften_tile<kCapped>(a, block, r, block.visible[r][tile], tile - begin);
+    for (int r = 0; r < rows; ++r) soften_tile<kCapped, kSloped>(a, block, r, tile, tile - begin);
+  }
+}
+
+inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
+  if (a->slopes) {
+    a->softcap != 0 ? soften_as<true, true>(a, block, rows, begin, end)
+                    : soften_as<false, true>(a, block, rows, begin, end);
+  } else {
+    a->softcap != 0 ? soften_as<true, false>(a, block, rows, begin, end)
+                    : soften_as<false, false>(a, block, rows, begin, end);
   }
 }
 

@@ -146,7 +146,7 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     score_tiles<Scores, R>(block, tiles, begin, end, q, a->head_dim);
-    a->softcap != 0 ? soften<true>(a, block, R, begin, end) : soften<false>(a, block, R, begin, end);
+    soften(a, block, R, begin, end);
     if (Scores::kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
     int column = 0;
     for (; column + kVectors * TW_LANES <= a->v_dim; column += kVectors * TW_LANES) {

@@ -22,23 +22,31 @@ inline __m512 exp_nonpositive(__m512 x) {
   return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, p, power));
 }
 
-template <bool kCapped>
-TW_INLINE __m512 final_score(const tw_attention_args* a, const float* dot) {
-  const __m512 score = _mm512_mul_ps(_mm512_load_ps(dot), _mm512_set1_ps(a->scale));
-  if (!kCapped) return score;
-  const __m512 softcap = _mm512_set1_ps(a->softcap);
-  return _mm512_mul_ps(softcap, tw_tanh_avx512(_mm512_div_ps(score, softcap)));
+// Returns the scores of tile `tile` of the split.
+template <bool kCapped, bool kSloped>
+TW_INLINE __m512 final_score(const tw_attention_args* a, const RowBlock& block, int row, int tile,
+                             const float* dot) {
+  __m512 score = _mm512_mul_ps(_mm512_load_ps(dot), _mm512_set1_ps(a->scale));
+  if (kCapped) {
+    const __m512 softcap = _mm512_set1_ps(a->softcap);
+    score = _mm512_mul_ps(softcap, tw_tanh_avx512(_mm512_div_ps(score, softcap)));
+  }
+  if (!kSloped) return score;
+  const __m512i ahead =
+      _mm512_add_epi32(_mm512_set1_epi32(block.start[row] + tile * TW_LANES),
+                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  return _mm512_fmadd_ps(_mm512_set1_ps(block.slope[row]), _mm512_cvtepi32_ps(ahead), score);
 }
 
 // Does step 2 for one row and one tile, of which the row sees `visible`. A tile in which the row sees nothing
 // is left out.
-template <bool kCapped>
-inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, __mmask16 visible,
-                        int in_chunk) {
+template <bool kCapped, bool kSloped>
+inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, int tile, int in_chunk) {
+  const __mmask16 visible = block.visible[row][tile];
   float* weight = block.weight[row] + in_chunk * TW_LANES;
   block.rescale[row][in_chunk] = 1.0f;
   if (!visible) return;
-  const __m512 dot_score = final_score<kCapped>(a, weight);
+  const __m512 dot_score = final_score<kCapped, kSloped>(a, block, row, tile, weight);
   const __m512 score = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), visible, dot_score);
   const float tile_max = _mm512_reduce_max_ps(score), max = block.max[row];
   const float higher = max > tile_max ? max : tile_max;
@@ -71,11 +79,13 @@ inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
 
 // Does step 2 for one row and a chunk that the row sees as a whole. The operations are those of soften_tile,
 // tile after tile, but the four maxima are found together.
-template <bool kCapped>
-inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row) {
+template <bool kCapped, bool kSloped>
+inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, int begin) {
   __m512 score[kChunk];
   TW_UNROLL
-  for (int i = 0; i < kChunk; ++i) score[i] = final_score<kCapped>(a, block.weight[row] + i * TW_LANES);
+  for (int i = 0; i < kChunk; ++i) {
+    score[i] = final_score<kCapped, kSloped>(a, block, row, begin + i, block.weight[row] + i * TW_LANES);
+  }
   const __m128 before = _mm_set1_ps(block.max[row]);
   // Element i becomes the maximum up to and including tile i.
   __m128 max = four_maxima(score);
@@ -107,16 +117,27 @@ inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row) {
   block.max[row] = max_of[kChunk - 1];
 }
 
-template <bool kCapped>
-inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
+template <bool kCapped, bool kSloped>
+inline void soften_as(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
   block.rescaled = 0;
   for (int r = 0; r < rows; ++r) {
     const uint16_t* visible = block.visible[r] + begin;
     if (end - begin == kChunk && (visible[0] & visible[1] & visible[2] & visible[3]) == 0xffff) {
-      soften_chunk<kCapped>(a, block, r);
+      soften_chunk<kCapped, kSloped>(a, block, r, begin);
     } else {
-      for (int tile = begin; tile < end; ++tile) soften_tile<kCapped>(a, block, r, *visible++, tile - begin);
+      for (int tile = begin; tile < end; ++tile)
+        soften_tile<kCapped, kSloped>(a, block, r, tile, tile - begin);
     }
+  }
+}
+
+inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
+  if (a->slopes) {
+    a->softcap != 0 ? soften_as<true, true>(a, block, rows, begin, end)
+                    : soften_as<false, true>(a, block, rows, begin, end);
+  } else {
+    a->softcap != 0 ? soften_as<true, false>(a, block, rows, begin, end)
+                    : soften_as<false, false>(a, block, rows, begin, end);
   }
 }
 

@@ -39,7 +39,7 @@ typedef struct tw_quantize_rows_args {
 
 // Quantizes up to 16 rows of weights into one panel of layout.h, by the range search of quantize.py.
 typedef struct tw_quantize_weights_args {
-  int32_t dtype;     // TW_I8 or TW_I4
+  int32_t dtype;     // one that tw_codec knows
   int32_t w_dtype;   // TW_F32 or TW_BF16
   int64_t group;     // 0: whole rows
   int64_t rows, k;   // rows of the panel from `rows` to 15 are zeros

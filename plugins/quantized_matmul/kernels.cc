@@ -1,15 +1,32 @@
 // The quantized matmul kernels, best first.
 #include "plugins/quantized_matmul/kernels.h"
 
+#include <string>
+
+#include "runtime/core/base/error.h"
+
+// The next two macros declare the kernels of one kind of weights, and list them, best first.
+#define TW_DECLARE_KERNELS(kind)                                              \
+  void tw_quantized_matmul_##kind##_scalar(const tw_quantized_matmul_args*);  \
+  void tw_quantized_matmul_##kind##_avx2(const tw_quantized_matmul_args*);    \
+  void tw_quantized_matmul_##kind##_avxvnni(const tw_quantized_matmul_args*); \
+  void tw_quantized_matmul_##kind##_avx512vnni(const tw_quantized_matmul_args*);
+#define TW_KERNEL(kind, set, isa, extra) \
+  {"quantized_matmul_" #kind "_" #set, Isa::isa, Extra::extra, tw_quantized_matmul_##kind##_##set}
+#define TW_LIST_KERNELS(kind)                                                           \
+  {TW_KERNEL(kind, avx512vnni, avx512, vnni), TW_KERNEL(kind, avxvnni, avx2, avx_vnni), \
+   TW_KERNEL(kind, avx2, avx2, none), TW_KERNEL(kind, scalar, scalar, none)}
+
 extern "C" {
-void tw_quantized_matmul_i8_scalar(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i8_avxvnni(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i8_avx512vnni(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i4_scalar(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i4_avxvnni(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_i4_avx512vnni(const tw_quantized_matmul_args*);
+TW_DECLARE_KERNELS(i8)
+TW_DECLARE_KERNELS(i4)
+TW_DECLARE_KERNELS(mxfp4)
+TW_DECLARE_KERNELS(u8)
+TW_DECLARE_KERNELS(u4)
+TW_DECLARE_KERNELS(i8_f16)
+TW_DECLARE_KERNELS(i4_f16)
+TW_DECLARE_KERNELS(u8_f16)
+TW_DECLARE_KERNELS(u4_f16)
 void tw_quantize_weights_scalar(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx2(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx512(const tw_quantize_weights_args*);
@@ -21,20 +38,25 @@ void tw_quantize_rows_avx512(const tw_quantize_rows_args*);
 namespace tensorwright {
 
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype) {
-  static constexpr KernelEntry<tw_quantized_matmul_fn> kI8[] = {
-      {"quantized_matmul_i8_avx512vnni", Isa::avx512, Extra::vnni, tw_quantized_matmul_i8_avx512vnni},
-      {"quantized_matmul_i8_avxvnni", Isa::avx2, Extra::avx_vnni, tw_quantized_matmul_i8_avxvnni},
-      {"quantized_matmul_i8_avx2", Isa::avx2, Extra::none, tw_quantized_matmul_i8_avx2},
-      {"quantized_matmul_i8_scalar", Isa::scalar, Extra::none, tw_quantized_matmul_i8_scalar},
-  };
-  static constexpr KernelEntry<tw_quantized_matmul_fn> kI4[] = {
-      {"quantized_matmul_i4_avx512vnni", Isa::avx512, Extra::vnni, tw_quantized_matmul_i4_avx512vnni},
-      {"quantized_matmul_i4_avxvnni", Isa::avx2, Extra::avx_vnni, tw_quantized_matmul_i4_avxvnni},
-      {"quantized_matmul_i4_avx2", Isa::avx2, Extra::none, tw_quantized_matmul_i4_avx2},
-      {"quantized_matmul_i4_scalar", Isa::scalar, Extra::none, tw_quantized_matmul_i4_scalar},
-  };
-  if (dtype == TW_I4) return kI4;
-  return kI8;
+#define TW_OF(dtype, kind)                                                                 \
+  case dtype: {                                                                            \
+    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = TW_LIST_KERNELS(kind); \
+    return kTable;                                                                         \
+  }
+  switch (dtype) {
+    TW_OF(TW_I8, i8)
+    TW_OF(TW_I4, i4)
+    TW_OF(TW_MXFP4, mxfp4)
+    TW_OF(TW_U8, u8)
+    TW_OF(TW_U4, u4)
+    TW_OF(TW_I8_F16, i8_f16)
+    TW_OF(TW_I4_F16, i4_f16)
+    TW_OF(TW_U8_F16, u8_f16)
+    TW_OF(TW_U4_F16, u4_f16)
+    default:
+      throw Error("EngineError", "no weights have dtype " + std::to_string(dtype));
+  }
+#undef TW_OF
 }
 
 std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels() {
@@ -57,11 +79,18 @@ std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels() 
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/20,
-                                   {{"quantized_matmul int8", [] { return quantized_matmul_kernels(TW_I8); }},
-                                    {"quantized_matmul int4", [] { return quantized_matmul_kernels(TW_I4); }},
-                                    {"quantize_rows", [] { return quantize_rows_kernels(); }},
-                                    {"quantize_weights", [] { return quantize_weights_kernels(); }}});
+const RegisteredKernels registered(
+    /*place=*/20, {{"quantized_matmul int8", [] { return quantized_matmul_kernels(TW_I8); }},
+                   {"quantized_matmul int4", [] { return quantized_matmul_kernels(TW_I4); }},
+                   {"quantized_matmul mxfp4", [] { return quantized_matmul_kernels(TW_MXFP4); }},
+                   {"quantized_matmul uint8", [] { return quantized_matmul_kernels(TW_U8); }},
+                   {"quantized_matmul uint4", [] { return quantized_matmul_kernels(TW_U4); }},
+                   {"quantized_matmul int8:fp16", [] { return quantized_matmul_kernels(TW_I8_F16); }},
+                   {"quantized_matmul int4:fp16", [] { return quantized_matmul_kernels(TW_I4_F16); }},
+                   {"quantized_matmul uint8:fp16", [] { return quantized_matmul_kernels(TW_U8_F16); }},
+                   {"quantized_matmul uint4:fp16", [] { return quantized_matmul_kernels(TW_U4_F16); }},
+                   {"quantize_rows", [] { return quantize_rows_kernels(); }},
+                   {"quantize_weights", [] { return quantize_weights_kernels(); }}});
 
 }  // namespace
 

@@ -7,7 +7,7 @@
 
 namespace tensorwright {
 
-// dtype: the dtype of the weights, TW_I8 or TW_I4.
+// dtype: the dtype of the weights, one that tw_codec knows.
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype);
 // These kernels quantize the rows of x before a quantized matmul.
 std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels();

@@ -1,25 +1,107 @@
 // The packed layout of quantized weights: panels of 16 rows, K cut into groups of `group` elements that share
 // a scale. The last group is padded with zeros.
 //
-// Grouped (group 32, 64 or 128; TW_I8 or TW_I4): groups come in pairs,
-//   [64 bytes: bf16 scales of 16 rows of the first group, then of the second][first group][second group];
-//   an odd last group stands alone after its 64 bytes, of which the second half is zero.
+// Grouped (group 32, 64 or 128): `period` groups follow a header of their scales,
+//   [header][first group]..[last group of the period];
+//   a last period may have fewer groups, and the rest of its header is zero. A header has 64
+//   bytes: the scales of 16 rows of the first group, then of the second, and so on. Scales are bf16 or
+//   fp16, so that 2 groups share a header; those of TW_MXFP4 are bytes, so that 4 do. Weights with zero
+//   points (TW_U8 and TW_U4) have headers of 192 bytes for 4 groups: the scales, then in the same order the
+//   zero points, a byte each.
 // Whole rows (group 0; TW_I8 only): [64 bytes: fp32 scales of 16 rows][one group of K padded to 4].
 //
-// Inside a group, TW_I8: element k of row r is byte k / 4 * 64 + r * 4 + k % 4, in [-127, 127].
-// TW_I4: element k of row r, plus 8, is a nibble of byte k / 8 * 64 + r * 4 + k % 4: the low one if k % 8
-// < 4.
+// Inside a group, bytes: element k of row r is byte k / 4 * 64 + r * 4 + k % 4, in [-127, 127].
+// Nibbles: element k of row r, plus 8, is a nibble of byte k / 8 * 64 + r * 4 + k % 4: the low one if k % 8
+// < 4. The nibbles of TW_MXFP4 are codes of E2M1 and not numbers with 8 added.
+//
+// A weight with a zero point is scale * (q - zero). TW_U4 stores q and zero as they are, in [0, 15]; TW_U8
+// stores both less 128, in [-128, 127].
+//
+// E2M1: bit 3 of a code is the sign. The other three number the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+// Twice a magnitude is a whole number, so kernels compute with doubled weights and halved scales: a byte e is
+// the scale 2^(e - 127) of doubled weights, 0 is the scale 0, and 255 does not occur. The exponent of a group
+// in E8M0, as the OCP Microscaling Formats specification stores it, is larger by 1.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_LAYOUT_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_LAYOUT_H_
 
 #include "plugins/common/kernel_types.h"
 
-enum { TW_SCALE_BYTES = 64 };  // bytes of the scales of a pair of groups, or of whole rows
-
 // The most columns of a matrix of whole rows. x is in [-127, 127] and a stored w in [-128, 127]; the sum of
 // their products must fit an int32, and so must tw_sum_factor times the sum of x. (Groups have 128 columns at
 // most.)
 enum { TW_MAX_WHOLE_ROW = INT32_MAX / (127 * 128) };
+
+// The dtypes that only quantized weights have besides TW_I8, in the order of tw_dtype.
+enum tw_quantized_dtype {
+  TW_MXFP4 = TW_I4 + 1,
+  TW_U8,
+  TW_U4,
+  TW_I8_F16,  // from here on scales are fp16
+  TW_I4_F16,
+  TW_U8_F16,
+  TW_U4_F16
+};
+
+// How a group holds its weights, and its scales.
+enum tw_values { TW_BYTES, TW_NIBBLES, TW_E2M1 };
+enum tw_scales { TW_SCALES_BF16, TW_SCALES_F16, TW_SCALES_E8M0 };
+
+// How the weights of one dtype are stored. Every kernel derives from these fields what it does.
+typedef struct tw_weight_codec {
+  int dtype;
+  int bits;         // of a weight
+  int values;       // a tw_values
+  int scales;       // a tw_scales, of groups; the scales of whole rows are fp32
+  int scale_bytes;  // of the scale of one row and group
+  int period;       // groups after one header
+  int header;       // bytes of the header
+  int zeros;        // where in the header the zero points begin; 0 if the weights have none
+  // Dot product instructions take unsigned weights, so 8 is added to each nibble, 128 to each byte and 12 to
+  // twice an E2M1 number. The sum of x times this factor takes away what that adds to a sum of products.
+  // Where there are zero points, it is multiplied by them as well.
+  int factor;
+} tw_weight_codec;
+
+// Returns `codec` as that of `dtype`, whose weights are the same and whose scales are fp16.
+static constexpr tw_weight_codec tw_with_f16(int dtype, tw_weight_codec codec) {
+  codec.dtype = dtype;
+  codec.scales = TW_SCALES_F16;
+  return codec;
+}
+
+// Returns the codec of a dtype of quantized weights. `dtype` is 0 in the codec of any other dtype, which no
+// weight has.
+static constexpr tw_weight_codec tw_codec(int dtype) {
+  switch (dtype) {
+    case TW_I8:
+      return {TW_I8, 8, TW_BYTES, TW_SCALES_BF16, 2, 2, 64, 0, -128};
+    case TW_I4:
+      return {TW_I4, 4, TW_NIBBLES, TW_SCALES_BF16, 2, 2, 64, 0, -8};
+    case TW_MXFP4:
+      return {TW_MXFP4, 4, TW_E2M1, TW_SCALES_E8M0, 1, 4, 64, 0, -12};
+    case TW_U8:
+      return {TW_U8, 8, TW_BYTES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+    case TW_U4:
+      return {TW_U4, 4, TW_NIBBLES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+    case TW_I8_F16:
+      return tw_with_f16(TW_I8_F16, tw_codec(TW_I8));
+    case TW_I4_F16:
+      return tw_with_f16(TW_I4_F16, tw_codec(TW_I4));
+    case TW_U8_F16:
+      return tw_with_f16(TW_U8_F16, tw_codec(TW_U8));
+    case TW_U4_F16:
+      return tw_with_f16(TW_U4_F16, tw_codec(TW_U4));
+    default:
+      return {};
+  }
+}
+
+// Returns whether weights of that dtype can share a scale in groups of that size; 0: in whole rows.
+static constexpr bool tw_quantizes(int dtype, int64_t group) {
+  if (tw_codec(dtype).dtype == 0) return false;
+  if (dtype == TW_MXFP4) return group == 32;
+  return group == 32 || group == 64 || group == 128 || (group == 0 && dtype == TW_I8);
+}
 
 // Returns the number of groups of a row; 1 for whole rows.
 static inline int64_t tw_quantized_groups(int64_t k, int64_t group) {
@@ -38,27 +120,36 @@ static inline int64_t tw_quantized_row(int64_t k, int64_t group) {
 
 // Returns the bytes of one group of a panel, without the scales.
 static inline int64_t tw_quantized_group_bytes(int dtype, int64_t k, int64_t group) {
-  return tw_quantized_group(k, group) * TW_LANES / (dtype == TW_I4 ? 2 : 1);
+  return tw_quantized_group(k, group) * TW_LANES * tw_codec(dtype).bits / 8;
 }
 
 // Returns the bytes of one panel.
 static inline int64_t tw_quantized_panel_bytes(int dtype, int64_t k, int64_t group) {
+  const tw_weight_codec c = tw_codec(dtype);
   const int64_t groups = tw_quantized_groups(k, group);
-  return (groups + 1) / 2 * TW_SCALE_BYTES + groups * tw_quantized_group_bytes(dtype, k, group);
+  return (groups + c.period - 1) / c.period * c.header + groups * tw_quantized_group_bytes(dtype, k, group);
 }
 
-// Returns the factor by which the sum of x is multiplied to correct a sum of products. Dot product
-// instructions take unsigned weights, so 8 is added to each weight, or 128 for TW_I8, which makes the sum too
-// large by 8 or 128 times the sum of x.
-static inline int32_t tw_sum_factor(int dtype) { return dtype == TW_I4 ? -8 : -128; }
+// Returns the factor by which the sum of x is multiplied to correct a sum of products of unsigned weights.
+static inline int32_t tw_sum_factor(int dtype) { return tw_codec(dtype).factor; }
 
-// The next two functions return the offset in a panel of the first element of group i, and of the group's 16
-// scales.
+// The next functions return the offset in a panel of the header of group i, of the group's first element, and
+// of its 16 scales and zero points.
+static inline int64_t tw_quantized_header_offset(int dtype, int64_t k, int64_t group, int64_t i) {
+  const tw_weight_codec c = tw_codec(dtype);
+  return i / c.period * (c.header + c.period * tw_quantized_group_bytes(dtype, k, group));
+}
 static inline int64_t tw_quantized_group_offset(int dtype, int64_t k, int64_t group, int64_t i) {
-  return (i / 2 + 1) * TW_SCALE_BYTES + i * tw_quantized_group_bytes(dtype, k, group);
+  const tw_weight_codec c = tw_codec(dtype);
+  return (i / c.period + 1) * c.header + i * tw_quantized_group_bytes(dtype, k, group);
 }
 static inline int64_t tw_quantized_scale_offset(int dtype, int64_t k, int64_t group, int64_t i) {
-  return i / 2 * (TW_SCALE_BYTES + 2 * tw_quantized_group_bytes(dtype, k, group)) + i % 2 * 32;
+  const tw_weight_codec c = tw_codec(dtype);
+  return tw_quantized_header_offset(dtype, k, group, i) + i % c.period * TW_LANES * c.scale_bytes;
+}
+static inline int64_t tw_quantized_zero_offset(int dtype, int64_t k, int64_t group, int64_t i) {
+  const tw_weight_codec c = tw_codec(dtype);
+  return tw_quantized_header_offset(dtype, k, group, i) + c.zeros + i % c.period * TW_LANES;
 }
 
 #endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_LAYOUT_H_

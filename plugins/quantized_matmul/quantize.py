@@ -3,9 +3,15 @@
 The weights of a group take, of a list of scales, the one with the least sum of squared errors; the first wins a tie.
     int8   largest / 127 * t, values in [-127, 127]
     int4   signed largest / -8 * t, then largest / 7 * t, values in [-8, 7]: a negative scale lets the largest be -8
+    uint8  (most - least) / 255 * t, least and most being of the values and 0; values in [0, 255] less the zero point,
+           which is -least * 255 / (most - least), rounded
+    uint4  likewise with 15
+    mxfp4  2^(floor(log2 largest) - 2), then twice of it, values +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}: the first is the scale
+           that the OCP Microscaling Formats specification (section 6.3) takes. Values are held doubled and scales
+           halved here, so that values are whole numbers
     fp8    largest / 448, values E4M3; a row of zeros has scale 1
-Grouped scales are bfloat16, those of whole rows float32. Scales of fp8 are float32 numbers that bfloat16 can hold, so
-that a target may store them in either type.
+Scales of groups are bfloat16 or, where the format says so, float16 of at most 65504 in magnitude; those of whole rows
+float32. Scales of fp8 are float32 numbers that bfloat16 can hold, so that a target may store them in either type.
 """
 
 from __future__ import annotations
@@ -14,9 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import LANES, SCALE_BYTES, WeightFormat
+from tensorwright.engine_format.weight_formats import FLOAT16, LANES, WeightFormat
 from tensorwright.plugins.packing import panels_of
 from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, round_to_e4m3
+from tensorwright.plugins.quantized_matmul.mxfp4 import E2M1, codes_of, doubled_scales, round_to_e2m1
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 LADDERS = {
@@ -25,16 +32,21 @@ LADDERS = {
     0: tuple(np.float32(1 - 0.05 * i) for i in range(10)),
 }
 """The factors t, for 4 bits, for 8 bits, and for whole rows."""
+LARGEST_FLOAT16 = np.float32(65504)
 TINY = np.float32(2.0**-120)
 """Smaller magnitudes count as zero, because their reciprocals overflow."""
 
 
 @dataclass
 class Quantized:
-    """values: int8 [rows, groups, elements of a group], for fp8 float32; scales: float32 [rows, groups]."""
+    """values: whole numbers [rows, groups, elements of a group], for fp8 float32; scales: float32 [rows, groups].
+
+    zeros: the zero points, uint8 [rows, groups], of formats that have them. The values are less them already.
+    """
 
     values: np.ndarray
     scales: np.ndarray
+    zeros: np.ndarray | None = None
 
 
 def in_groups(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
@@ -55,11 +67,12 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
         return _to_fp8(x)
     best = np.full(x.shape[:2], np.inf, np.float32)
     scales = np.zeros(x.shape[:2], np.float32)
+    zeros = zero_points(x, fmt) if fmt.has_zeros else None
     for scale in candidates(x, fmt):
-        error = squared_error(x, rounded(x, scale, fmt), scale)
+        error = squared_error(x, rounded(x, scale, fmt, zeros), scale)
         better = error < best
         best[better], scales[better] = error[better], scale[better]
-    return Quantized(rounded(x, scales, fmt), scales)
+    return Quantized(rounded(x, scales, fmt, zeros), scales, None if zeros is None else zeros.astype(np.uint8))
 
 
 def _to_fp8(x: np.ndarray) -> Quantized:
@@ -72,25 +85,56 @@ def fp8_scales(largest: np.ndarray) -> np.ndarray:
     return round_to(np.where(largest >= TINY, largest, LARGEST) / LARGEST, "bfloat16")
 
 
+def _stretched(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """Returns the scales [rows, groups] that stretch the range of x, 0 included, over the values of the format."""
+    end = np.float32(fmt.largest)
+    return x.max(axis=-1, initial=0) / end - x.min(axis=-1, initial=0) / end
+
+
+def zero_points(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """Returns the zero points of groups, float32 [rows, groups]."""
+    top = _stretched(x, fmt)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(top >= TINY, np.float32(1) / top, np.float32(0)).astype(np.float32)
+    return np.minimum(np.rint(-x.min(axis=-1, initial=0) * inverse), np.float32(fmt.largest))
+
+
 def candidates(x: np.ndarray, fmt: WeightFormat) -> list[np.ndarray]:
     """Returns the scales [rows, groups] to choose from, in order."""
     at = np.abs(x).argmax(axis=-1)
     signed = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
     largest = np.abs(signed)
+    if fmt.kind == "mxfp":
+        return [np.where(s >= TINY, s, np.float32(0)) for s in doubled_scales(largest)]
     ladder = LADDERS[0 if fmt.group == 0 else fmt.bits]
-    tops = [largest / np.float32(127)] if fmt.bits == 8 else [signed / np.float32(-8), largest / np.float32(7)]
+    if fmt.has_zeros:
+        tops = [_stretched(x, fmt)]
+    else:
+        tops = [largest / np.float32(127)] if fmt.bits == 8 else [signed / np.float32(-8), largest / np.float32(7)]
     scales = [top * t for top in tops for t in ladder]
     if fmt.group:
-        scales = [from_bfloat16_bits(to_bfloat16_bits(s)) for s in scales]
+        scales = [narrowed(s, fmt) for s in scales]
     return [np.where(np.abs(s) >= TINY, s, np.float32(0)) for s in scales]
 
 
-def rounded(x: np.ndarray, scale: np.ndarray, fmt: WeightFormat) -> np.ndarray:
-    """Returns x / scale as int8, rounded to nearest even, clamped to the format's range."""
+def narrowed(scales: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """Returns the scales of groups as they are stored."""
+    if fmt.scales == FLOAT16:
+        return np.clip(scales, -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(np.float16).astype(np.float32)
+    return from_bfloat16_bits(to_bfloat16_bits(scales))
+
+
+def rounded(x: np.ndarray, scale: np.ndarray, fmt: WeightFormat, zeros: np.ndarray | None = None) -> np.ndarray:
+    """Returns x / scale: the nearest values of the format less the zero points, ties to even. int8, for uint8 int16."""
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0)).astype(np.float32)
-    low = -127 if fmt.bits == 8 else -8
-    return np.clip(np.rint(x * inverse[..., None]), low, fmt.largest).astype(np.int8)
+    if fmt.kind == "mxfp":
+        return round_to_e2m1(x * inverse[..., None])
+    if zeros is not None:
+        low, high = -zeros[..., None], np.float32(fmt.largest) - zeros[..., None]
+        return np.clip(np.rint(x * inverse[..., None]), low, high).astype(np.int8 if fmt.bits == 4 else np.int16)
+    least = -127 if fmt.bits == 8 else -8
+    return np.clip(np.rint(x * inverse[..., None]), least, fmt.largest).astype(np.int8)
 
 
 def squared_error(x: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -125,18 +169,25 @@ def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
     """Returns uint8 [panels, panel bytes] in the layout of layout.h."""
     rows, groups, size = quantized.values.shape
     panels = panels_of(rows)
-    values = np.zeros((panels * LANES, groups, size), np.int8)
+    values = np.zeros((panels * LANES, groups, size), np.int16)
     scales = np.zeros((panels * LANES, groups), np.float32)
+    zeros = np.zeros((panels * LANES, groups), np.int16)
     values[:rows], scales[:rows] = quantized.values, quantized.scales
-    by_panel = values.reshape(panels, LANES, groups, size)
+    if quantized.zeros is not None:
+        zeros[:rows] = quantized.zeros
+        values += zeros[..., None]
+    less = _less(fmt)
+    by_panel = (values - less).astype(np.int8).reshape(panels, LANES, groups, size)
     out = np.zeros((panels, fmt.panel_bytes(k)), np.uint8)
     for i in range(groups):
-        at = (i // 2 + 1) * SCALE_BYTES + i * fmt.group_bytes(k)
+        at = fmt.group_offset(k, i)
         out[:, at : at + fmt.group_bytes(k)] = _lines(by_panel[:, :, i], fmt).reshape(panels, -1)
         bits = scales.reshape(panels, LANES, groups)[:, :, i]
-        stored = np.ascontiguousarray(to_bfloat16_bits(bits) if fmt.group else bits).view(np.uint8)
-        at = i // 2 * (SCALE_BYTES + 2 * fmt.group_bytes(k)) + i % 2 * 32
-        out[:, at : at + stored.shape[1]] = stored
+        at = fmt.scale_offset(k, i)
+        out[:, at : at + fmt.scale_bytes * LANES] = _stored_scales(bits, fmt)
+        if fmt.has_zeros:
+            at = fmt.zero_offset(k, i)
+            out[:, at : at + LANES] = (zeros.reshape(panels, LANES, groups)[:, :, i] - less).astype(np.uint8)
     return out
 
 
@@ -146,13 +197,44 @@ def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantize
     groups, size, count = fmt.groups(k), fmt.stored_group(k), len(panels)
     values = np.empty((count, LANES, groups, size), np.int8)
     scales = np.empty((count, LANES, groups), np.float32)
+    zeros = np.empty((count, LANES, groups), np.uint8)
     for i in range(groups):
-        at = (i // 2 + 1) * SCALE_BYTES + i * fmt.group_bytes(k)
+        at = fmt.group_offset(k, i)
         values[:, :, i] = _values(panels[:, at : at + fmt.group_bytes(k)], fmt)
-        at = i // 2 * (SCALE_BYTES + 2 * fmt.group_bytes(k)) + i % 2 * 32
-        stored = np.ascontiguousarray(panels[:, at : at + (2 if fmt.group else 4) * LANES])
-        scales[:, :, i] = from_bfloat16_bits(stored.view(np.uint16)) if fmt.group else stored.view(np.float32)
-    return Quantized(values.reshape(-1, groups, size)[:rows], scales.reshape(-1, groups)[:rows])
+        at = fmt.scale_offset(k, i)
+        if fmt.has_zeros:
+            zeros[:, :, i] = panels[:, fmt.zero_offset(k, i) :][:, :LANES] + np.uint8(_less(fmt))
+        scales[:, :, i] = _scales(np.ascontiguousarray(panels[:, at : at + fmt.scale_bytes * LANES]), fmt)
+    values, scales = values.reshape(-1, groups, size)[:rows], scales.reshape(-1, groups)[:rows]
+    if not fmt.has_zeros:
+        return Quantized(values, scales)
+    zeros = zeros.reshape(-1, groups)[:rows]
+    plain = values.astype(np.int16) + _less(fmt) - zeros[..., None]
+    return Quantized(plain.astype(np.int8 if fmt.bits == 4 else np.int16), scales, zeros)
+
+
+def _less(fmt: WeightFormat) -> int:
+    """Returns what values and zero points are stored less: uint8 is stored in [-128, 127]."""
+    return 128 if fmt.has_zeros and fmt.bits == 8 else 0
+
+
+def _stored_scales(scales: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """Turns float32 [panels, 16] into the bytes of the scales, uint8 [panels, bytes]."""
+    bits = np.ascontiguousarray(scales)
+    if fmt.kind == "mxfp":
+        return (bits.view(np.uint32) >> 23).astype(np.uint8)
+    if fmt.scales == FLOAT16:
+        return bits.astype(np.float16).view(np.uint8)
+    return np.ascontiguousarray(to_bfloat16_bits(bits) if fmt.group else bits).view(np.uint8)
+
+
+def _scales(stored: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """Inverts `_stored_scales`."""
+    if fmt.kind == "mxfp":
+        return (stored.astype(np.uint32) << 23).view(np.float32)
+    if fmt.scales == FLOAT16:
+        return stored.view(np.float16).astype(np.float32)
+    return from_bfloat16_bits(stored.view(np.uint16)) if fmt.group else stored.view(np.float32)
 
 
 def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
@@ -160,7 +242,8 @@ def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     lines = data.reshape(len(data), -1, LANES, 4)
     if fmt.bits == 8:
         return lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1).view(np.int8)
-    nibbles = np.stack([lines & 15, lines >> 4], axis=2).astype(np.int8) - np.int8(8)  # [panels, lines, half, 16, 4]
+    codes = np.stack([lines & 15, lines >> 4], axis=2)  # [panels, lines, half, 16, 4]
+    nibbles = E2M1[codes] if fmt.kind == "mxfp" else codes.astype(np.int8) - np.int8(0 if fmt.has_zeros else 8)
     return nibbles.transpose(0, 3, 1, 2, 4).reshape(len(data), LANES, -1)
 
 
@@ -169,5 +252,6 @@ def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     panels, lanes, size = values.shape
     if fmt.bits == 8:
         return values.view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
-    nibbles = (values + 8).astype(np.uint8).reshape(panels, lanes, size // 8, 2, 4).transpose(0, 2, 3, 1, 4)
+    codes = codes_of(values) if fmt.kind == "mxfp" else (values + (0 if fmt.has_zeros else 8)).astype(np.uint8)
+    nibbles = codes.reshape(panels, lanes, size // 8, 2, 4).transpose(0, 2, 3, 1, 4)
     return nibbles[:, :, 0] | nibbles[:, :, 1] << 4

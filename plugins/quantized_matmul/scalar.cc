@@ -2,23 +2,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "plugins/common/bf16.h"
 #include "plugins/common/exp.h"
 #include "plugins/matmul/scalar_finish.h"
+#include "plugins/quantized_matmul/decode.h"
 #include "plugins/quantized_matmul/kernel.h"
 
 namespace {
-
-int32_t weight(int dtype, const int8_t* group, int64_t k, int64_t lane) {
-  if (dtype == TW_I8) return group[k / 4 * 64 + lane * 4 + k % 4];
-  const uint8_t byte = ((const uint8_t*)group)[k / 8 * 64 + lane * 4 + k % 4];
-  return (k % 8 < 4 ? byte & 15 : byte >> 4) - 8;
-}
-
-float weight_scale(const char* scales, int64_t group, int64_t lane) {
-  if (group == 0) return ((const float*)scales)[lane];
-  return tw_bf16_to_f32(((const uint16_t*)scales)[lane]);
-}
 
 // Computes the sums of a row and the 16 lanes of a panel.
 void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_t panel,
@@ -28,12 +17,15 @@ void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_
   const int8_t* x = (const int8_t*)a->matmul.x + row * a->matmul.x_stride;
   for (int lane = 0; lane < TW_LANES; ++lane) acc[lane] = 0.0f;
   for (int64_t i = 0; i < tw_quantized_groups(k, group); ++i) {
-    const int8_t* values = (const int8_t*)w + tw_quantized_group_offset(dtype, k, group, i);
+    const char* values = w + tw_quantized_group_offset(dtype, k, group, i);
+    const char* zeros = w + tw_quantized_zero_offset(dtype, k, group, i);
     const char* scales = w + tw_quantized_scale_offset(dtype, k, group, i);
     for (int64_t lane = 0; lane < TW_LANES; ++lane) {
       int32_t dot = 0;
-      for (int64_t e = 0; e < size; ++e) dot += x[i * size + e] * weight(dtype, values, e, lane);
-      const float scale = a->x_scale[i * a->group_stride + row] * weight_scale(scales, group, lane);
+      for (int64_t e = 0; e < size; ++e)
+        dot += x[i * size + e] * tw_quantized_weight(dtype, values, zeros, e, lane);
+      const float scale =
+          a->x_scale[i * a->group_stride + row] * tw_quantized_scale(dtype, scales, group, lane);
       acc[lane] = group == 0 ? (float)dot * scale : fmaf((float)dot, scale, acc[lane]);
     }
   }
@@ -80,6 +72,14 @@ void quantize_group(const tw_quantize_rows_args* a, int64_t row, int64_t i, int6
 
 extern "C" void tw_quantized_matmul_i8_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I8); }
 extern "C" void tw_quantized_matmul_i4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I4); }
+
+extern "C" void tw_quantized_matmul_mxfp4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_MXFP4); }
+extern "C" void tw_quantized_matmul_u8_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U8); }
+extern "C" void tw_quantized_matmul_u4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U4); }
+extern "C" void tw_quantized_matmul_i8_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I8_F16); }
+extern "C" void tw_quantized_matmul_i4_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I4_F16); }
+extern "C" void tw_quantized_matmul_u8_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U8_F16); }
+extern "C" void tw_quantized_matmul_u4_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U4_F16); }
 
 extern "C" void tw_quantize_rows_scalar(const tw_quantize_rows_args* a) {
   const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);

@@ -24,39 +24,77 @@ void invert(const float* scale, float* inverse) {
 }
 
 // Rounds to nearest even, by the rounding of float addition; values are far below 2^22.
-float nearest(float value, float low, float high) {
-  const float rounded = (value + TW_EXP_ROUND) - TW_EXP_ROUND;
-  const float raised = rounded < low ? low : rounded;
-  return raised > high ? high : raised;
+float whole(float value) { return (value + TW_EXP_ROUND) - TW_EXP_ROUND; }
+
+// Returns the step of doubled E2M1 numbers at a magnitude of at most 12, as the inverse.
+float inverse_step(float magnitude) { return magnitude < 4.0f ? 1.0f : magnitude < 8.0f ? 0.5f : 0.25f; }
+
+// Returns the nearest value of the format less the zero point, ties to even.
+float nearest(float value, const SearchOf& format, float zero) {
+  const float low = format.low - zero, high = format.high - zero;
+  const float raised = value < low ? low : value;
+  const float kept = raised > high ? high : raised;
+  if (format.values != TW_E2M1) return whole(kept);
+  const float inverse = inverse_step(fabsf(kept));
+  return whole(kept * inverse) / inverse;
 }
 
-void squared_error(const GroupOf16& g, const float* scale, float* error) {
+// Returns the bits that stand for a value less the zero point.
+int code_of(float value, const SearchOf& format, float zero) {
+  if (format.values == TW_BYTES) return (uint8_t)((int)value + (format.zeros ? (int)zero - 128 : 0));
+  if (format.values == TW_NIBBLES) return (int)value + (format.zeros ? (int)zero : 8);
+  const int magnitude = (int)fabsf(value);
+  const int code = magnitude <= 4 ? magnitude : magnitude <= 8 ? magnitude / 2 + 2 : magnitude / 4 + 4;
+  return value < 0 ? code + 8 : code;
+}
+
+// Returns the power of two at or below a magnitude.
+float power_below(float magnitude) {
+  uint32_t bits;
+  memcpy(&bits, &magnitude, sizeof bits);
+  bits &= 0x7f800000u;
+  memcpy(&magnitude, &bits, sizeof bits);
+  return magnitude;
+}
+
+void squared_error(const GroupOf16& g, const float* zero, const float* scale, float* error) {
   float inverse[kLanes], sum[kLanes] = {};
   invert(scale, inverse);
-  const float low = g.format.low, high = g.format.high;
   for (int64_t k = 0; k < g.size; ++k) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float difference = g.x[k][lane] - nearest(g.x[k][lane] * inverse[lane], low, high) * scale[lane];
+      const float difference =
+          g.x[k][lane] - nearest(g.x[k][lane] * inverse[lane], g.format, zero[lane]) * scale[lane];
       sum[lane] += difference * difference;
     }
   }
   memcpy(error, sum, sizeof sum);
 }
 
-// Tries the scale top * t. Keeps the smaller error in `best`, and its scale in `scale`; the earlier scale on
-// a tie.
-void consider(const GroupOf16& g, const float* top, float t, float* best, float* scale) {
+// Rounds a scale as it will be stored. Those of float16 stop at its largest number.
+float narrowed(float scale, const SearchOf& format) {
+  if (format.narrow == TW_SCALES_BF16) return tw_bf16_to_f32(tw_f32_to_bf16(scale));
+  if (format.narrow != TW_SCALES_F16) return scale;
+  const float kept = scale < -TW_F16_LARGEST ? -TW_F16_LARGEST : scale;
+  return tw_f16_to_f32(tw_f32_to_f16(kept > TW_F16_LARGEST ? TW_F16_LARGEST : kept));
+}
+
+// What a search has found so far: the zero points, which it does not change, the scales and their errors.
+struct Found {
+  float zero[kLanes], scale[kLanes], error[kLanes];
+};
+
+// Tries the scale top * t. Keeps the smaller error, and its scale; the earlier scale on a tie.
+void consider(const GroupOf16& g, const float* top, float t, Found* found) {
   float candidate[kLanes], error[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
-    const float value = top[lane] * t;
-    const float stored = g.format.narrow ? tw_bf16_to_f32(tw_f32_to_bf16(value)) : value;
+    const float stored = narrowed(top[lane] * t, g.format);
     candidate[lane] = fabsf(stored) >= kTiny ? stored : 0.0f;
   }
-  squared_error(g, candidate, error);
+  squared_error(g, found->zero, candidate, error);
   for (int lane = 0; lane < kLanes; ++lane) {
-    if (!(error[lane] < best[lane])) continue;
-    best[lane] = error[lane];
-    scale[lane] = candidate[lane];
+    if (!(error[lane] < found->error[lane])) continue;
+    found->error[lane] = error[lane];
+    found->scale[lane] = candidate[lane];
   }
 }
 
@@ -74,44 +112,50 @@ void find_largest(const GroupOf16& g, float* largest) {
   }
 }
 
-// Finds the scales of a group by range search, and their error.
-void search(const GroupOf16& g, float* scale, float* error) {
+// Finds the zero points, and the scales to which the range of values is stretched, 0 included.
+void find_range(const GroupOf16& g, float* zero, float* top) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    float low = 0.0f, high = 0.0f;
+    for (int64_t k = 0; k < g.size; ++k) {
+      low = g.x[k][lane] < low ? g.x[k][lane] : low;
+      high = g.x[k][lane] > high ? g.x[k][lane] : high;
+    }
+    top[lane] = high / g.format.high - low / g.format.high;
+    const float inverse = top[lane] >= kTiny ? 1.0f / top[lane] : 0.0f;
+    const float nearest = whole(-low * inverse);
+    zero[lane] = nearest > g.format.high ? g.format.high : nearest;
+  }
+}
+
+// Finds the scales of a group by range search.
+void search(const GroupOf16& g, Found* found) {
   float largest[kLanes], top[kLanes];
   find_largest(g, largest);
   for (int lane = 0; lane < kLanes; ++lane) {
-    error[lane] = INFINITY;
-    scale[lane] = 0.0f;
-    top[lane] = g.format.nibbles ? largest[lane] / -8.0f : fabsf(largest[lane]) / 127.0f;
+    found->error[lane] = INFINITY;
+    found->scale[lane] = found->zero[lane] = 0.0f;
+    top[lane] = g.format.values == TW_NIBBLES ? largest[lane] / -8.0f
+                : g.format.values == TW_E2M1  ? power_below(fabsf(largest[lane])) / 8.0f
+                                              : fabsf(largest[lane]) / 127.0f;
   }
-  for (int i = 0; i < g.format.steps; ++i) consider(g, top, g.format.ladder[i], error, scale);
-  if (!g.format.nibbles) return;
+  if (g.format.zeros) find_range(g, found->zero, top);
+  for (int i = 0; i < g.format.steps; ++i) consider(g, top, g.format.ladder[i], found);
+  if (g.format.values != TW_NIBBLES || g.format.zeros) return;
   for (int lane = 0; lane < kLanes; ++lane) top[lane] = fabsf(largest[lane]) / 7.0f;
-  for (int i = 0; i < g.format.steps; ++i) consider(g, top, g.format.ladder[i], error, scale);
+  for (int i = 0; i < g.format.steps; ++i) consider(g, top, g.format.ladder[i], found);
 }
 
-void write_scales(const float* scale, bool narrow, char* to) {
-  if (!narrow) {
-    memcpy(to, scale, sizeof(Lanes));
-    return;
-  }
-  uint16_t bits[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) bits[lane] = tw_f32_to_bf16(scale[lane]);
-  memcpy(to, bits, sizeof bits);
-}
-
-void write_values(const GroupOf16& g, const float* scale, uint8_t* to) {
+void write_values(const GroupOf16& g, const Found& found, uint8_t* to) {
   float inverse[kLanes];
-  invert(scale, inverse);
+  invert(found.scale, inverse);
   for (int64_t k = 0; k < g.size; ++k) {
-    uint8_t* line = to + (g.format.nibbles ? k / 8 : k / 4) * 64 + k % 4;
+    const bool bytes = g.format.values == TW_BYTES;
+    uint8_t* line = to + k / (bytes ? 4 : 8) * 64 + k % 4;
     for (int lane = 0; lane < kLanes; ++lane) {
-      const int value = (int)nearest(g.x[k][lane] * inverse[lane], g.format.low, g.format.high);
+      const float value = nearest(g.x[k][lane] * inverse[lane], g.format, found.zero[lane]);
+      const int code = code_of(value, g.format, found.zero[lane]);
       uint8_t* byte = line + lane * 4;
-      if (!g.format.nibbles) {
-        *byte = (uint8_t)value;
-      } else {
-        *byte = (uint8_t)(k % 8 < 4 ? value + 8 : *byte | (value + 8) << 4);
-      }
+      *byte = (uint8_t)(bytes || k % 8 < 4 ? code : *byte | code << 4);
     }
   }
 }
@@ -152,11 +196,13 @@ extern "C" void tw_quantize_weights_scalar(const tw_quantize_weights_args* a) {
   const GroupOf16 g = {x, size, search_of(a->dtype, a->group)};
   char* panel = (char*)a->panel;
   for (int64_t i = 0; i < groups; ++i) {
-    float scale[kLanes], error[kLanes];
+    Found found;
     gather(a, i * size, size, x);
-    search(g, scale, error);
-    measure(g, error, a);
-    write_scales(scale, g.format.narrow, panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i));
-    write_values(g, scale, (uint8_t*)panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i));
+    search(g, &found);
+    measure(g, found.error, a);
+    write_zeros(found.zero, a, i);
+    write_scales(found.scale, a->dtype, a->group,
+                 panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i));
+    write_values(g, found, (uint8_t*)panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i));
   }
 }

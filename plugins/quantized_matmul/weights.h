@@ -2,6 +2,10 @@
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_WEIGHTS_H_
 
+#include <string.h>
+
+#include "plugins/common/bf16.h"
+#include "plugins/common/f16.h"
 #include "plugins/quantized_matmul/kernel.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
@@ -19,19 +23,54 @@ struct Ladder {
 constexpr Ladder<8> kInt4Ladder(0.04);
 constexpr Ladder<3> kInt8Ladder(0.02);
 constexpr Ladder<10> kWholeLadder(0.05);
+constexpr float kPowers[2] = {1.0f, 2.0f};  // of scales that are powers of two
 
 // The format of weights that a search quantizes to.
 struct SearchOf {
-  bool nibbles, narrow;  // nibbles: weights have 4 bits; narrow: scales are bfloat16
-  float low, high;       // range of the values
+  int values;       // a tw_values
+  int narrow;       // a tw_scales; -1: scales are float32 or powers of two, which need no rounding
+  bool zeros;       // there are zero points; otherwise they count as 0
+  float low, high;  // range of the values before zero points are subtracted
   const float* ladder;
   int steps;
 };
 
 inline SearchOf search_of(int dtype, int64_t group) {
-  if (dtype == TW_I4) return {true, true, -8.0f, 7.0f, kInt4Ladder.step, 8};
-  if (group == 0) return {false, false, -127.0f, 127.0f, kWholeLadder.step, 10};
-  return {false, true, -127.0f, 127.0f, kInt8Ladder.step, 3};
+  const tw_weight_codec c = tw_codec(dtype);
+  const bool zeros = c.zeros != 0;
+  if (c.values == TW_E2M1) return {c.values, -1, false, -12.0f, 12.0f, kPowers, 2};
+  if (group == 0) return {c.values, -1, false, -127.0f, 127.0f, kWholeLadder.step, 10};
+  if (c.values == TW_NIBBLES)
+    return {c.values, c.scales, zeros, zeros ? 0.0f : -8.0f, zeros ? 15.0f : 7.0f, kInt4Ladder.step, 8};
+  return {c.values, c.scales, zeros, zeros ? 0.0f : -127.0f, zeros ? 255.0f : 127.0f, kInt8Ladder.step, 3};
+}
+
+// Writes the scales of the 16 rows of a group as layout.h stores them.
+inline void write_scales(const float* scale, int dtype, int64_t group, char* to) {
+  uint16_t halves[TW_LANES];
+  uint8_t exponents[TW_LANES];
+  for (int lane = 0; lane < TW_LANES; ++lane) {
+    uint32_t bits;
+    memcpy(&bits, scale + lane, sizeof bits);
+    halves[lane] =
+        tw_codec(dtype).scales == TW_SCALES_F16 ? tw_f32_to_f16(scale[lane]) : tw_f32_to_bf16(scale[lane]);
+    exponents[lane] = (uint8_t)(bits >> 23);
+  }
+  if (group == 0) {
+    memcpy(to, scale, TW_LANES * sizeof *scale);
+  } else if (tw_codec(dtype).scales == TW_SCALES_E8M0) {
+    memcpy(to, exponents, sizeof exponents);
+  } else {
+    memcpy(to, halves, sizeof halves);
+  }
+}
+
+// Writes the zero points of the 16 rows of group i of a panel, if the format has them. zero: in [0, 255].
+inline void write_zeros(const float* zero, const tw_quantize_weights_args* a, int64_t i) {
+  const tw_weight_codec c = tw_codec(a->dtype);
+  if (c.zeros == 0) return;
+  char* to = (char*)a->panel + tw_quantized_zero_offset(a->dtype, a->k, a->group, i);
+  for (int lane = 0; lane < TW_LANES; ++lane) to[lane] = (char)((int)zero[lane] - (c.bits == 8 ? 128 : 0));
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 //       R x P panels of exact sums in registers, then scaled and added to R x P float sums in the L1 cache
 //   then bias, activation, residual and rounding for the chunk
 //
-// The file of an instruction set defines `Kind`: kBits of a weight, panels_at_once(rows), micro(rows, panels)
-// and finish(args, row, rows, panel, panels, sum).
+// The file of an instruction set defines `Kind`: kDtype of the weights, panels_at_once(rows), micro(rows,
+// panels) and finish(args, row, rows, panel, panels, sum).
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_
 
@@ -30,9 +30,10 @@ struct Group {
   const int32_t* x_sum;
   const char* w;  // first panel
   const char* scales;
-  int64_t w_stride;  // bytes between panels
-  int64_t lines;     // lines of 64 bytes of the group in a panel
-  float* sum;        // [R, kUnit, 16]
+  const char* zeros;  // zero points, if the weights have them
+  int64_t w_stride;   // bytes between panels
+  int64_t lines;      // lines of 64 bytes of the group in a panel
+  float* sum;         // [R, kUnit, 16]
 };
 
 // Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
@@ -44,7 +45,6 @@ struct Cursor {
 
 // Values that are the same for a whole call.
 struct Shape {
-  int dtype;
   int64_t k, group, groups;
   int64_t size;  // stored elements of a group
   int64_t w_stride;
@@ -63,12 +63,11 @@ struct Part {
 template <class Kind>
 Shape shape_of(const tw_quantized_matmul_args* a) {
   Shape s;
-  s.dtype = Kind::kBits == 4 ? TW_I4 : TW_I8;
   s.k = a->matmul.k;
   s.group = a->group;
   s.groups = tw_quantized_groups(s.k, s.group);
   s.size = tw_quantized_group(s.k, s.group);
-  s.w_stride = tw_quantized_panel_bytes(s.dtype, s.k, s.group);
+  s.w_stride = tw_quantized_panel_bytes(Kind::kDtype, s.k, s.group);
   s.block = s.groups;
   if (a->matmul.rows > kRows && s.w_stride * kUnit > kBlockBytes)
     s.block = ceil_div(s.groups, ceil_div(s.w_stride * kUnit, kBlockBytes));
@@ -87,12 +86,14 @@ void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, const Part& par
              a->x_sum + part.begin * a->group_stride + part.row,
              nullptr,
              nullptr,
+             nullptr,
              s.w_stride,
-             s.size * Kind::kBits / 32,
+             s.size * tw_codec(Kind::kDtype).bits / 32,
              part.sum};
   for (int64_t i = part.begin; i < part.end; ++i) {
-    g.w = w + tw_quantized_group_offset(s.dtype, s.k, s.group, i);
-    g.scales = w + tw_quantized_scale_offset(s.dtype, s.k, s.group, i);
+    g.w = w + tw_quantized_group_offset(Kind::kDtype, s.k, s.group, i);
+    g.scales = w + tw_quantized_scale_offset(Kind::kDtype, s.k, s.group, i);
+    g.zeros = w + tw_quantized_zero_offset(Kind::kDtype, s.k, s.group, i);
     micro(&g);
     g.x += s.size, g.x_scale += a->group_stride, g.x_sum += a->group_stride;
   }

@@ -2,8 +2,9 @@
 //
 // vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Nibbles are
 // stored unsigned (w + 8): 32 elements of K, which are 16 products of at most 15 * 127, fit (30480 < 32768).
-// The sums start at minus what the 8 adds. Bytes are multiplied as |w| times x with the sign of w; two such
-// products are at most 32258.
+// Codes of E2M1 become unsigned by a table (2 w + 12): 16 elements, 8 products of at most 24 * 127, fit. The
+// sums start at minus what the 8 or the 12 adds. Bytes are multiplied as |w| times x with the sign of w; two
+// such products are at most 32258.
 #include "plugins/quantized_matmul/x86_rows.h"
 #include "plugins/quantized_matmul/x86_weights.h"
 #include "plugins/quantized_matmul/x86_ymm.h"
@@ -16,8 +17,9 @@ TW_INLINE void add_doubles(__m256i& sum, __m256i x) { __asm__("vpaddd %1, %0, %0
 
 TW_INLINE __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
+template <int kOf>
 struct Bytes {
-  static constexpr int kBits = 8;
+  static constexpr int kDtype = kOf;
   static constexpr bool kUnsigned = false;
 
   template <int R, int N>
@@ -46,22 +48,26 @@ TW_INLINE __m256i add_pairs(__m256i sum, __m256i x, __m256i w) {
   return sum;
 }
 
+template <int kOf>
 struct Nibbles {
-  static constexpr int kBits = 4;
+  static constexpr int kDtype = kOf;
   static constexpr bool kUnsigned = true;
+  static constexpr int kLines = tw_codec(kOf).values == TW_E2M1 ? 2 : 4;  // whose sums fit 16 bits
 
-  // Sums 32 elements of K in 16 bits.
+  // Sums 8 elements of K for each line in 16 bits.
   template <int R, int N>
   static TW_INLINE void sum_pairs(__m256i (&acc)[R][N], Cursor& c, const Group* g) {
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kLines; ++n) {
       multiply(
           acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 0); },
-          [&](int i) TW_ALWAYS { return low_nibbles(weights(c, g->w_stride, i)); }, add_pairs);
+          [&](int i) TW_ALWAYS { return unsigned_weights<kOf>(low_nibbles(weights(c, g->w_stride, i))); },
+          add_pairs);
       pin(acc);
       forget(c);
       multiply(
           acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 4); },
-          [&](int i) TW_ALWAYS { return high_nibbles(weights(c, g->w_stride, i)); }, add_pairs);
+          [&](int i) TW_ALWAYS { return unsigned_weights<kOf>(high_nibbles(weights(c, g->w_stride, i))); },
+          add_pairs);
       pin(acc);
       advance(c, 8);
     }
@@ -70,7 +76,7 @@ struct Nibbles {
   template <int R, int N>
   static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
     Cursor c = cursor_of(g);
-    for (int64_t n = g->lines / 4; n > 0; --n) {
+    for (int64_t n = g->lines / kLines; n > 0; --n) {
       __m256i pairs[R][N];
       TW_UNROLL
       for (int r = 0; r < R; ++r) {
@@ -149,6 +155,14 @@ struct WeightsAvx2 : Avx2 {
   using Ints = __m256i;
 
   static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx2(tw_f32_to_bf16_avx2(v)); }
+  static TW_INLINE Vector narrow_f16(Vector v) {
+    const Vector kept = min(max(v, all(-TW_F16_LARGEST)), all(TW_F16_LARGEST));
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  // Returns the power of two at or below a magnitude.
+  static TW_INLINE Vector power_below(Vector v) {
+    return _mm256_and_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)));
+  }
   static TW_INLINE Ints integers(Vector v) { return _mm256_cvtps_epi32(v); }
   static TW_INLINE Ints byte_of(Ints v) { return _mm256_and_si256(v, _mm256_set1_epi32(255)); }
   static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
@@ -160,11 +174,15 @@ struct WeightsAvx2 : Avx2 {
 }  // namespace
 
 extern "C" void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args* a) {
-  a->group == 0 ? matmul<Kernels<Bytes, true>>(a) : matmul<Kernels<Bytes>>(a);
+  a->group == 0 ? matmul<Kernels<Bytes<TW_I8>, true>>(a) : matmul<Kernels<Bytes<TW_I8>>>(a);
 }
 
 extern "C" void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Nibbles>>(a);
+  matmul<Kernels<Nibbles<TW_I4>>>(a);
+}
+
+extern "C" void tw_quantized_matmul_mxfp4_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Nibbles<TW_MXFP4>>>(a);
 }
 
 extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
@@ -174,4 +192,28 @@ extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
 
 extern "C" void tw_quantize_weights_avx2(const tw_quantize_weights_args* a) {
   quantize_weights<WeightsAvx2>(a);
+}
+
+extern "C" void tw_quantized_matmul_u8_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Bytes<TW_U8>>>(a);
+}
+
+extern "C" void tw_quantized_matmul_u4_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Nibbles<TW_U4>>>(a);
+}
+
+extern "C" void tw_quantized_matmul_i8_f16_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Bytes<TW_I8_F16>>>(a);
+}
+
+extern "C" void tw_quantized_matmul_i4_f16_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Nibbles<TW_I4_F16>>>(a);
+}
+
+extern "C" void tw_quantized_matmul_u8_f16_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Bytes<TW_U8_F16>>>(a);
+}
+
+extern "C" void tw_quantized_matmul_u4_f16_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Nibbles<TW_U4_F16>>>(a);
 }

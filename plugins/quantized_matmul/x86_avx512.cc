@@ -43,6 +43,14 @@ struct WeightsAvx512 : Avx512 {
   using Ints = __m512i;
 
   static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx512(tw_f32_to_bf16_avx512(v)); }
+  static TW_INLINE Vector narrow_f16(Vector v) {
+    const Vector kept = min(max(v, all(-TW_F16_LARGEST)), all(TW_F16_LARGEST));
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  // Returns the power of two at or below a magnitude.
+  static TW_INLINE Vector power_below(Vector v) {
+    return _mm512_and_ps(v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)));
+  }
   static TW_INLINE Ints integers(Vector v) { return _mm512_cvtps_epi32(v); }
   static TW_INLINE Ints byte_of(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi32(255)); }
   static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {

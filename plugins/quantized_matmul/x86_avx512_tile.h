@@ -2,8 +2,9 @@
 // K.
 //
 // vpdpbusd multiplies unsigned by signed bytes. Nibbles are stored unsigned (w + 8); bytes become unsigned by
-// flipping the sign bit (w + 128). This adds 8 or 128 times the sum of x to a sum, so the sum starts at minus
-// that number.
+// flipping the sign bit (w + 128), codes of E2M1 by a table (2 w + 12). This adds 8, 128 or 12 times the sum
+// of x to a sum, so the sum starts at minus that number. With
+// zero points it starts at minus the zero point, made unsigned as the weights, times the sum of x.
 //
 // The exact sums of a group stay in registers and, where groups have scales of their own, so do the float
 // sums of all groups before. A group then costs one multiplication and one fused multiply-add besides the dot
@@ -64,19 +65,37 @@ struct Cursors {
   }
 };
 
-// Returns the unsigned weights in 64 bytes of a panel: for nibbles, the low or the high half of each byte.
-template <int kBits, bool kHigh>
-TW_INLINE __m512i unsigned_weights(const char* w) {
-  const __m512i bytes = _mm512_loadu_si512(w);
-  if (kBits == 8) return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
-  return _mm512_and_si512(kHigh ? _mm512_srli_epi32(bytes, 4) : bytes, _mm512_set1_epi8(15));
+// Returns twice the E2M1 numbers of all codes, plus 12, in each 16 bytes.
+TW_INLINE __m512i raised_e2m1() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
 }
 
-template <int kBits, bool kHigh, int R, int P>
+// Returns the unsigned weights in 64 bytes of a panel: for nibbles, of the low or the high half of each byte.
+template <int kDtype, bool kHigh>
+TW_INLINE __m512i unsigned_weights(const char* w) {
+  const __m512i bytes = _mm512_loadu_si512(w);
+  if (tw_codec(kDtype).bits == 8) return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
+  const __m512i codes = _mm512_and_si512(kHigh ? _mm512_srli_epi32(bytes, 4) : bytes, _mm512_set1_epi8(15));
+  return tw_codec(kDtype).values == TW_E2M1 ? _mm512_shuffle_epi8(raised_e2m1(), codes) : codes;
+}
+
+// Returns the 16 scales of a group.
+template <int kDtype>
+TW_INLINE __m512 group_scales(const char* scales) {
+  if (tw_codec(kDtype).scales == TW_SCALES_E8M0) {
+    const __m128i exponents = _mm_loadu_si128((const __m128i*)scales);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(exponents), 23));
+  }
+  if (tw_codec(kDtype).scales == TW_SCALES_F16)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)scales));
+  return tw_bf16_to_f32_avx512(_mm256_loadu_si256((const __m256i*)scales));
+}
+
+template <int kDtype, bool kHigh, int R, int P>
 TW_INLINE void step(__m512i (&acc)[R][P], const Cursors<R, P>& at, const Tile& t) {
   __m512i w[P];
   TW_UNROLL
-  for (int p = 0; p < P; ++p) w[p] = unsigned_weights<kBits, kHigh>(at.w[p / 3] + p % 3 * t.w_stride);
+  for (int p = 0; p < P; ++p) w[p] = unsigned_weights<kDtype, kHigh>(at.w[p / 3] + p % 3 * t.w_stride);
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     int32_t bits;
@@ -87,15 +106,35 @@ TW_INLINE void step(__m512i (&acc)[R][P], const Cursors<R, P>& at, const Tile& t
   }
 }
 
-// Computes the exact sums of one group, and moves the cursors behind the group.
-template <int kBits, int R, int P>
-TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const int32_t* x_sum) {
+// Lets the sums of a group start at what cancels that weights are made unsigned.
+template <int R, int P>
+TW_INLINE void start_sums(__m512i (&acc)[R][P], const int32_t* x_sum) {
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     const __m512i excess = _mm512_set1_epi32(x_sum[r]);
     TW_UNROLL
     for (int p = 0; p < P; ++p) acc[r][p] = excess;
   }
+}
+
+// Lets them start at the zero points times minus the sum of x. zeros: those of the first panel. A sum of a
+// group fits 16 bits, and the upper half of a zero point is multiplied by 0.
+template <int kDtype, int R, int P>
+TW_INLINE void start_sums_at_zeros(__m512i (&acc)[R][P], const int32_t* x_sum, const Cursors<R, P>& at,
+                                   const Tile& t, int64_t to_zeros) {
+  TW_UNROLL
+  for (int p = 0; p < P; ++p) {
+    const char* zeros = at.w[p / 3] + p % 3 * t.w_stride - to_zeros;
+    __m512i zero = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)zeros));
+    if (tw_codec(kDtype).bits == 8) zero = _mm512_add_epi32(zero, _mm512_set1_epi32(128));
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) acc[r][p] = _mm512_madd_epi16(zero, _mm512_set1_epi32(x_sum[r] & 0xffff));
+  }
+}
+
+// Adds the exact sums of one group, and moves the cursors behind the group.
+template <int kDtype, int R, int P>
+TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t) {
   int64_t line = t.lines;
   do {
     // A panel may be as short as two pages, and end before the processor's own prefetch has started. So the
@@ -106,10 +145,10 @@ TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const
       _mm_prefetch(ahead + p * t.w_stride, _MM_HINT_T1);
       _mm_prefetch(near + p * t.w_stride, _MM_HINT_T0);
     }
-    step<kBits, false>(acc, at, t);
-    if (kBits == 4) {
+    step<kDtype, false>(acc, at, t);
+    if (tw_codec(kDtype).bits == 4) {
       at.forget();
-      step<kBits, true>(acc, at, t);
+      step<kDtype, true>(acc, at, t);
     }
     // Sums that are not pinned here go to memory, because the compiler sees more live values than registers.
     TW_UNROLL
@@ -117,7 +156,7 @@ TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const
       TW_UNROLL
       for (int p = 0; p < P; ++p) __asm__("" : "+v"(acc[r][p]));
     }
-    at.advance(32 / kBits, 64);
+    at.advance(32 / tw_codec(kDtype).bits, 64);
   } while (--line > 0);
 }
 
@@ -131,9 +170,10 @@ TW_INLINE Cursors<R, P> start(const Tile& t) {
   return at;
 }
 
-// For groups with scales of their own, in pairs that begin with the scales.
-template <int kBits>
+// For groups with scales of their own, in periods that begin with a header of the scales.
+template <int kDtype>
 struct Grouped {
+  static constexpr tw_weight_codec kCodec = tw_codec(kDtype);
   static constexpr int kTile = 12;  // the most R * P: twice as many sums and 5 other registers
 
   template <int R, int P>
@@ -143,16 +183,23 @@ struct Grouped {
     const float* x_scale = t.x_scale;
     const int32_t* x_sum = t.x_sum;
     __m512 sum[R][P] = {};
-    int64_t to_scales = 0;  // bytes back from the group's end to the scales
     for (int64_t i = 0; i < t.groups; ++i) {
-      if (i % 2 == 0) at.advance(0, TW_SCALE_BYTES);
-      to_scales = i % 2 == 0 ? TW_SCALE_BYTES + t.lines * 64 : to_scales + t.lines * 64 - 32;
+      const int64_t place = i % kCodec.period;
+      if (place == 0) at.advance(0, kCodec.header);
+      const int64_t to_header = kCodec.header + place * t.lines * 64;  // bytes back from the group's begin
+      const int64_t to_scales =
+          to_header + t.lines * 64 - place * kLanes * kCodec.scale_bytes;  // from its end
       __m512i acc[R][P];
-      dot<kBits>(acc, at, t, x_sum);
+      if constexpr (kCodec.zeros != 0) {
+        start_sums_at_zeros<kDtype>(acc, x_sum, at, t, to_header - kCodec.zeros - place * kLanes);
+      } else {
+        start_sums(acc, x_sum);
+      }
+      dot<kDtype>(acc, at, t);
       TW_UNROLL
       for (int p = 0; p < P; ++p) {
         const char* scales = at.w[p / 3] + p % 3 * t.w_stride - to_scales;
-        const __m512 w_scale = tw_bf16_to_f32_avx512(_mm256_loadu_si256((const __m256i*)scales));
+        const __m512 w_scale = group_scales<kDtype>(scales);
         TW_UNROLL
         for (int r = 0; r < R; ++r) {
           const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(x_scale[r]), w_scale);
@@ -178,9 +225,10 @@ struct Whole {
   static void run(const Tile* tile) {
     const Tile t = *tile;
     Cursors<R, P> at = start<R, P>(t);
-    at.advance(0, TW_SCALE_BYTES);
+    at.advance(0, tw_codec(TW_I8).header);
     __m512i acc[R][P];
-    dot<8>(acc, at, t, t.x_sum);
+    start_sums(acc, t.x_sum);
+    dot<TW_I8>(acc, at, t);
     TW_UNROLL
     for (int p = 0; p < P; ++p) {
       const __m512 w_scale = _mm512_loadu_ps(t.w + p * t.w_stride);

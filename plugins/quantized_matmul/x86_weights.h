@@ -2,7 +2,7 @@
 //
 // Lanes are rows, as in scalar_weights.cc: a group is first laid out as [elements][16], and a vector goes
 // through it for every scale that is tried. `Set` is Avx2 or Avx512 with functions for integers: Ints,
-// narrow, integers, byte_of, shifted_or and put.
+// narrow, narrow_f16, power_below, integers, byte_of, shifted_or and put.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 
@@ -58,8 +58,9 @@ void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, floa
   }
 }
 
-// The search for the scales of one group, for as many rows as a vector has lanes.
-template <class Set>
+// The search for the scales of one group, for as many rows as a vector has lanes. kValues: a tw_values.
+// kZeros: whether weights have zero points.
+template <class Set, int kValues, bool kZeros>
 struct Search {
   using Vector = typename Set::Vector;
 
@@ -67,7 +68,10 @@ struct Search {
   int64_t size;
   SearchOf format;
   Vector best, scale;  // the best error and the scale so far
+  Vector zero;         // the zero point; 0 without zero points
+  Vector low, high;    // the range of values less the zero point
   Vector largest, weight, none;
+  Vector least, most;  // of the values and 0
 
   TW_INLINE Vector at(int64_t k) const { return Set::load(x + k * TW_LANES, Set::kLanes); }
 
@@ -82,28 +86,56 @@ struct Search {
     return Set::sub(Set::add(v, round), round);
   }
 
+  // Returns the nearest value of the format less the zero point, ties to even.
+  TW_INLINE Vector value_of(Vector v) const {
+    const Vector kept = Set::min(Set::max(v, low), high);
+    if (kValues != TW_E2M1) return nearest(kept);
+    // Doubled E2M1 numbers have steps of 1 below 4, of 2 below 8, and of 4 below 12.
+    const Vector size = Set::abs(kept), four = Set::all(4.0f), eight = Set::all(8.0f);
+    const Vector small = nearest(kept),
+                 middle = Set::mul(nearest(Set::mul(kept, Set::all(0.5f))), Set::all(2.0f));
+    const Vector large = Set::mul(nearest(Set::mul(kept, Set::all(0.25f))), four);
+    return Set::choose(Set::less(size, four), small, Set::choose(Set::less(size, eight), middle, large));
+  }
+
+  // Returns the bits that stand for a value less the zero point.
+  TW_INLINE typename Set::Ints code_of(Vector v) const {
+    if (kValues == TW_BYTES) {
+      const Vector stored = kZeros ? Set::sub(Set::add(v, zero), Set::all(128.0f)) : v;
+      return Set::byte_of(Set::integers(stored));
+    }
+    if (kValues == TW_NIBBLES) return Set::integers(Set::add(v, kZeros ? zero : Set::all(8.0f)));
+    const Vector size = Set::abs(v), four = Set::all(4.0f), eight = Set::all(8.0f);
+    const Vector middle = Set::add(Set::mul(size, Set::all(0.5f)), Set::all(2.0f));
+    const Vector large = Set::add(Set::mul(size, Set::all(0.25f)), four);
+    const Vector code =
+        Set::choose(Set::less(size, four), size, Set::choose(Set::less(size, eight), middle, large));
+    return Set::integers(Set::choose(Set::less(v, Set::all(0.0f)), Set::add(code, eight), code));
+  }
+
   // Finds the signed value of the largest magnitude (the first of equals), the sum of squares, and `none`,
   // which stays 0 unless a value is infinite or NaN.
   void survey() {
-    Vector most = Set::all(0.0f);
-    largest = weight = none = most;
+    Vector size_of_largest = Set::all(0.0f);
+    largest = weight = none = least = most = size_of_largest;
     for (int64_t k = 0; k < size; ++k) {
       const Vector value = at(k), magnitude = Set::abs(value);
-      const auto more = Set::less(most, magnitude);
+      const auto more = Set::less(size_of_largest, magnitude);
       largest = Set::choose(more, value, largest);
-      most = Set::choose(more, magnitude, most);
+      size_of_largest = Set::choose(more, magnitude, size_of_largest);
+      if (kZeros) least = Set::min(least, value), most = Set::max(most, value);
       weight = Set::add(weight, Set::mul(value, value));
       none = Set::add(none, Set::mul(value, Set::all(0.0f)));
     }
   }
 
   Vector squared_error(Vector s) const {
-    const Vector inverse = inverse_of(s), low = Set::all(format.low), high = Set::all(format.high);
+    const Vector inverse = inverse_of(s);
     Vector sum = Set::all(0.0f);
 #pragma GCC unroll 4
     for (int64_t k = 0; k < size; ++k) {
       const Vector value = at(k);
-      const Vector q = nearest(Set::min(Set::max(Set::mul(value, inverse), low), high));
+      const Vector q = value_of(Set::mul(value, inverse));
       const Vector difference = Set::sub(value, Set::mul(q, s));
       sum = Set::add(sum, Set::mul(difference, difference));
     }
@@ -113,7 +145,8 @@ struct Search {
   void try_ladder(Vector top) {
     for (int i = 0; i < format.steps; ++i) {
       Vector s = Set::mul(top, Set::all(format.ladder[i]));
-      if (format.narrow) s = Set::narrow(s);
+      if (format.narrow == TW_SCALES_BF16) s = Set::narrow(s);
+      if (format.narrow == TW_SCALES_F16) s = Set::narrow_f16(s);
       s = Set::choose(Set::less(Set::abs(s), Set::all(kTiny)), Set::all(0.0f), s);
       const Vector error = squared_error(s);
       const auto better = Set::less(error, best);
@@ -125,67 +158,87 @@ struct Search {
   void run() {
     survey();
     best = Set::all(INFINITY);
-    scale = Set::all(0.0f);
+    scale = zero = Set::all(0.0f);
+    low = Set::all(format.low), high = Set::all(format.high);
+    if (kZeros) return run_with_zeros();
     const Vector magnitude = Set::abs(largest);
-    if (!format.nibbles) return try_ladder(Set::div(magnitude, Set::all(127.0f)));
+    if (kValues == TW_BYTES) return try_ladder(Set::div(magnitude, Set::all(127.0f)));
+    if (kValues == TW_E2M1) return try_ladder(Set::div(Set::power_below(magnitude), Set::all(8.0f)));
     try_ladder(Set::div(largest, Set::all(-8.0f)));
     try_ladder(Set::div(magnitude, Set::all(7.0f)));
   }
 
-  // Writes kStep elements per line. `to` is the place of the first row's bytes in the first line.
-  template <int kStep>
+  // Stretches the range of values, 0 included, over the format's, and keeps the zero point.
+  void run_with_zeros() {
+    const Vector end = Set::all(format.high);
+    const Vector top = Set::sub(Set::div(most, end), Set::div(least, end));
+    zero = Set::min(nearest(Set::mul(Set::negate(least), inverse_of(top))), end);
+    low = Set::sub(low, zero), high = Set::sub(high, zero);
+    try_ladder(top);
+  }
+
+  // `to` is the place of the first row's bytes in the first line.
   void write(char* to) const {
-    const Vector inverse = inverse_of(scale), low = Set::all(format.low), high = Set::all(format.high);
-    const Vector excess = Set::all(kStep == 8 ? 8.0f : 0.0f);
+    constexpr int kStep = kValues == TW_BYTES ? 4 : 8;  // elements per line
+    const Vector inverse = inverse_of(scale);
     for (int64_t k = 0; k < size; k += kStep, to += 64) {
       typename Set::Ints line = {};
       TW_UNROLL
       for (int e = 0; e < kStep; ++e) {
-        const Vector q = Set::min(Set::max(Set::mul(at(k + e), inverse), low), high);
-        // The value is rounded before 8 is added, because after the addition halves would round the other
-        // way.
-        const auto value = Set::integers(Set::add(nearest(q), excess));
-        line = Set::shifted_or(line, kStep == 8 ? value : Set::byte_of(value), e % 4 * 8 + e / 4 * 4);
+        const auto code = code_of(value_of(Set::mul(at(k + e), inverse)));
+        line = Set::shifted_or(line, code, e % 4 * 8 + e / 4 * 4);
       }
       Set::put(to, line);
     }
   }
 };
 
-template <class Set>
+template <class Set, int kValues, bool kZeros>
 void quantize_panel_group(const tw_quantize_weights_args* a, int64_t i, int64_t size,
                           const SearchOf& format) {
-  float error[TW_LANES], weight[TW_LANES], none[TW_LANES], scale[TW_LANES];
+  float error[TW_LANES], weight[TW_LANES], none[TW_LANES], scale[TW_LANES], zero[TW_LANES];
   char* values = (char*)a->panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i);
   for (int lane = 0; lane < TW_LANES; lane += Set::kLanes) {
-    Search<Set> search;
+    Search<Set, kValues, kZeros> search;
     search.x = a->x + lane, search.size = size, search.format = format;
     search.run();
-    format.nibbles ? search.template write<8>(values + lane * 4)
-                   : search.template write<4>(values + lane * 4);
+    search.write(values + lane * 4);
     Set::store(error, TW_F32, lane, Set::kLanes, search.best);
     Set::store(weight, TW_F32, lane, Set::kLanes, search.weight);
     Set::store(none, TW_F32, lane, Set::kLanes, search.none);
     Set::store(scale, TW_F32, lane, Set::kLanes, search.scale);
+    Set::store(zero, TW_F32, lane, Set::kLanes, search.zero);
   }
-  uint16_t bits[TW_LANES];
   for (int lane = 0; lane < TW_LANES; ++lane) {
     *a->weight += (double)weight[lane];
     *a->error += (double)error[lane];
     if (none[lane] != 0.0f) *a->finite = 0;
-    bits[lane] = tw_f32_to_bf16(scale[lane]);
   }
-  char* to = (char*)a->panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i);
-  format.narrow ? memcpy(to, bits, sizeof bits) : memcpy(to, scale, sizeof scale);
+  write_zeros(zero, a, i);
+  write_scales(scale, a->dtype, a->group,
+               (char*)a->panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i));
 }
 
-template <class Set>
-void quantize_weights(const tw_quantize_weights_args* a) {
+template <class Set, int kValues, bool kZeros>
+void quantize_panel(const tw_quantize_weights_args* a) {
   const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);
   const SearchOf format = search_of(a->dtype, a->group);
   for (int64_t i = 0; i < groups; ++i) {
     gather(a, i * size, size, a->x);
-    quantize_panel_group<Set>(a, i, size, format);
+    quantize_panel_group<Set, kValues, kZeros>(a, i, size, format);
+  }
+}
+
+template <class Set>
+void quantize_weights(const tw_quantize_weights_args* a) {
+  const bool zeros = tw_codec(a->dtype).zeros != 0;
+  switch (tw_codec(a->dtype).values) {
+    case TW_NIBBLES:
+      return zeros ? quantize_panel<Set, TW_NIBBLES, true>(a) : quantize_panel<Set, TW_NIBBLES, false>(a);
+    case TW_E2M1:
+      return quantize_panel<Set, TW_E2M1, false>(a);
+    default:
+      return zeros ? quantize_panel<Set, TW_BYTES, true>(a) : quantize_panel<Set, TW_BYTES, false>(a);
   }
 }
 

@@ -1,8 +1,9 @@
 // quantized_matmul in registers of 256 bits, shared by AVX2 and AVX-VNNI. A panel takes two of the 16
 // registers, so 6 rows and 1 panel, or 1 row and 4 panels, fill them.
 //
-// The instruction set defines `Dot`: kBits of a weight, kUnsigned if 8 or 128 is added to the weights, and
-//   dot(acc, group), which adds the sums of a group to acc; acc starts at x_sum, which cancels the 8 or 128.
+// The instruction set defines `Dot`: kDtype of the weights, kUnsigned if they are made unsigned by an
+// addition, and
+//   dot(acc, group), which adds the sums of a group to acc; acc starts at what cancels the addition.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 
@@ -25,6 +26,14 @@ TW_INLINE __m256i weights(const Cursor& c, int64_t w_stride, int i) {
 
 TW_INLINE __m256i low_nibbles(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
 TW_INLINE __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi32(bytes, 4)); }
+
+// Returns the unsigned weights of nibbles: as they are stored, or for E2M1 twice the number plus 12.
+template <int kDtype>
+TW_INLINE __m256i unsigned_weights(__m256i nibbles) {
+  if (tw_codec(kDtype).values != TW_E2M1) return nibbles;
+  const __m128i raised = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(raised), nibbles);
+}
 
 TW_INLINE Cursor cursor_of(const Group* g) {
   return {{g->x, g->x + 3 * g->x_stride}, {g->w, g->w + 3 * g->w_stride}};
@@ -76,26 +85,49 @@ TW_INLINE void multiply(__m256i (&acc)[R][N], X x, W w, Add add) {
   }
 }
 
-template <bool kUnsigned, int R, int N>
+// Lets the sums start at x_sum or, if there are zero points, at these times x_sum. A sum of a group fits 16
+// bits, and the upper half of a zero point is multiplied by 0.
+template <class Dot, int R, int N>
 TW_INLINE void start(__m256i (&acc)[R][N], const Group* g) {
+  constexpr tw_weight_codec kCodec = tw_codec(Dot::kDtype);
   TW_UNROLL
-  for (int r = 0; r < R; ++r) {
-    const __m256i excess = _mm256_set1_epi32(kUnsigned ? g->x_sum[r] : 0);
+  for (int i = 0; i < N; ++i) {
+    __m256i zero = _mm256_setzero_si256();
+    if constexpr (kCodec.zeros != 0) {
+      zero =
+          _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(g->zeros + i / 2 * g->w_stride + i % 2 * 8)));
+      if (kCodec.bits == 8 && Dot::kUnsigned) zero = _mm256_add_epi32(zero, _mm256_set1_epi32(128));
+    }
     TW_UNROLL
-    for (int i = 0; i < N; ++i) acc[r][i] = excess;
+    for (int r = 0; r < R; ++r) {
+      acc[r][i] = kCodec.zeros != 0 ? _mm256_madd_epi16(zero, _mm256_set1_epi32(g->x_sum[r] & 0xffff))
+                                    : _mm256_set1_epi32(Dot::kUnsigned ? g->x_sum[r] : 0);
+    }
   }
+}
+
+// Returns the scales of 8 rows of a group.
+template <int kDtype>
+TW_INLINE __m256 group_scales(const char* scales) {
+  if (tw_codec(kDtype).scales == TW_SCALES_E8M0) {
+    const __m128i exponents = _mm_loadl_epi64((const __m128i*)scales);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
+  }
+  if (tw_codec(kDtype).scales == TW_SCALES_F16)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)scales));
+  return tw_bf16_to_f32_avx2(_mm_loadu_si128((const __m128i*)scales));
 }
 
 // Computes a group with scales of its own, and adds its sums to those of the groups before.
 template <class Dot, int R, int P>
 void grouped(const Group* g) {
   __m256i acc[R][2 * P];
-  start<Dot::kUnsigned>(acc, g);
+  start<Dot>(acc, g);
   Dot::dot(acc, g);
   TW_UNROLL
   for (int i = 0; i < 2 * P; ++i) {
-    const __m256 w_scale =
-        tw_bf16_to_f32_avx2(_mm_loadu_si128((const __m128i*)(g->scales + i / 2 * g->w_stride + i % 2 * 16)));
+    const __m256 w_scale = group_scales<Dot::kDtype>(g->scales + i / 2 * g->w_stride +
+                                                     i % 2 * 8 * tw_codec(Dot::kDtype).scale_bytes);
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
       float* sum = g->sum + r * kUnit * kLanes + i * 8;
@@ -109,7 +141,7 @@ void grouped(const Group* g) {
 template <class Dot, int R, int P>
 void whole(const Group* g) {
   __m256i acc[R][2 * P];
-  start<Dot::kUnsigned>(acc, g);
+  start<Dot>(acc, g);
   Dot::dot(acc, g);
   TW_UNROLL
   for (int i = 0; i < 2 * P; ++i) {
@@ -133,7 +165,7 @@ constexpr Micro micro_of() {
 // The `Kind` of x86.h.
 template <class Dot, bool kWhole = false>
 struct Kernels {
-  static constexpr int kBits = Dot::kBits;
+  static constexpr int kDtype = Dot::kDtype;
 
   static int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 

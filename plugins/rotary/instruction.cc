@@ -1,6 +1,6 @@
 // rotary_table: cosines and sines of the step's positions.
 // rotary_kv_write: rotates q and k of a joint qkv row if there is a table, keeps q, writes k and v into their
-// pages.
+// pages. A row of q alone belongs to a layer that reads the pages of another one, and writes nothing.
 #include "plugins/paged_attention/layout.h"
 #include "plugins/rotary/kernels.h"
 #include "runtime/core/ops/op.h"
@@ -53,6 +53,7 @@ class RotaryKvWrite : public Operation {
         layer_index_(static_cast<size_t>(instruction.ints[0])),
         layer_(context.plan.kv_layers[layer_index_]),
         heads_(instruction.ints[1]),
+        kv_heads_(qkv_.cols > q_.cols ? static_cast<int32_t>(layer_.kv_heads) : 0),
         rotary_dim_(instruction.ints[2]),
         block_size_(static_cast<int32_t>(context.plan.header.block_size)),
         kernel_(choose("rotary_kv_write", rotary_kv_write_kernels(), context.isa)) {
@@ -65,7 +66,7 @@ class RotaryKvWrite : public Operation {
       tw_rotary_kv_write_args args{};
       args.tokens = end - begin;
       args.heads = heads_;
-      args.kv_heads = static_cast<int32_t>(layer_.kv_heads);
+      args.kv_heads = kv_heads_;
       args.head_dim = static_cast<int32_t>(layer_.head_dim);
       args.rotary_dim = rotary_dim_;
       args.block_size = block_size_;
@@ -86,7 +87,7 @@ class RotaryKvWrite : public Operation {
 
   Cost cost(const StepView& view) const override {
     const int64_t rows = q_.rows(view);
-    const int64_t kv_bytes = int64_t{2} * layer_.kv_heads * tw_kv_position_bytes(kv_dtype(), layer_.head_dim);
+    const int64_t kv_bytes = int64_t{2} * kv_heads_ * tw_kv_position_bytes(kv_dtype(), layer_.head_dim);
     const int64_t table_bytes = rotary_dim_ > 0 ? table_.row_bytes() : 0;
     return {rows * (qkv_.row_bytes() + table_bytes + q_.row_bytes() + kv_bytes), rows * qkv_.cols * 3};
   }
@@ -98,7 +99,7 @@ class RotaryKvWrite : public Operation {
   KvStorage& kv_;
   size_t layer_index_;
   KvLayerRecord layer_;
-  int32_t heads_, rotary_dim_, block_size_;
+  int32_t heads_, kv_heads_, rotary_dim_, block_size_;
   tw_rotary_kv_write_fn kernel_;
 };
 
@@ -125,7 +126,11 @@ void check_rotary_kv_write(const InstructionCheck& c) {
   c.require_kind("q", c.out(0), BufferKind::kTokens);
   c.require_same_kind();
   c.require_float32("qkv", c.in(0));
-  c.require_cols("qkv", c.in(0), (heads + 2 * uint64_t{layer.kv_heads}) * layer.head_dim);
+  const bool writes =
+      c.in(0)->cols != heads * layer.head_dim;  // q alone belongs to a layer that writes nothing
+  c.require(!writes || layer.v_dim == 0, "the kv layer must have rows of V of its own, has v_dim ",
+            layer.v_dim);
+  c.require_cols("qkv", c.in(0), (heads + (writes ? 2 * uint64_t{layer.kv_heads} : 0)) * layer.head_dim);
   c.require_float32("table", c.in(1));
   c.require_cols("table", c.in(1), static_cast<uint64_t>(rotary_dim));
   if (c.out(0)->dtype != TW_F32) c.require_q(c.out(0), layer);  // float32, if an elementwise reads it

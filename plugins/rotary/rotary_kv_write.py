@@ -3,6 +3,7 @@
 qkv: [T, (H + 2 Hkv) * D] = all q heads, k heads, v heads; table: [T, rotary_dim]; slots: [T] = block * block_size +
 offset.  q: [T, H * D].  q is rounded to the activation type, K and V to the cache's: the same type, or int8 with a
 scale for each head (plugins/paged_attention/quantize.py). Without a table rotary_dim is 0, and no head rotates.
+Of 0 heads of K and V nothing is written: such a layer reads what another one wrote.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ def infer(inputs: Sequence[Any], attrs: dict[str, Any]) -> list[tuple[str, Shape
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[Any]:
     """Rotates and writes. The last operand is a paged_attention.cache.PagedCache; a changed copy is returned."""
     qkv, table, slots, cache = inputs
-    heads, kv_heads = attrs["heads"], attrs["kv_heads"]
-    parts = qkv.astype(np.float32).reshape(len(qkv), heads + 2 * kv_heads, attrs["head_dim"])
+    heads, head_dim = attrs["heads"], attrs["head_dim"]
+    kv_heads = (qkv.shape[1] // head_dim - heads) // 2  # An instruction has no other record of it.
+    parts = qkv.astype(np.float32).reshape(len(qkv), heads + 2 * kv_heads, head_dim)
     table = np.zeros((len(qkv), 0), np.float32) if table is None else table
     q = rotate(parts[:, :heads], table)
     k = rotate(parts[:, heads : heads + kv_heads], table)
-    written = cache.write(slots, k, parts[:, heads + kv_heads :])
-    return [round_to(q, act_dtype).reshape(len(qkv), heads * attrs["head_dim"]), written]
+    written = cache.write(slots, k, parts[:, heads + kv_heads :]) if kv_heads else cache
+    return [round_to(q, act_dtype).reshape(len(qkv), heads * head_dim), written]
 
 
 OP = Op(

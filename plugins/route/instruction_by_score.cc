@@ -33,6 +33,7 @@ class RouteByScore : public Operation {
         index_(context.buffer(instruction.out[0])),
         weights_(context.buffer(instruction.out[1])),
         bias_(context.weight_floats(instruction.weight[0])),
+        expert_scales_(context.weight_floats(instruction.weight[1])),
         rule_(rule_of(instruction)) {}
 
   // For each row: what experts and groups are chosen by, and the places of the best of a group or the groups.
@@ -46,8 +47,10 @@ class RouteByScore : public Operation {
         team, logits_.rows(view), int64_t{logits_.cols} * index_.cols, [&](int32_t begin, int32_t end) {
           for (int32_t row = begin; row < end; ++row) {
             auto* scratch = reinterpret_cast<float*>(view.scratch) + static_cast<size_t>(row) * row_scratch();
-            route(logits_.floats(view, row), scratch, reinterpret_cast<int32_t*>(index_.at(view, row)),
-                  weights_.floats(view, row));
+            auto* index = reinterpret_cast<int32_t*>(index_.at(view, row));
+            float* weights = weights_.floats(view, row);
+            route(logits_.floats(view, row), scratch, index, weights);
+            if (expert_scales_) scale_by_expert(index, weights);
           }
         });
   }
@@ -127,6 +130,10 @@ class RouteByScore : public Operation {
     }
   }
 
+  void scale_by_expert(const int32_t* index, float* weights) const {
+    for (int32_t s = 0; s < rule_.k; ++s) weights[s] *= expert_scales_[index[s]];
+  }
+
   // Chooses the experts one after the other. The weight of each is its share among those of the remaining
   // ones that are not far below it.
   void mix_sparsely(const float* logits, float* left, int32_t* index, float* weights) const {
@@ -146,7 +153,8 @@ class RouteByScore : public Operation {
   }
 
   BufferRef logits_, index_, weights_;
-  const float* bias_;  // [cols of logits], or nullptr
+  const float* bias_;           // [cols of logits], or nullptr
+  const float* expert_scales_;  // [cols of logits], or nullptr
   Rule rule_;
 };
 
@@ -192,6 +200,7 @@ void check_route_by_score(const InstructionCheck& c) {
               number);
   }
   c.require_raw("bias", c.weight(0), cols);
+  c.require_raw("expert_scales", c.weight(1), cols);
   c.require(c.out(0)->dtype == TW_I32, "index must be int32, has dtype ", c.out(0)->dtype);
   c.require_float32("weights", c.out(1));
   c.require_cols("index", c.out(0), static_cast<uint64_t>(r.k));

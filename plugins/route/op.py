@@ -1,9 +1,10 @@
-"""route(logits, bias?){k, normalise, ...}:  the k experts of each row, best first, and the weight of each
+"""route(logits, bias?, expert_scales?){k, normalise, ...}:  the k experts of each row, best first, and their weights
 
 A row's scores are s = softmax(logits), or s = sigmoid(logits) where `score` says so.  What experts are chosen by is
 c = logits, or c = s `by_scores`, plus the bias.  index: the places of the k largest of c; of equal ones the lowest
 comes first, and a NaN counts as the largest.  weights: s at these places, divided by max(their sum, least) + epsilon
-if `normalise`, times `scale`. The bias is for the choice alone.
+if `normalise`, times `scale`, and times the number of `expert_scales` at the same place. The bias is for the choice
+alone.
 
 groups: the experts are in as many groups of the same size, of which the `group_limit` with the largest sums of the
 `group_best` largest c count. The c of other experts is minus infinity, or 0 if `keeps_others`.
@@ -11,7 +12,7 @@ groups: the experts are in as many groups of the same size, of which the `group_
 score "sparsemixer" (PhiMoE): each slot takes the largest of the logits that are left, l.  Its weight is the softmax
 over those left whose distance from l is at most 2 * jitter * max(|logit|, l).
 
-logits: [..., E], bias: [E].  index: int32 [..., k], weights: float32 [..., k].
+logits: [..., E], bias: [E], expert_scales: [E].  index: int32 [..., k], weights: float32 [..., k].
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns the types of index and weights. Raises GraphError if there are fewer experts than k, or far too many."""
-    logits, bias = (*inputs, None)[:2]
+    logits, *vectors = inputs
     if logits is None:
         raise GraphError("route: logits must be present")
     experts, k = logits.shape[-1], attrs["k"]
@@ -55,8 +56,9 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
         raise GraphError(f"route: k must be 1 to the number of experts, {experts}, got {k}")
     if experts * k > MAX_COMPARISONS:
         raise GraphError(f"route: experts times k must be at most {MAX_COMPARISONS}, got {experts} times {k}")
-    if bias is not None and bias.shape != (experts,):
-        raise GraphError(f"route: bias must be [{experts}], got {list(bias.shape)}")
+    for name, vector in zip(("bias", "expert_scales"), vectors, strict=False):
+        if vector is not None and vector.shape != (experts,):
+            raise GraphError(f"route: {name} must be [{experts}], got {list(vector.shape)}")
     _check_groups({**DEFAULTS, **attrs}, experts)
     shape = (*logits.shape[:-1], k)
     return [("int32", shape), ("float32", shape)]
@@ -80,21 +82,27 @@ def _check_groups(attrs: dict[str, Any], experts: int) -> None:
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes in float64 and rounds once."""
     attrs = {**DEFAULTS, **attrs}
-    logits, bias = (*inputs, None)[:2]
+    logits, bias, expert_scales = (*inputs, None, None)[:3]
     logits = np.asarray(logits).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # Where a logit is infinite, weights are NaN.
-        if attrs["score"] == "sparsemixer":
-            index, weights = _mix_sparsely(logits, attrs)
-            return [index.astype(np.int32), (weights * attrs["scale"]).astype(np.float32)]
-        scores = _softmax(logits) if attrs["score"] == "softmax" else 1.0 / (1.0 + np.exp(-logits))
-        choice = (scores if attrs["by_scores"] else logits) + (0.0 if bias is None else np.asarray(bias, np.float64))
-        index = _largest(_without_groups(choice, attrs), attrs["k"])
-        weights = np.take_along_axis(scores, index, -1)
-        if attrs["normalise"] and attrs["score"] == "softmax" and not attrs["epsilon"] and not attrs["least"]:
-            weights = _softmax(np.take_along_axis(logits, index, -1))
-        elif attrs["normalise"]:
-            weights = weights / (np.maximum(weights.sum(-1, keepdims=True), attrs["least"]) + attrs["epsilon"])
-    return [index.astype(np.int32), (weights * attrs["scale"]).astype(np.float32)]
+        mixes = attrs["score"] == "sparsemixer"
+        index, weights = _mix_sparsely(logits, attrs) if mixes else _choose(logits, bias, attrs)
+    weights = weights * attrs["scale"]
+    if expert_scales is not None:
+        weights = weights * np.asarray(expert_scales, np.float64)[index]
+    return [index.astype(np.int32), weights.astype(np.float32)]
+
+
+def _choose(logits: np.ndarray, bias: Any, attrs: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    scores = _softmax(logits) if attrs["score"] == "softmax" else 1.0 / (1.0 + np.exp(-logits))
+    choice = (scores if attrs["by_scores"] else logits) + (0.0 if bias is None else np.asarray(bias, np.float64))
+    index = _largest(_without_groups(choice, attrs), attrs["k"])
+    weights = np.take_along_axis(scores, index, -1)
+    if attrs["normalise"] and attrs["score"] == "softmax" and not attrs["epsilon"] and not attrs["least"]:
+        return index, _softmax(np.take_along_axis(logits, index, -1))
+    if attrs["normalise"]:
+        weights = weights / (np.maximum(weights.sum(-1, keepdims=True), attrs["least"]) + attrs["epsilon"])
+    return index, weights
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -135,7 +143,7 @@ def _mix_sparsely(logits: np.ndarray, attrs: dict[str, Any]) -> tuple[np.ndarray
 RESULTS = (rows("index"), rows("weights"))
 OP = Op(
     "route",
-    operands=(rows("logits"), shared("bias?")),
+    operands=(rows("logits"), shared("bias?"), shared("expert_scales?")),
     attrs={"k": "int", "normalise": "bool"},
     optional_attrs={
         "score": "str",

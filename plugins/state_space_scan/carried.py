@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-from tensorwright.ir.records import Instruction, Op, metadata, rows, shared, state
+from tensorwright.plugins.carried import advance_batch, make_instruction, make_op
 from tensorwright.plugins.rounding import round_to
 from tensorwright.plugins.state_space_scan.op import scan
 
@@ -40,41 +39,21 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[Any]:
     """Scans every sequence of the batch. The states are a StateCache of one array [heads, N, P]."""
-    row, dt, seq_starts, context_lens, state_slots, states, w = inputs
+    row, dt, *batch, w = inputs
     heads, groups, count = attrs["heads"], attrs["groups"], attrs["states"]
     a_log, d, dt_bias = w.reshape(3, heads).astype(np.float64)
     x, b, c = np.split(row, [row.shape[1] - 2 * groups * count, row.shape[1] - groups * count], axis=1)
     x, b, c = (part.reshape(len(row), n, -1) for part, n in ((x, heads), (b, groups), (c, groups)))
-    y, after = np.zeros(x.shape, np.float64), {}
-    zero = (np.zeros((heads, count, x.shape[2]), np.float32),)
     limits = (attrs["dt_min"], attrs["dt_max"])
-    for slot, begin, end, (before,) in states.read_batch(seq_starts, context_lens, state_slots, zero):
-        state, part = before.copy(), slice(begin, end)
-        y[part] = scan(x[part], dt[part], b[part], c[part], -np.exp(a_log), d, dt_bias, limits, state)
-        after[slot] = (state,)
-    return [round_to(y.reshape(len(row), -1).astype(np.float32), act_dtype), states.write(after)]
+
+    def advance(part: slice, state: np.ndarray) -> np.ndarray:
+        return scan(x[part], dt[part], b[part], c[part], -np.exp(a_log), d, dt_bias, limits, state)
+
+    y = np.zeros(x.shape, np.float64)
+    states = advance_batch(batch, np.zeros((heads, count, x.shape[2]), np.float32), y, advance)
+    return [round_to(y.reshape(len(row), -1).astype(np.float32), act_dtype), states]
 
 
-_BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("state_slots"), state("state"))
-_ATTRS = {"state": "int", "heads": "int", "groups": "int", "states": "int", "dt_min": "float", "dt_max": "float"}
-OP = Op(
-    "carried_scan",
-    operands=(rows("row"), rows("dt"), *_BATCH, shared("w", wide=True)),
-    attrs=_ATTRS,
-    results=(rows("y"), state("state")),
-    stages=("cached",),
-    infer=infer,
-    reference=reference,
-    sequence_aware=True,
-    sums=True,
-)
-INSTRUCTION = Instruction(
-    "carried_scan",
-    number=21,
-    operands=(rows("row"), rows("dt"), *_BATCH, shared("w", RAW)),
-    results=(rows("y", narrow=True), state("state")),
-    attrs=_ATTRS,
-    reference=reference,
-    sequence_aware=True,
-    sums=True,
-)
+_ATTRS = {"heads": "int", "groups": "int", "states": "int", "dt_min": "float", "dt_max": "float"}
+OP = make_op("carried_scan", ("row", "dt"), ("w",), _ATTRS, infer, reference)
+INSTRUCTION = make_instruction(OP, number=21)

@@ -28,13 +28,12 @@ class CarriedScan : public Operation {
         kernel_(choose("state_space_scan", state_space_scan_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
-    team.run(view.step.seqs() * heads_, [&](int task, int) {
-      const int32_t seq = task / heads_, head = task % heads_, group = head / (heads_ / groups_);
+    split_sequences(view, team, heads_, [&](int32_t seq, int32_t head) {
+      const int32_t group = head / (heads_ / groups_);
       const int32_t* start = view.step.seq_starts.data() + seq;
       const float* row = row_.floats(view, start[0]);
       tw_state_space_scan_args args{};
       args.tokens = start[1] - start[0];
-      if (args.tokens == 0) return;
       args.width = width_;
       args.states = states_;
       args.fresh = view.step.first_position(seq) == 0;
@@ -80,10 +79,9 @@ class CarriedScan : public Operation {
 void check_carried_scan(const InstructionCheck& c) {
   const int32_t heads = c.instruction.ints[1], groups = c.instruction.ints[2], states = c.instruction.ints[3];
   const uint64_t state_bytes = c.state().bytes, cols = c.out(0)->cols;
-  constexpr int32_t kMost = 1 << 20;
-  c.require(heads >= 1 && heads <= kMost && groups >= 1 && groups <= heads && heads % groups == 0,
-            "heads must be a multiple of groups up to ", kMost, ", are ", heads, " and ", groups);
-  c.require(states >= 1 && states <= kMost, "states must be 1 to ", kMost, ", is ", states);
+  c.require(heads >= 1 && heads <= c.kMaxHeads && groups >= 1 && groups <= heads && heads % groups == 0,
+            "heads must be a multiple of groups up to ", c.kMaxHeads, ", are ", heads, " and ", groups);
+  c.require(states >= 1 && states <= c.kMaxStates, "states must be 1 to ", c.kMaxStates, ", is ", states);
   c.require(cols >= 1 && cols % static_cast<uint64_t>(heads) == 0, "y must have a multiple of ", heads,
             " cols, has ", cols);
   c.require_kind("y", c.out(0), BufferKind::kTokens);

@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.options.build import BuildChoices
-from tensorwright.options.declare import find
+from tensorwright.options.build import BuildChoices, BuildFields
+from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
 from tensorwright.runtime.api.open_model import find_model, is_model, open_model
@@ -80,6 +80,12 @@ class LLM(StrictKeywords):
         generation_config.json, "neutral" is SamplingParams alone.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
+
+    _elsewhere: ClassVar = {
+        option.name: "it is an option of build() and build-engine; build the engine first, and give its path"
+        for option in options_in(BuildFields)
+        if Door.LLM not in option.at
+    }
 
     def __init__(
         self,

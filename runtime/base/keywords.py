@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from tensorwright.errors import InvalidOptionError
 
@@ -22,11 +22,15 @@ class StrictKeywords:
     """The base of classes whose constructor refuses an unknown keyword with InvalidOptionError.
 
     __new__ does the check, so callers and type checkers still see the typed signature of __init__.
+    _elsewhere: for names that something else than this class has, a clause that says what.
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
         for name in keywords:
             if name not in known:
-                raise InvalidOptionError(f"{cls.__name__} has no option {name!r}; {closest(name, known)}")
+                clause = cls._elsewhere.get(name) or closest(name, known)
+                raise InvalidOptionError(f"{cls.__name__} has no option {name!r}; {clause}")
         return super().__new__(cls)

@@ -101,7 +101,8 @@ void bind_build(nb::module_& m) {
         "step"_a = 1,
         "Quantizes source [rows, k] (float32, or uint16 for bfloat16) into panels of out (uint8); panel i "
         "goes to "
-        "place first + i * step. dtype: 3 for int8, 4 for int4. group: weights per scale, 0 for one scale "
+        "place first + i * step. dtype: as in engine_format/dtypes.py. group: weights per scale, 0 for one "
+        "scale "
         "per row. "
         "Returns (sum of squared errors, sum of squared weights, whether all were finite). Raises "
         "InvalidOptionError.");

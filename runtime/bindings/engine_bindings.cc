@@ -151,6 +151,7 @@ Facts PyEngine::stats() const {
   for (const EngineStats::Blocks& blocks : s.groups) {
     nb::dict group;
     group["window"] = blocks.window;
+    group["chunked"] = blocks.chunked;
     group["total_blocks"] = blocks.total;
     group["free_blocks"] = blocks.free;
     group["cached_blocks"] = blocks.cached;

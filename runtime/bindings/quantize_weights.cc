@@ -7,9 +7,9 @@ namespace nb = nanobind;
 namespace tensorwright {
 
 void require_quantized_format(int dtype, int64_t group, int64_t k) {
-  require(dtype == TW_I8 || dtype == TW_I4, "dtype must be 3 (int8) or 4 (int4)");
-  require((group == 0 && dtype == TW_I8) || group == 32 || group == 64 || group == 128,
-          "group must be 32, 64, 128, or 0 (whole rows) with int8");
+  require(tw_codec(dtype).dtype != 0, "dtype must be one of quantized weights, is " + std::to_string(dtype));
+  require(tw_quantizes(dtype, group), "group must be 32, 64, 128, or 0 (whole rows) with int8, is " +
+                                          std::to_string(group) + " with dtype " + std::to_string(dtype));
   require(group != 0 || k <= TW_MAX_WHOLE_ROW, "whole rows must have at most " +
                                                    std::to_string(TW_MAX_WHOLE_ROW) + " columns, have " +
                                                    std::to_string(k));

@@ -122,22 +122,47 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
 
 @cli.command("eval")
 @click.argument("engine")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
-@click.option("--window", type=int, default=512, show_default=True, help="Tokens that the engine sees at a time.")
+@click.argument("files", metavar="[FILE...]", nargs=-1, type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--tasks",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Answer multiple-choice questions instead: JSON lines of context, choices, answer. May be repeated.",
+)
+@click.option("--window", type=int, help="Tokens that the engine sees at a time of a text FILE.  [default: 512]")
 @add_options(Door.EVAL, EngineFields, BuildChoices, SourceFields)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def evaluate(
-    engine: str, files: tuple[str, ...], window: int, threads: int | None, as_json: bool, **options: Any
+    engine: str,
+    files: tuple[str, ...],
+    tasks: tuple[str, ...],
+    window: int | None,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Perplexity of text FILEs by ENGINE itself, or by the engine of a model, each and in total.
+    """Perplexity of text FILEs by ENGINE itself, or by the engine of a model, each and in total; or answers to --tasks.
 
     A file is tokenized whole, with the special tokens that the tokenizer adds (a first <s>, if it does), and cut into
     windows side by side. The first token of a window is not scored.
+
+    A line of tasks is {"context": TEXT, "choices": [TEXT, ...], "answer": NUMBER}, with numbers from 0. Shown is how
+    often the likeliest choice is the answer, by its log-likelihood after the context (acc), by that over its characters
+    (acc_norm), and over its bytes (acc_bytes).
     """
+    if bool(files) == bool(tasks):
+        raise click.UsageError("give text FILEs, or --tasks, and not both")
+    if tasks and window is not None:
+        raise click.UsageError("--window is for text FILEs, and has no meaning with --tasks")
     with nothing_begun:
         from tensorwright.runtime.commands.eval import evaluate as evaluate_files
+        from tensorwright.runtime.commands.eval_tasks import evaluate_tasks
 
-    evaluate_files(engine, files, window, threads, as_json, options)
+    if tasks:
+        evaluate_tasks(engine, tasks, threads, as_json, options)
+    else:
+        evaluate_files(engine, files, 512 if window is None else window, threads, as_json, options)
 
 
 @cli.group()

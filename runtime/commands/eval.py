@@ -32,14 +32,28 @@ from tensorwright.runtime.tools.evaluate import Scorer
 @dataclass(frozen=True)
 class Score:
     """The score of one file, or of all. tokens: the number of scored tokens. nll: the mean negative logprob of a token,
-    in nats."""
+    in nats. bytes, characters: of the text of the scored tokens, in UTF-8 and in Unicode code points. bits_per_byte,
+    bits_per_character: the negative logprobs in bits over these, by which models with other tokenizers compare."""
 
     file: str
     perplexity: float | None  # None means that it is too large for a number.
     nll: float
     tokens: int
     windows: int
+    bytes: int
+    characters: int
+    bits_per_byte: float
+    bits_per_character: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A file's windows, and the text of the tokens that are scored in them."""
+
+    file: str
+    windows: list[list[int]]
+    text: str
 
 
 def evaluate(
@@ -49,21 +63,21 @@ def evaluate(
     opened, _lease = open_named(engine, Door.EVAL, options)
     require_cpu(opened, "tensorwright eval")
     check_window(window, opened)
-    texts = [(file, cut(read_ids(Path(file), opened), window)) for file in files]
+    texts = [read_file(file, opened, window) for file in files]
     scorer = Scorer(opened, window, choose_threads(threads))
-    total = sum(len(ids) - 1 for _, windows in texts for ids in windows)
+    total = sum(len(ids) - 1 for text in texts for ids in text.windows)
     scores, logprobs = [], []
     with progress_bar("scoring", total, sys.stderr.isatty()) as advance:
-        for file, windows in texts:
+        for text in texts:
             begin = time.perf_counter()
             of_file: list[float] = []
-            for part in scorer.score(windows):
+            for part in scorer.score(text.windows):
                 of_file += part.tolist()
                 advance(len(part))
-            scores.append(score_of(file, of_file, len(windows), time.perf_counter() - begin))
+            scores.append(score_of(text, of_file, time.perf_counter() - begin))
             logprobs += of_file
-    windows_in_all, seconds = sum(score.windows for score in scores), sum(score.seconds for score in scores)
-    scores.append(score_of("total", logprobs, windows_in_all, seconds))
+    together = Scored("total", [ids for text in texts for ids in text.windows], "".join(text.text for text in texts))
+    scores.append(score_of(together, logprobs, sum(score.seconds for score in scores)))
     show_json(opened, scores, window) if as_json else show(opened, scores, window)
 
 
@@ -75,18 +89,18 @@ def check_window(window: int, engine: EngineDir) -> None:
         )
 
 
-def read_ids(path: Path, engine: EngineDir) -> list[int]:
-    """Returns the tokens of a file. Raises InvalidRequestError if the file is no text of at least two tokens of the
+def read_file(file: str, engine: EngineDir, window: int) -> Scored:
+    """Returns a file cut into windows. Raises InvalidRequestError if the file is no text of at least two tokens of the
     model."""
-    tokenizer = _tokenizer(engine)
+    path, tokenizer = Path(file), _tokenizer(engine)
     data = path.read_bytes()
     if not data:
         raise InvalidRequestError(f"{path}: must hold text, is empty; leave it out")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{path}: must be UTF-8 text ({error}); convert it") from error
-    ids = tokenizer.encode(text)
+    ids, ends = tokenizer.encode_with_ends(text)
     if len(ids) < 2:
         raise InvalidRequestError(
             f"{path}: must be at least 2 tokens, for the first is not scored, is {len(ids)}; leave it out"
@@ -96,7 +110,9 @@ def read_ids(path: Path, engine: EngineDir) -> list[int]:
             f"{engine.path}: its tokenizer gives token {max(ids)} for {path}, but the model has a vocabulary of "
             f"{engine.vocab_size}; build the engine again with the model's own tokenizer"
         )
-    return ids
+    starts = range(0, len(ids), window)
+    scored = [text[ends[start] : ends[min(len(ids), start + window) - 1]] for start in starts]
+    return Scored(file, cut(ids, window), "".join(scored))
 
 
 def cut(ids: list[int], window: int) -> list[list[int]]:
@@ -105,15 +121,21 @@ def cut(ids: list[int], window: int) -> list[list[int]]:
     return [part for part in parts if len(part) > 1]
 
 
-def score_of(file: str, logprobs: list[float], windows: int, seconds: float) -> Score:
+def score_of(scored: Scored, logprobs: list[float], seconds: float) -> Score:
     nll = -math.fsum(logprobs) / len(logprobs)
     if math.isinf(nll):
-        raise NumericalError(f"{file}: the engine gives a token of the text probability 0; build it in float32")
+        raise NumericalError(f"{scored.file}: the engine gives a token of the text probability 0; build it in float32")
     try:
         perplexity = math.exp(nll)
     except OverflowError:
         perplexity = None
-    return Score(file, perplexity, nll, len(logprobs), windows, seconds)
+    bits = nll * len(logprobs) / math.log(2)
+    size, characters = len(scored.text.encode()), len(scored.text)
+    return Score(
+        scored.file, perplexity, nll, len(logprobs), len(scored.windows), size, characters,
+        # A text whose tokens all stand for nothing counts as one byte.
+        bits / max(1, size), bits / max(1, characters), seconds,
+    )  # fmt: skip
 
 
 def _tokenizer(engine: EngineDir) -> Tokenizer:
@@ -130,7 +152,7 @@ def show(engine: EngineDir, scores: list[Score], window: int) -> None:
         perplexity = "too large" if score.perplexity is None else f"{score.perplexity:.4f}"
         click.echo(
             f"{score.file}: perplexity {perplexity}, nll {score.nll:.6f}; {score.tokens} tokens scored in "
-            f"{score.windows} windows, {score.seconds:.2f} s"
+            f"{score.windows} windows, {score.bits_per_byte:.4f} bits per byte, {score.seconds:.2f} s"
         )
 
 

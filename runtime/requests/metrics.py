@@ -91,7 +91,7 @@ COMPLETIONS = _metric(
 )
 # The metric of each entry of a cache group in LLM.get_stats().
 BLOCKS: dict[str, Metric] = {
-    "total_blocks": _metric("kv_blocks", "gauge", "KV blocks of a cache group; window 0 sees everything.", "window"),
+    "total_blocks": _metric("kv_blocks", "gauge", "KV blocks of a cache group, by its window; 0 sees all.", "window"),
     "free_blocks": _metric("kv_blocks_free", "gauge", "KV blocks that hold nothing.", "window"),
     "cached_blocks": _metric("kv_blocks_cached", "gauge", "KV blocks kept only for later prompts.", "window"),
     "used_blocks": _metric("kv_blocks_used", "gauge", "KV blocks that requests use.", "window"),
@@ -141,7 +141,8 @@ def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Ite
     for name, outcome in ENDED.items():
         yield Sample(COMPLETIONS, float(stats[name]), (("outcome", outcome),))
     for group in stats["groups"]:
-        window = (("window", str(group["window"])),)
+        # A window and a chunk of as many positions are two groups.
+        window = (("window", f"{group['window']}{' chunked' if group['chunked'] else ''}"),)
         for name, metric in BLOCKS.items():
             yield Sample(metric, float(group[name]), window)
         yield Sample(USAGE, group["used_blocks"] / max(1, group["total_blocks"]), window)

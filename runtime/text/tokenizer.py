@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import tokenizers
@@ -93,9 +94,15 @@ class Tokenizer:
         encoding = self._encoding(text, add_special_tokens)
         return len(encoding) if len(encoding) > most else encoding.ids
 
-    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Returns the token ids of the text, and for each the number of characters up to its end. A character of
+        several tokens ends with the first of them. Raises what `encode` raises."""
+        encoding = self._encoding(text, True, with_places=True)
+        return encoding.ids, list(accumulate((end for _, end in encoding.offsets), max))
+
+    def _encoding(self, text: str, add_special_tokens: bool, *, with_places: bool = False) -> tokenizers.Encoding:
         try:
-            if len(text) <= SHORT:
+            if len(text) <= SHORT or with_places:
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, ValueError) as error:  # for example for a lone surrogate

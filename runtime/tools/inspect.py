@@ -61,6 +61,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
     }
     if elements := facts["model"].get("expanded_kv_elements"):
         head["kv cache of a token"] = _latent_rows(facts, elements)
+    if quantization := facts["source"].get("quantization"):
+        head["quantized checkpoint"] = quantization
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
     _show_pairs(console, "Engine", head | built | facts["limits"] | _target_facts(facts["target_facts"]))
     _show_pairs(console, "Model", {name: value for name, value in facts["model"].items() if name not in _SHOWN_APART})
@@ -117,6 +119,11 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
     pairs: dict[str, Any] = {"formats": record["spec"]}
     if record["tied"]:
         pairs["tied"] = "embedding and lm_head are one matrix of the checkpoint, stored once for each format"
+    if "calibration" in record:
+        calibration = record["calibration"]
+        pairs["calibration"] = f"{calibration['method']}, {calibration['tokens']} tokens of {calibration['text']}"
+        if calibration["rounded_to_nearest"]:
+            pairs["not calibrated"] = ", ".join(calibration["rounded_to_nearest"])
     pairs["bits per weight"] = {role: bits for role, bits in record["bits_per_weight"].items() if bits is not None}
     pairs["error of weights"] = {name: _spread(row) for name, row in record["weight_errors"].items()}
     if accuracy is not None:

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from support.waiting import PATIENCE
+
 FOLDER = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "peers"
-sys.path[:0] = [str(FOLDER)]
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 import cases  # noqa: E402
 import environments  # noqa: E402
@@ -166,7 +168,7 @@ os._exit(0)
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     ).stdout.split()
     assert same_group == "False"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while alive(int(pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(int(pid))
@@ -262,6 +264,21 @@ def test_llama_names_and_rows() -> None:
     factors = gguf_file.rope_factors(rope, 64)
     assert (factors[0], factors[-1]) == (1.0, 32.0)
     assert (np.diff(factors) >= 0).all()
+
+
+def test_llama_gets_keys_and_values_of_latent_rows_apart() -> None:
+    import gguf_file
+    import numpy as np
+
+    config = {"num_attention_heads": 2, "qk_nope_head_dim": 3, "v_head_dim": 4, "kv_lora_rank": 5}
+    rng = np.random.default_rng(3)
+    weight, latent = rng.standard_normal((2 * 7, 5)), rng.standard_normal(5)
+    keys, values = gguf_file.keys_and_values(weight, config)
+    made = (weight @ latent).reshape(2, 7)
+    np.testing.assert_allclose(np.einsum("hrk,r->hk", keys, latent), made[:, :3])
+    np.testing.assert_allclose(np.einsum("hvr,r->hv", values, latent), made[:, 3:])
+    facts = gguf_file.latent_facts({**config, "qk_rope_head_dim": 2})
+    assert (facts["attention.key_length"], facts["attention.key_length_mla"]) == (7, 5)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from rate_search import RateSearch  # noqa: E402
 from server_process import ServerProcess, free_port  # noqa: E402
 from worker import PeerError  # noqa: E402
 
+from support.waiting import PATIENCE  # noqa: E402
 from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
 from tensorwright.runtime.serving.load_test.trace import Trace  # noqa: E402
 
@@ -110,14 +111,14 @@ def test_a_server_is_held_still_and_ended(fake: Path) -> None:
         return Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
     try:
-        assert server.wait_until_ready(20) < 20
+        assert server.wait_until_ready(PATIENCE) < 20
         server.pause()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not stopped():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         server.resume()
-        assert server.wait_until_ready(20) < 20
+        assert server.wait_until_ready(PATIENCE) < 20
         server.pause()
     finally:
         server.close()  # a stopped one, too
@@ -127,7 +128,7 @@ def test_a_server_is_held_still_and_ended(fake: Path) -> None:
 def test_a_server_that_ends_says_why(fake: Path) -> None:
     server = start(fake, -1.0)
     with pytest.raises(PeerError, match="its server ended with code 1: no model"):
-        server.wait_until_ready(20)
+        server.wait_until_ready(PATIENCE)
     server.close()
 
 
@@ -206,7 +207,7 @@ def test_a_trial_is_a_load_test(fake: Path) -> None:
     """Of a server whose every answer takes 50 ms, one after the other."""
     server = start(fake, 0.05)
     try:
-        server.wait_until_ready(20)
+        server.wait_until_ready(PATIENCE)
         server.pause()
         contest = serving.Contest(Side("tensorwright", "int4"), server, RateSearch(1.0), 0.0)
         load = LoadSettings(requests=3, rate=50.0, profile="fixed", prompts="ids", token_range=(1, 9), ttft_limit=0.04)

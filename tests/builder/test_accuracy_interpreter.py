@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
+from tensorwright.builder.measure.accuracy import Measurement
 from tensorwright.builder.measure.interpreter import interpreted_logits, measure_on_interpreter, narrowed
-from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.measure.sample import Extent, bundled_text, text_sample
+from tensorwright.builder.measure.streamed_weights import StreamedWeights
 from tensorwright.builder.target.interface import Graphs
 from tensorwright.builder.trace.export import trace
 from tensorwright.engine_format.weight_formats import parse_spec
@@ -56,7 +58,10 @@ def test_types(model) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_no_further_from_float32_than_transformers_is(model, dtype: str) -> None:
     checkpoint, traced = model
-    got = interpreted_logits(graphs_of(traced, dtype).lowered, checkpoint, IDS, dtype)
+    graph = graphs_of(traced, dtype).lowered
+    blocks = list(interpreted_logits(graph, checkpoint, IDS, dtype, 8, StreamedWeights(checkpoint)))
+    assert [len(block) for block in blocks] == [8, 8, 4]
+    got = np.concatenate(blocks)
     with torch.no_grad():
         exact, theirs = (
             load_eager(checkpoint.path, kind)(torch.tensor([IDS])).logits[0].double().numpy()
@@ -70,11 +75,14 @@ def test_no_further_from_float32_than_transformers_is(model, dtype: str) -> None
 def test_record(model) -> None:
     checkpoint, traced = model
     graphs = graphs_of(traced, "bfloat16", "int4,embedding=none")
-    record = measure_on_interpreter(graphs, checkpoint, BuildOptions(accuracy="quick"), "bfloat16")
+    text = text_sample(bundled_text(), checkpoint.path / "tokenizer.json", Extent(64, 48), traced.facts.vocab_size)
+    threads = torch.get_num_threads()
+    record = measure_on_interpreter(graphs, checkpoint, Measurement("quick", text), "bfloat16")
+    assert torch.get_num_threads() == threads
     assert record["measured_on"] == "graph interpreter"
     assert 0 < record["largest_logit_error"] < record["largest_reference_logit"]
-    assert record["tokens"] == 64
+    assert (record["windows"], record["tokens"]) == (2, 64)
     assert record["output_errors"]["lm_head"][0] > 0
-    better = measure_on_interpreter(graphs_of(traced, "float32"), checkpoint, BuildOptions(), "float32")
+    better = measure_on_interpreter(graphs_of(traced, "float32"), checkpoint, Measurement("quick", text), "float32")
     assert better["largest_logit_error"] < 1e-4 * better["largest_reference_logit"]
     assert better["kl_divergence"] < record["kl_divergence"]

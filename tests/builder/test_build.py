@@ -67,12 +67,12 @@ def test_the_runtime_opens_it(engine):
     assert opened.max_seq_len == 128
 
 
-@pytest.mark.parametrize("kind", ["quick", "full"])
-def test_accuracy_is_recorded(tiny, tmp_path, kind):
-    record = build(tiny, tmp_path / "engine", accuracy=kind).config["accuracy"]
+@pytest.mark.parametrize(("kind", "asked", "tokens"), [("quick", None, 128), ("quick", 300, 300), ("full", 300, 300)])
+def test_accuracy_is_recorded(tiny, tmp_path, kind, asked, tokens):
+    record = build(tiny, tmp_path / "engine", accuracy=kind, accuracy_tokens=asked).config["accuracy"]
     assert record["kind"] == kind
     assert record["reference_dtype"] == "float32"
-    assert record["tokens"] == 128
+    assert (record["tokens"], record["windows"]) == (tokens, -(-tokens // 128))
     # Four matmuls and their norms a layer, two layers, the head; sums of at most 48 products.
     allowed = chain_tolerance("float32", widest=48, depth=13, max_abs=record["largest_reference_logit"])
     assert record["largest_logit_error"] <= allowed
@@ -190,6 +190,8 @@ def test_wrong_options(tiny, tmp_path):
         ({"quantize": 5}, "quantize must be the names of formats, .*, not 5"),
         ({"sm": 5}, "sm must be distinct whole numbers, such as 80 and 89, not 5"),
         ({"max_seq_len": 1}, "at least 2"),
+        ({"accuracy_tokens": 1}, "from 2 to 16777216"),
+        ({"accuracy_tokens": 1 << 24 | 1}, "from 2 to 16777216"),
         ({"max_seq_len": 129}, "at most the model's 128 positions, not 129"),
     ):
         with pytest.raises(InvalidOptionError, match=message):

@@ -106,7 +106,7 @@ def test_json_of_a_wrong_command_line(run, wrong):
         ),
         (["--dtype", "half"], "on target cpu, not float16"),
         (["--dtype", "bf16", "--target", "onnx"], "on target onnx, not bfloat16"),
-        (["--quantize", "int3"], "as in int4:g64) or w8a8, not 'int3'"),
+        (["--quantize", "int3"], "as in int4:g64), mxfp4 or w8a8, not 'int3'"),
         (["--quantize", "int3", "--target", "onnx"], "as in int4:g64), not 'int3'"),
         (["--quantize", "int3", "--target", "tensorrt-rtx"], "as in int4:g64) or fp8, not 'int3'"),
         (["--quantize", "int4,lm_head=fp8"], "must not be fp8: target cpu"),

@@ -62,7 +62,6 @@ def test_a_config_that_promises_more_positions_than_are_stored(tmp_path):
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [
-        ("falcon", {"alibi": True}, r"distance \(alibi\), which is not supported"),
         ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is refused; set it to false"),
     ],
 )

@@ -32,7 +32,8 @@ baseline, seen, done = anonymous(), [], threading.Event()
 thread = threading.Thread(target=watch)
 thread.start()
 try:
-    tensorwright.builder.build.build(sys.argv[1], sys.argv[2], quantize=sys.argv[3] or None)
+    options = {"quantize": sys.argv[3] or None, "accuracy_tokens": int(sys.argv[4])}
+    tensorwright.builder.build.build(sys.argv[1], sys.argv[2], **options)
 finally:
     done.set()
     thread.join()
@@ -42,17 +43,17 @@ print(json.dumps({"above_baseline": max(seen) - baseline, "baseline": baseline, 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("config", "quantize"),
-    [(WIDE_LLAMA, ""), (WIDE_LLAMA, "int4"), (WIDE_MIXTURE, "int4")],
-    ids=["", "int4", "experts"],
+    ("config", "quantize", "tokens"),
+    [(WIDE_LLAMA, "", 512), (WIDE_LLAMA, "int4", 544), (WIDE_MIXTURE, "int4", 128)],
+    ids=["", "two windows in int4", "experts"],
 )
-def test_anonymous_memory(tmp_path, config, quantize):
-    """A build takes about 165 MB here, and 210 MB with experts. The bound of 327 MB is less than that and one copy of
-    the largest tensor, which is 263 MB in bfloat16; and less than all 628 MB of weights, or 604 MB of experts in
-    float32."""
+def test_anonymous_memory(tmp_path, config, quantize, tokens):
+    """A build takes about 250 MB here, however many windows of 512 tokens it measures, and 210 MB with experts. The
+    bound of 327 MB is less than that and one copy of the largest tensor, which is 263 MB in bfloat16; and less than all
+    628 MB of weights, or 604 MB of experts in float32."""
     largest = max(263e6, write_sparse_checkpoint(tmp_path / "model", config))
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 3e8
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine"), quantize]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine"), quantize, str(tokens)]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     (tmp_path / "engine" / "cpu" / "weights.bin").unlink(missing_ok=True)  # pytest keeps temporary directories
     assert result.returncode == 0, result.stderr

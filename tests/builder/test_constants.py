@@ -14,27 +14,37 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
+from support import survey
 from support.model_numbers import different
+from support.places import ROOT
 from support.published_configs import PUBLISHED, published_config, shrink
-from support.survey import SURVEY, survey_config
-from support.tiny_models import VARIANTS, variant_config
+from support.tiny_families import VARIANTS, variant_config
 from tensorwright.builder.trace import load_model as loading
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.errors import UnsupportedModelError
 
-
-def configs() -> dict[str, dict[str, Any]]:
-    """config.json of every tiny model there is, by name."""
-    surveyed = {name: survey_config(name) for name in SURVEY if name.partition(" ")[0] in CONFIG_MAPPING}
-    decoders = {name: c for name, c in surveyed.items() if type(c) in AutoModelForCausalLM._model_mapping}
-    made = {**decoders, **{name: variant_config(name) for name in VARIANTS}}
-    written = {name: json.loads(config.to_json_string()) for name, config in made.items()}
-    return {**written, **{name: shrink(published_config(name)) for name in PUBLISHED}}
+RECORD = json.loads((ROOT / "docs" / "families.json").read_text(encoding="utf-8"))
+"""Its families are those of the survey (tests/test_families_page.py), which takes ten seconds to name them."""
 
 
-CONFIGS = configs()
+def is_decoder(surveyed: str) -> bool:
+    model_type = survey.VARIANTS[surveyed][0] if surveyed in survey.VARIANTS else surveyed
+    return model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+NAMES = tuple(dict.fromkeys([*filter(is_decoder, RECORD["families"]), *VARIANTS, *PUBLISHED]))
+"""Of every tiny model there is."""
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Its config.json."""
+    if name in PUBLISHED:
+        return shrink(published_config(name))
+    config = variant_config(name) if name in VARIANTS else survey.survey_config(name)
+    return json.loads(config.to_json_string())
 
 
 def loaded(path: Path, config: dict[str, Any], marked: str, dtype: str) -> PreTrainedModel:
@@ -45,23 +55,25 @@ def loaded(path: Path, config: dict[str, Any], marked: str, dtype: str) -> PreTr
     return load_model(SimpleNamespace(path=path, config=config), dtype)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_number_depends_on_the_type_that_a_config_names(tmp_path, name):
+    config = config_of(name)
     try:
-        model = loaded(tmp_path, CONFIGS[name], "float32", "float32")
+        model = loaded(tmp_path, config, "float32", "float32")
     except UnsupportedModelError as refused:
         with pytest.raises(UnsupportedModelError, match=re.escape(str(refused))):
-            loaded(tmp_path, CONFIGS[name], "bfloat16", "float32")
+            loaded(tmp_path, config, "bfloat16", "float32")
         return
-    assert different(model, loaded(tmp_path, CONFIGS[name], "bfloat16", "float32")) == []
+    assert different(model, loaded(tmp_path, config, "bfloat16", "float32")) == []
     narrow = [key for key, x in model.state_dict().items() if x.dtype in (torch.bfloat16, torch.float16)]
     assert narrow == []
 
 
 @pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
 def test_a_number_in_the_type_of_the_config_would_show(tmp_path, name):
-    exact = loaded(tmp_path, CONFIGS[name], "float32", "float32")
-    rounded = loaded(tmp_path, CONFIGS[name], "float32", "bfloat16")
+    config = config_of(name)
+    exact = loaded(tmp_path, config, "float32", "float32")
+    rounded = loaded(tmp_path, config, "float32", "bfloat16")
     assert "model.embed_tokens._buffers.embed_scale" in different(exact, rounded)
 
 

@@ -105,7 +105,7 @@ def test_weight_records():
 
 def test_caches():
     graph = lowered_graph()
-    layer = KvLayer(0, 1, 2, 7)
+    layer = KvLayer(0, 1, 2, 7, chunked=True)
     graph.facts.kv_layers = [layer, KvLayer(1, 1, 2, 0)]
     graph.facts.state_layers = [StateLayer(64), StateLayer(128)]
     cache = graph.add("input", types=[("kv", ())], names=["kv_cache.0"], before=graph.find("gather_rows")[0]).output
@@ -118,7 +118,7 @@ def test_caches():
     operands = [write.outputs[0], write.outputs[1], slots]
     graph.add("paged_attention", operands, attend, kinds[:1], before=graph.find("gather_rows")[0])
     plan = parse(emit_cpu_plan(graph, small_source()).data)
-    assert plan["kv_layers"] == [(0, 1, 2, 0, 7, 0), (1, 1, 2, 0, 0, 0)]
+    assert plan["kv_layers"] == [(0, 1, 2, 0, 1, 7, 0), (1, 1, 2, 0, 0, 0, 0)]
     assert plan["states"] == [(64,), (128,)]
     assert plan["header"]["cache_groups"] == 2
     written, attended = plan["instructions"][5:7]

@@ -92,6 +92,15 @@ def test_the_matrices_of_experts_follow_each_other(layout):
     assert plan.values == 3 * 70 * 9
 
 
+def test_the_matrices_of_a_constant_follow_each_other():
+    constant = RNG.standard_normal((3, 20, 2)).astype(np.float32)
+    table = WeightTable(SOURCE)
+    table.add(ConstantArray.of(constant), PANELS, "float32")
+    matrices = np.frombuffer(stream(table), np.uint8).reshape(3, -1)
+    for matrix, data in zip(constant, matrices, strict=True):
+        np.testing.assert_array_equal(unpack_panels(data, "float32", 20, 2), matrix)
+
+
 def test_shared_by_expression_layout_and_type():
     table = WeightTable(SOURCE)
     first = table.add(Ref("w"), PANELS, "float32")

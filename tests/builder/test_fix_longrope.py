@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from support.tiny_models import COMMON, LONGROPE, make_variant
+from support.tiny_configs import COMMON, LONGROPE
+from support.tiny_models import make_variant
 from support.traced import assert_same_logits
 from tensorwright.builder.trace.export import trace
 from tensorwright.builder.trace.fix_longrope import fix_longrope

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.tiny_models import make_variant
+from support.waiting import PATIENCE
 from tensorwright.builder.measure import reference
 from tensorwright.builder.measure.interruptible import in_another_thread, short_products
 
@@ -53,11 +54,11 @@ def test_an_interrupt_does_not_wait_for_what_was_called():
 
     def compute():
         begun.set()
-        release.wait(60)
+        release.wait(PATIENCE)
         ended.set()
 
     def interrupt():
-        begun.wait(60)
+        begun.wait(PATIENCE)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()

@@ -17,8 +17,9 @@ from tensorwright.builder.emit import quantization_record
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.cpu_weights import StoredPanels
 from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
-from tensorwright.builder.measure.accuracy import measure_accuracy
+from tensorwright.builder.measure.accuracy import Measurement, measure_accuracy
 from tensorwright.builder.measure.outputs import output_errors
+from tensorwright.builder.measure.sample import Extent, bundled_text, text_sample
 from tensorwright.builder.measure.streamed_weights import StreamedMatrix, StreamedWeights, stored
 from tensorwright.builder.trace.export import trace
 from tensorwright.engine_format.weight_formats import parse_format, parse_spec
@@ -158,7 +159,9 @@ def test_every_weight_is_read_twice_and_soon(built: dict, tied: Checkpoint, monk
     report = rewritten(tied, "int4,lm_head=w8a8")
     weights = emit_cpu_plan(report.graph, tied).weights
     traced = trace(tied, dtype="float32", max_seq_len=128)
-    record = measure_accuracy("quick", tied, Path(built["path"]), traced, report.cached_graph, weights)
+    sample = text_sample(bundled_text(), tied.path / "tokenizer.json", Extent(128, 128), traced.facts.vocab_size)
+    task = Measurement("quick", sample)
+    record = measure_accuracy(task, tied, Path(built["path"]), traced, report.cached_graph, weights)
     assert record == built["accuracy"]
     matrices = [name for name in tied.names if len(tied.shape(name)) == 2 and "embed" not in name]
     total = {name: sum(size for read, size in reads if read == name) for name in matrices}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.tiny_models import make_tiny, make_variant
+from support.waiting import PATIENCE
 from tensorwright import build
 from tensorwright.builder.kept_weights import EngineSource
 from tensorwright.builder.rebuild import changed_options, rebuild
@@ -153,7 +154,7 @@ def test_it_needs_no_transformers(keeper, tmp_path):
     )
     out = tmp_path / "out"
     command = [sys.executable, "-P", "-c", script, "rebuild", str(keeper), str(out), "--json", "--quantize", "int8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["config"]["build_options"]["quantize"] == "int8"
 
@@ -168,7 +169,7 @@ def test_the_command_refuses_with_one_sentence(plain, tmp_path):
         str(plain),
         str(tmp_path / "out"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")
     assert "--keep-weights" in done.stderr
@@ -187,3 +188,15 @@ def test_options_of_one_target_go_on_only_within_it():
     assert (again.sm, again.max_batch_size) == ((80, 89), 8)  # as build has them, not JSON's list
     moved = changed_options(own, {"target": "onnx"})
     assert (moved.sm, moved.max_batch_size, moved.quantize, moved.dtype) == ((), None, "int4", "float16")
+
+
+def test_options_of_the_engine_that_a_change_leaves_without_meaning_are_dropped():
+    own = {"target": "cpu", "accuracy": "quick", "accuracy_tokens": 64, "quantize": "int4", "calibrate": "gptq"}
+    unmeasured = changed_options(own, {"accuracy": "none"})
+    assert (unmeasured.accuracy_tokens, unmeasured.calibrate) == (None, "gptq")
+    plain = changed_options(own, {"quantize": None})
+    assert (plain.calibrate, plain.accuracy_tokens) == ("none", 64)
+    with pytest.raises(InvalidOptionError, match="accuracy is none"):
+        changed_options(own, {"accuracy": "none", "accuracy_tokens": 8})
+    with pytest.raises(InvalidOptionError, match="quantized weights"):
+        changed_options(own, {"quantize": None, "calibrate": "gptq"})

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, normalizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ProcessorMixin
 
 from support.made_checkpoints import write_checkpoint
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.text_side import TEXTS, write_text_side
-from tensorwright.errors import TensorwrightWarning
-from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.errors import CheckpointError, TensorwrightWarning
+from tensorwright.models.checkpoint import PROCESSOR_TEMPLATES, open_checkpoint
+from tensorwright.runtime.text.detokenizer import IncrementalDetokenizer
 from tensorwright.runtime.text.special_tokens import special_tokens
 from tensorwright.runtime.text.tokenizer import Tokenizer as EngineTokenizer
 
@@ -134,6 +135,30 @@ def test_a_sentencepiece_model_is_encoded_as_by_itself(tmp_path: Path, kind: str
     assert two.files == one.files
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pieces_of_a_sentencepiece_model_are_streamed_as_it_decodes_them(tmp_path: Path, kind: str) -> None:
+    """Characters that the model lacks are byte tokens, which are given out when their character is whole."""
+    from sentencepiece import SentencePieceProcessor
+
+    made = Written(tmp_path, sentencepiece(kind) | settings("LlamaTokenizer"))
+    original = SentencePieceProcessor(model_file=str(made.model / "tokenizer.model"))
+    texts = [*TEXTS, *WORDS, "a€b𝄞c", "🏳\ufe0f\u200d🌈 end"]
+    assert any(original.is_byte(token) for token in original.encode(texts[-1]))
+    for text in texts:
+        detokenizer = IncrementalDetokenizer(made.tokenizer)
+        pieces = [detokenizer.push([token]) for token in original.encode(text)] + [detokenizer.flush()]
+        assert "".join(pieces) == original.decode(original.encode(text)), text
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_truncated_sentencepiece_model_is_told(tmp_path: Path, kind: str) -> None:
+    whole = sentencepiece(kind)["tokenizer.model"]
+    written = Written(tmp_path, {"tokenizer.model": whole[: len(whole) // 2]})
+    assert "no tokenizer.json, and tokenizer.model cannot be converted: " in written.warnings[0]
+    assert "tokenizer.json" not in written.files
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -234,3 +259,28 @@ def test_every_chat_template_is_kept(tmp_path: Path, as_files: bool) -> None:
     files["chat_template.jinja"] = texts["default"].encode()
     written = Written(tmp_path, files if as_files else listed)
     assert {name: data for name, data in written.files.items() if name.endswith(".jinja")} == files
+
+
+@pytest.mark.parametrize(
+    ("files", "taken"),
+    [
+        (("chat_template.json",), "chat_template.json"),
+        (("chat_template.json", "processor_config.json"), "processor_config.json"),
+        (("chat_template.json", "processor_config.json", "tokenizer_config.json"), "tokenizer_config.json"),
+        (("chat_template.json", "tokenizer_config.json", "chat_template.jinja"), "chat_template.jinja"),
+    ],
+)
+def test_a_processor_gives_the_template_that_the_tokenizer_lacks(tmp_path: Path, files: Any, taken: str) -> None:
+    made = {file: file.encode() if file.endswith(".jinja") else as_json({"chat_template": file}) for file in files}
+    written = Written(tmp_path, made)
+    assert written.files["chat_template.jinja"] == taken.encode()
+    if taken in PROCESSOR_TEMPLATES:
+        assert ProcessorMixin.get_processor_dict(written.model)[0]["chat_template"] == taken
+    assert {path.name for path in open_checkpoint(written.model).source_files} >= set(files)
+
+
+@pytest.mark.parametrize("file", ["chat_template.json", "processor_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"chat_template": 3}'])
+def test_a_wrong_template_of_a_processor_is_refused(tmp_path: Path, file: str, content: bytes) -> None:
+    with pytest.raises(CheckpointError, match=file):
+        Written(tmp_path, {file: content})

@@ -1,4 +1,4 @@
-"""The tracer: its graphs are transformers' own computation, bit for bit, and what it refuses it names."""
+"""The tracer: what a trace reads and keeps, and what it refuses by name. test_trace_variants.py compares numbers."""
 
 from __future__ import annotations
 
@@ -11,45 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.gemma2 import modeling_gemma2
 
-from support.published import publish
-from support.tiny_models import VARIANTS, make_tiny, make_variant
-from support.traced import LENGTHS, assert_same_logits
-from tensorwright.builder.trace.export import trace, trace_for_engine
+from support.tiny_models import make_tiny
+from support.traced import assert_same_logits
+from support.waiting import PATIENCE
+from tensorwright.builder.trace.export import trace
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
-from tensorwright.ir.verify import verify
 from tensorwright.ir.weights import Ref
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
-from tensorwright.models.registry import expected_counts
-
-IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2", "flint"]
-IN_FLOAT32_ALONE = ("ernie4_5_moe",)
-"""Families that keep the matrices of routers in float32, which no narrower engine does."""
-IN_FLOAT16 = ["llama_yarn", "gpt2", "flint"]
-CASES = (
-    [(v, "float32") for v in VARIANTS] + [(v, "bfloat16") for v in IN_BFLOAT16] + [(v, "float16") for v in IN_FLOAT16]
-)
-
-
-@pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_the_graph_is_transformers_bit_for_bit(tmp_path, variant, dtype):
-    """In float32 it is that of a bfloat16 engine, from a config.json as published: neither may change a constant."""
-    path = make_variant(tmp_path / "m", variant)
-    if dtype == "float32":
-        checkpoint = open_checkpoint(publish(path, tmp_path / "published", dtype="bfloat16"))
-        assert checkpoint.native_dtype == "bfloat16"
-        assert expected_counts(checkpoint.config) == expected_counts(open_checkpoint(path).config)
-        engine = "float32" if variant in IN_FLOAT32_ALONE else "bfloat16"
-        graph = trace_for_engine(checkpoint, dtype=engine, max_seq_len=128)
-        assert graph.facts.dtype == engine
-    else:
-        graph = trace(open_checkpoint(path), dtype=dtype, max_seq_len=128)
-    verify(graph, "traced")
-    # A longrope traced for 128 positions has long factors at all lengths; transformers past the original 32 only.
-    assert_same_logits(graph, path, dtype, (33, 60) if "longrope" in graph.facts else LENGTHS)
 
 
 def test_the_graph_survives_its_text(tmp_path):
@@ -75,7 +47,7 @@ def test_models_loaded_side_by_side_keep_their_types(tmp_path, monkeypatch):
     def meet(self, *args, **options):
         if threading.current_thread() is other:
             inside.set()
-            done.wait(60)
+            done.wait(PATIENCE)
         else:
             other.start()
             inside.wait(0.3)  # it never comes
@@ -94,6 +66,17 @@ def test_two_traces_print_the_same_text(tmp_path):
     checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "llama", num_hidden_layers=1))
     texts = {print_graph(trace(checkpoint, dtype="bfloat16", max_seq_len=64)) for _ in range(2)}
     assert len(texts) == 1
+
+
+def test_dual_chunk_attention_is_what_transformers_computes(tmp_path):
+    """transformers passes by what the Qwen2.5-1M models say of far positions, and so does the trace."""
+    far = {"chunk_size": 16, "local_size": 4, "original_max_position_embeddings": 16}
+    plain = make_tiny(tmp_path / "plain", "qwen2")
+    dual = make_tiny(tmp_path / "dual", "qwen2", dual_chunk_attention_config=far)
+    assert json.loads((dual / "config.json").read_text())["dual_chunk_attention_config"] == far
+    graphs = [trace(open_checkpoint(path), dtype="float32", max_seq_len=128) for path in (dual, plain)]
+    assert print_graph(graphs[0]) == print_graph(graphs[1])
+    assert_same_logits(graphs[0], dual, "float32", [40])
 
 
 def test_shape_of_the_graph(tmp_path):
@@ -267,7 +250,7 @@ REFUSED = [
         UnsupportedModelError,
         "'elastic' is refused",
     ),
-    ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "quantized with gptq"),
+    ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedModelError, "quantized with hqq"),
     ({"model_type": "unheard_of"}, UnsupportedModelError, "model_type 'unheard_of' is unknown to transformers"),
     ({"model_type": "unheard_of", "auto_map": {"AutoModel": "x.Y"}}, UnsupportedModelError, "own Python code"),
     ({"model_type": None}, CheckpointError, 'model_type must name the model\'s family, such as "llama", not None'),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
-from tensorwright.builder.trace.export import trace
+from tensorwright.builder.trace.export import trace, trace_for_engine
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir.interpret import interpret
 from tensorwright.models.checkpoint import open_checkpoint
@@ -34,11 +36,21 @@ def test_the_maximum_is_taken_off_before_the_softmax(tmp_path, monkeypatch):
     assert all(n.inputs[5] is not None for n in report.graph.find("paged_attention"))
 
 
-def test_other_weights_that_a_family_keeps_in_float32_are_refused_by_name(tmp_path, monkeypatch):
-    """transformers' keys are searched for in the names of the weights that are there: a dense Flint has no gate."""
+def test_weights_that_a_family_keeps_in_float32(tmp_path, monkeypatch):
+    """transformers' keys are searched for in the names of the weights that are there: a dense Flint has no gate.
+
+    Matrices are noted in an engine's graph, for float32 too, from which a narrower engine may be rebuilt; a vector of
+    another name than those that are read in float32 is refused.
+    """
     from transformers import FlintForCausalLM
 
     checkpoint = open_checkpoint(make_variant(tmp_path / "m", "flint"))
-    monkeypatch.setattr(FlintForCausalLM, "_keep_in_fp32_modules_strict", ["gate.weight", "o_proj", "mlp.*_proj"])
-    with pytest.raises(UnsupportedModelError, match=r"flint keeps mlp\.\*_proj, o_proj in float32 when run in float16"):
+    for key in ("o_proj", "mlp.*_proj"):
+        monkeypatch.setattr(FlintForCausalLM, "_keep_in_fp32_modules_strict", ["gate.weight", "sinks", key])
+        for dtype in ("float32", "bfloat16", "float16"):
+            wide = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=128).facts.wide
+            assert wide
+            assert all(re.search(key, name) for name in wide)
+    monkeypatch.setattr(FlintForCausalLM, "_keep_in_fp32_modules_strict", ["gate.weight", "o_proj", "layernorm"])
+    with pytest.raises(UnsupportedModelError, match=r"flint keeps layernorm in float32 when run in float16"):
         trace(checkpoint, dtype="float16", max_seq_len=128)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from support.survey import make_model
 from support.tiny_models import make_tiny
 from support.traced import assert_same_logits
 from tensorwright.builder.trace import load_model, trace_experts
@@ -103,7 +104,74 @@ def test_experts_without_a_gate(tmp_path, monkeypatch):
 
     sizes = {"n_routed_experts": 4, "hidden_size": 8, "moe_intermediate_size": 6, "moe_latent_size": None}
     experts = NemotronHExperts(type("Config", (), {**sizes, "mlp_hidden_act": "relu2"})())
-    assert trace_experts._find_gate("experts", experts) == {"activation": "relu", "squared": True, "gated": False}
+    assert trace_experts.find_gate("experts", experts) == {"activation": "relu", "squared": True, "gated": False}
+
+
+def test_experts_that_read_scaled_rows(tmp_path):
+    """Llama 4 computes all experts for all rows, by a class of its own."""
+    path = make_tiny(tmp_path / "m", "llama4_text", num_hidden_layers=1, no_rope_layers=[1])
+    graph = traced(path)
+    (mixture,) = graph.find("experts")
+    assert mixture.attrs == {"activation": "silu", "scales_input": True}
+    assert [mixture.operand(i).shape for i in (3, 4)] == [(6, 48, 32), (6, 32, 24)]
+
+
+def test_a_layer_of_experts_that_computes_something_else_is_refused(tmp_path, monkeypatch):
+    """The name of a class decides nothing: a small layer of it must compute what is known of it."""
+    from transformers.models.llama4.modeling_llama4 import Llama4Router
+
+    scores = Llama4Router.forward
+
+    def softer(self, rows):
+        chosen, every = scores(self, rows)
+        return chosen / 2, every
+
+    path = make_tiny(tmp_path / "m", "llama4_text")
+    monkeypatch.setattr(Llama4Router, "forward", softer)
+    with pytest.raises(UnsupportedModelError, match=r"feed_forward \(Llama4TextMoe\) computes its experts in another"):
+        traced(path)
+
+
+def test_experts_of_three_stacked_matrices(tmp_path):
+    """DBRX holds the rows of all experts in w1, v1 and w2, and divides by the sum of absolute scores."""
+    path = tmp_path / "m"
+    make_model("dbrx", path)
+    graph = traced(path)
+    mixture = next(iter(graph.find("experts")))
+    assert [mixture.operand(i).shape for i in (3, 4)] == [(4, 96, 32), (4, 32, 48)]
+    stored = "transformer.blocks.0.ffn.experts.mlp"
+    up, down = (str(mixture.operand(i).producer.attrs["expr"]) for i in (3, 4))
+    assert up == f'concat(1, reshape([4, 48, 32], "{stored}.w1"), reshape([4, 48, 32], "{stored}.v1"))'
+    assert down == f'transpose(1, 2, reshape([4, 48, 32], "{stored}.w2"))'
+    assert_same_logits(graph, path, "float32")
+
+
+def test_experts_without_matrices(tmp_path):
+    """The last experts of LongCat give what they read. Nothing reads the products stored for them."""
+    path = tmp_path / "m"
+    make_model("longcat_flash", path)
+    graph = traced(path)
+    mixture = next(iter(graph.find("experts")))
+    assert mixture.attrs == {"activation": "silu", "identities": 4}
+    assert [mixture.operand(i).shape for i in (3, 4)] == [(8, 48, 32), (8, 32, 24)]
+    assert str(mixture.operand(3).producer.attrs["expr"]).startswith("slice(0, 0, 8, ")
+    assert_same_logits(graph, path, "float32")
+
+
+def test_stacked_experts_that_compute_something_else_are_refused(tmp_path, monkeypatch):
+    from transformers.models.dbrx.modeling_dbrx import DbrxExpertGLU
+
+    exact = DbrxExpertGLU.forward
+    make_model("dbrx", tmp_path / "m")
+    monkeypatch.setattr(DbrxExpertGLU, "forward", lambda self, x, w1, v1, w2: exact(self, x, v1, w1, w2))
+    with pytest.raises(UnsupportedModelError, match=r"blocks.0.ffn \(DbrxFFN\) computes its experts in another"):
+        traced(tmp_path / "m")
+
+
+def test_an_activation_that_no_kernel_has(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama4_text", hidden_act="mish")
+    with pytest.raises(UnsupportedModelError, match=r"feed_forward .* has experts with the activation Mish"):
+        traced(path)
 
 
 def test_a_gate_of_another_kind_is_refused(tmp_path, monkeypatch):

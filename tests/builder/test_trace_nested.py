@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from transformers import SiglipVisionConfig
+from transformers.models.cohere_compass.modeling_cohere_compass import CohereCompassRotaryEmbedding
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
 
 from support.nested_models import NESTED, make_nested, make_predicting
 from support.published import publish
+from support.survey import from_config, make_model
+from support.survey_configs import tiny_config
 from support.tiny_models import make_tiny
 from support.traced import assert_same_logits
 from tensorwright import build
 from tensorwright.builder.trace.export import trace, trace_for_engine
-from tensorwright.builder.trace.load_model import text_config
+from tensorwright.builder.trace.fix_mrope import LayeredTextRotary, fix_mrope
+from tensorwright.builder.trace.load_model import find_model_class, load_config, text_config
+from tensorwright.builder.trace.text_part import TextPart
 from tensorwright.engine_format.engine_config import EngineConfig, LeftOut
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.ir.parse import parse_graph
@@ -36,6 +42,7 @@ BESIDE = {
     "nested qwen2_5_vl": {"model.visual": NOT_TEXT},
     "nested qwen3_vl": {"model.visual": NOT_TEXT},
     "nested gemma4": {"model.vision_tower": NOT_TEXT, "model.embed_vision": NOT_TEXT},
+    "nested llama4": {"vision_model": NOT_TEXT, "multi_modal_projector": NOT_TEXT},
     "nested mllama": {
         "model.vision_model": NOT_TEXT,
         "model.multi_modal_projector": NOT_TEXT,
@@ -86,8 +93,37 @@ def test_what_is_left_out_is_counted(tmp_path):
     assert sum(part["bytes"] for part in parts) == sum(checkpoint.read(name).nbytes for name in rest)
 
 
+def test_layers_beside_a_text_that_has_no_config_of_its_own(tmp_path):
+    """Phi-4-multimodal: what reads sound and images has lists of layers too, which are none of the text's."""
+    path = tmp_path / "m"
+    make_model("phi4_multimodal", path)
+    graph = trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    assert graph.facts.layers == 2
+    left_out = graph.facts.left_out
+    assert {part["reason"] for part in left_out.values()} == {NOT_TEXT}
+    assert {
+        "model.embed_tokens_extend.audio_embed.encoder.encoders",
+        "model.embed_tokens_extend.image_embed.img_processor.encoder.layers",
+    } <= left_out.keys()
+    build(path, tmp_path / "engine", dtype="float32", accuracy="none")
+
+
+def test_a_decoder_that_is_listed_with_models_of_several_parts(tmp_path):
+    """transformers has the class of Mistral 4's plain decoder in its mapping for models of several parts alone."""
+    make_model("mistral4", tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    config = load_config(checkpoint)
+    assert config.get_text_config() is config
+    assert find_model_class(checkpoint, config).__name__ == checkpoint.config["architectures"][0]
+    graph = trace(checkpoint, dtype="float32", max_seq_len=64)
+    assert not graph.facts.left_out
+    assert len(list(graph.find("experts"))) == 2
+
+
 def test_the_record_of_an_engine(tmp_path):
-    result = build(make_nested(tmp_path / "m", "nested gemma3"), tmp_path / "engine", accuracy="full")
+    result = build(
+        make_nested(tmp_path / "m", "nested gemma3"), tmp_path / "engine", accuracy="full", accuracy_tokens=128
+    )
     config = json.loads((result.path / "config.json").read_text())
     assert config["model"]["model_type"] == "gemma3_text"
     projector = LeftOut(**config["model"]["left_out"]["model.multi_modal_projector"])
@@ -117,11 +153,14 @@ def test_defaults_of_the_class_are_those_of_the_text_part(tmp_path):
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_norm_of_values_of_gemma4_has_no_pass(tmp_path):
-    """The trace is right; what is missing is a pass for a norm without weights between v and attention."""
-    path = make_nested(tmp_path / "m", "nested gemma4")
-    with pytest.raises(UnsupportedModelError, match=r"insert_kv_cache.*attention"):
-        build(path, tmp_path / "engine", accuracy="none")
+def test_lists_of_layers_that_text_does_not_reach_are_no_part_of_it(tmp_path):
+    """GIT names no text part. The layers that read images are counted as left out, and not taken off those of text."""
+    make_model("git", tmp_path / "m")
+    graph = trace_for_engine(open_checkpoint(tmp_path / "m"), dtype="float32", max_seq_len=64)
+    assert graph.facts.layers == 2
+    reasons = {name: part["reason"] for name, part in graph.facts.left_out.items()}
+    assert reasons["git.image_encoder.vision_model.encoder.layers"] == NOT_TEXT
+    assert NOT_PASSED not in reasons.values()
 
 
 def test_an_mrope_of_another_kind_is_refused(tmp_path, monkeypatch):
@@ -133,6 +172,35 @@ def test_an_mrope_of_another_kind_is_refused(tmp_path, monkeypatch):
     checkpoint = open_checkpoint(make_nested(tmp_path / "m", "nested qwen2_5_vl"))
     with pytest.raises(UnsupportedModelError, match=r"Qwen2_5_VLRotaryEmbedding.* has an mrope of its own kind"):
         trace(checkpoint, dtype="float32", max_seq_len=64)
+
+
+def compass_rotary():
+    """A model whose layers have an mrope for each of two types."""
+    return from_config(tiny_config("cohere_compass_text")).eval()
+
+
+def test_an_mrope_for_each_type_of_layers():
+    model = compass_rotary()
+    x, positions = torch.zeros(1), torch.arange(9)[None]
+    kinds = ("sliding_attention", "full_attention")
+    wanted = [model.model.rotary_emb(x, positions.expand(3, 1, -1), kind) for kind in kinds]
+    fix_mrope(model, TextPart(None))
+    assert isinstance(model.model.rotary_emb, LayeredTextRotary)
+    for kind, tables in zip(kinds, wanted, strict=True):
+        given = model.model.rotary_emb(x, positions, kind)
+        assert all(torch.equal(a, b) for a, b in zip(given, tables, strict=True))
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+
+
+def test_an_mrope_for_each_type_of_another_kind_is_refused(monkeypatch):
+    original = CohereCompassRotaryEmbedding.recomposition_frequencies
+    monkeypatch.setattr(
+        CohereCompassRotaryEmbedding,
+        "recomposition_frequencies",
+        lambda self, freq, kind: original(self, freq, kind).flip(-1),
+    )
+    with pytest.raises(UnsupportedModelError, match=r"CohereCompassRotaryEmbedding.* has an mrope of its own kind"):
+        fix_mrope(compass_rotary(), TextPart(None))
 
 
 def test_a_config_without_text_part(tmp_path):

@@ -14,13 +14,7 @@ from tensorwright.models.checkpoint import open_checkpoint
 REFUSED = {
     "jetmoe": (TraceError, "module model.layers.0.self_attention.experts.router (item) has a size u0"),
     "t5": (UnsupportedModelError, "t5 has an encoder beside its decoder (is_encoder_decoder)"),
-    "falcon": (UnsupportedModelError, "falcon has attention biases that grow with distance (alibi)"),
-    "deepseek_v32 with dense layers": (
-        UnsupportedModelError,
-        "deepseek_v32 has attention to positions that an indexer picks (index_topk)",
-    ),
-    "mamba": (UnsupportedModelError, "layers of another kind than attention (layer_types: linear_attention)"),
-    "xglm": (TraceError, "module model.embed_positions (modeling_xglm.py, line "),
+    "deepseek_v4": (UnsupportedModelError, "(layer_types: heavily_compressed_attention)"),
     "rwkv": (TensorwrightError, "rwkv"),
 }
 RAW = ("torch.", "TORCH_LOGS", "meta", "FakeTensor", "L['", "Dim.", "guard")

@@ -56,6 +56,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     const bool states = round >= 24;
     const int64_t groups = states ? round % 3 : 1 + round % 2;
     const int32_t window = round < 12 || groups == 0 ? 0 : 1 + static_cast<int32_t>(random() % 30);
+    const bool chunked = window > 0 && round % 4 < 2;
     EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
     o.prefix_cache = states ? round % 8 != 0 : round % 3 != 0;
     o.state_snapshots = static_cast<int32_t>(random() % 12);
@@ -67,13 +68,14 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     behaviour.fail_every = round % 5 == 4 ? 3 : 0;  // and steps that fail in company
     behaviour.groups = groups;
     behaviour.window = window;
+    behaviour.chunked = chunked;
     behaviour.states = states;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
       for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
         const Outcome& outcome = outcomes[r.id + kNext * completion];
-        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window, states)));
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window, states, chunked)));
         TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
         TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
         size_t told = r.sampling.prompt_logprobs < 0 || completion > 0 ? 0 : r.prompt.size() - 1;
@@ -204,6 +206,37 @@ TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
   }
   TW_CHECK(!same(solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 9),
                  solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 30)));  // the window is seen
+}
+
+// Chunks of 8 positions in blocks of 4: a request never holds more than a window of 8 would, and at the end
+// of each chunk next to nothing.
+TW_TEST(a_chunk_gives_its_blocks_back_at_its_end) {
+  for (bool prefix_cache : {false, true}) {
+    FakeBehaviour behaviour;
+    behaviour.window = 8;
+    behaviour.chunked = true;
+    EngineOptions o = options(6, 1, 8);
+    o.prefix_cache = prefix_cache;
+    EngineCore core(fake(behaviour), o);
+    const Request r = request(1, std::vector<int32_t>(60, 3), 50);
+    core.add(r, Clock::now());
+    Outcomes outcomes;
+    int32_t most = 0, least = 100;
+    while (!core.idle()) {
+      std::vector<Event> events;
+      core.step(&events);
+      const bool ended = !events.empty() && !events.back().finish.empty();
+      collect(std::move(events), &outcomes);
+      most = std::max(most, core.stats().used_blocks);
+      if (!ended) least = std::min(least, core.stats().used_blocks);
+    }
+    TW_CHECK_EQ(core.stats().groups[0].chunked, true);
+    TW_CHECK(most <= core.groups()[0].max_held);
+    TW_CHECK_EQ(least, prefix_cache ? 1 : 0);  // the last published block keeps the place in the tree
+    TW_CHECK(same(outcomes[1], solo(r, 1, 8, false, true)));
+    TW_CHECK(!same(outcomes[1], solo(r, 1, 8)));  // a window slides
+    TW_CHECK(!same(outcomes[1], solo(r, 1, 9, false, true)));
+  }
 }
 
 TW_TEST(groups_with_windows_leave_memory_to_the_others) {

@@ -29,6 +29,7 @@ struct FakeBehaviour {
   int32_t sleep_us = 0;      // per step
   int64_t groups = 1;
   int32_t window = 0;        // of the last group
+  bool chunked = false;      // the window begins at a multiple of its length
   bool states = false;       // then there may be no group
   bool lose_states = false;  // a copy of states does nothing
 };
@@ -42,7 +43,9 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.block_size = block_size;
     facts_.block_bytes.assign(behaviour.groups, 100);
     facts_.group_windows.assign(behaviour.groups, 0);
+    facts_.group_chunked.assign(behaviour.groups, 0);
     if (behaviour.groups > 0) facts_.group_windows.back() = behaviour.window;
+    if (behaviour.groups > 0) facts_.group_chunked.back() = behaviour.chunked;
     facts_.state_bytes = behaviour.states ? 64 : 0;
   }
 
@@ -161,9 +164,10 @@ class FakeExecutor : public tensorwright::Executor {
     bool nan = false;
     for (size_t g = 0; g < cache_.size(); ++g) {
       const tensorwright::GroupTables& group = step.groups[g];
-      int32_t window = facts_.group_windows[g];
-      for (int32_t p = window ? std::max(0, step.positions[t] - window + 1) : 0; p <= step.positions[t];
-           ++p) {
+      const int32_t window = facts_.group_windows[g], position = step.positions[t];
+      for (int32_t p = 0; p <= position; ++p) {
+        if (window && (facts_.group_chunked[g] ? p / window != position / window : p + window <= position))
+          continue;
         int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
         const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);
         require(entry.position == p, "the cache must hold this position");

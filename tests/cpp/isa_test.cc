@@ -2,6 +2,7 @@
 // needed size. Prints the selected instruction set: run under an emulated processor, too.
 #include <cstdio>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "plugins/common/bf16.h"
@@ -82,8 +83,10 @@ struct Quantized {
   }
 };
 
-constexpr Quantized kFormats[] = {{TW_I4, 32}, {TW_I4, 64},  {TW_I4, 128}, {TW_I8, 32},
-                                  {TW_I8, 64}, {TW_I8, 128}, {TW_I8, 0}};
+constexpr Quantized kFormats[] = {{TW_I4, 32},      {TW_I4, 64},      {TW_I4, 128},   {TW_I8, 32},
+                                  {TW_I8, 64},      {TW_I8, 128},     {TW_I8, 0},     {TW_MXFP4, 32},
+                                  {TW_U8, 64},      {TW_U4, 32},      {TW_U4, 128},   {TW_I8_F16, 32},
+                                  {TW_I4_F16, 128}, {TW_U8_F16, 128}, {TW_U4_F16, 64}};
 
 // Activations [rows, k] as the kernel `fn` quantizes them; buffers of exactly the needed size.
 struct QuantizedRows {
@@ -207,8 +210,10 @@ TW_TEST(quantize_weights) {
 TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
   CpuFeatures features;
   features.avx2 = features.fma = features.avx512 = true;
-  for (int dtype : {TW_I8, TW_I4}) {
-    const std::string name = dtype == TW_I8 ? "quantized_matmul_i8_" : "quantized_matmul_i4_";
+  constexpr std::pair<int, const char*> kKinds[] = {
+      {TW_I8, "i8"}, {TW_I4, "i4"}, {TW_MXFP4, "mxfp4"}, {TW_U4_F16, "u4_f16"}};
+  for (const auto& [dtype, kind] : kKinds) {
+    const std::string name = std::string("quantized_matmul_") + kind + "_";
     std::string refused;
     TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx2");
     TW_CHECK_EQ(refused, name + "avx512vnni: needs AVX512-VNNI, which this processor lacks");
@@ -244,7 +249,8 @@ TW_TEST(elementwise) {
       {TW_EW_X0, TW_EW_TANH, TW_EW_X1, TW_EW_GELU_ERF, TW_EW_ADD, TW_EW_X2, TW_EW_SIGMOID, TW_EW_MUL, TW_EW_W,
        TW_EW_EXP, TW_EW_SUB, TW_EW_X3, TW_EW_C0, TW_EW_DIV, TW_EW_MAX},
       {TW_EW_X0, TW_EW_ABS, TW_EW_C1, TW_EW_ADD, TW_EW_RSQRT, TW_EW_X1, TW_EW_GELU_TANH, TW_EW_MIN},
-      {TW_EW_X0, TW_EW_ERF, TW_EW_NEG, TW_EW_X1, TW_EW_SILU, TW_EW_SQUARE, TW_EW_SQRT, TW_EW_RELU, TW_EW_MUL},
+      {TW_EW_X0, TW_EW_ERF, TW_EW_NEG, TW_EW_X1, TW_EW_SILU, TW_EW_SQUARE, TW_EW_SQRT, TW_EW_SOFTPLUS,
+       TW_EW_RELU, TW_EW_MUL},
   };
   const float constants[TW_EW_CONSTANTS] = {3.0f, 0.5f};
   for (int width = 1; width <= 4 * TW_LANES + 1; ++width) {

@@ -83,6 +83,9 @@ TW_TEST(experts_faults_are_named) {
   check_says(fault([](ToyPlan&, I&, I& i) { i.ints[0] = 4; }),
              "gate_up must be panels of 256 x 20, is layout 1 of 320 x 20");
   check_says(fault([](ToyPlan&, I&, I& i) { i.ints[0] = 1; }), "index must have at most 1 cols, has 2");
+  TW_CHECK_EQ(fault([](ToyPlan&, I&, I& i) { i.ints[2] = 3; }), std::string());
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[2] = -1; }), "identities must be 0 to 65536, is -1");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[2] = 65537; }), "identities must be 0 to 65536, is 65537");
   check_says(fault([](ToyPlan&, I&, I& i) { i.ints[1] = 4; }), "activation must be below 4, is 4");
   check_says(fault([](ToyPlan&, I&, I& i) { i.weight[1] = i.weight[0]; }), "down must be panels of 160 x 20");
   check_says(fault([](ToyPlan& t, I&, I& i) {
@@ -111,8 +114,11 @@ void add_halves(ToyPlan& t) {
   const int32_t inner = t.buffer(kTokens, kSlots * kInner), y = t.buffer(kTokens, ToyPlan::kHidden);
   const int32_t up = t.matrix(6 * 2 * 32, ToyPlan::kHidden), down = t.matrix(6 * 32, kInner);
   t.op(Op::kMatmul, {{x}, {logits}, {t.matrix(6, ToyPlan::kHidden)}, {0, 6}, {}});
-  t.op(Op::kRouteByScore,
-       {{logits}, {index, shares}, {t.vector(6)}, {kSlots, 1, 1, 1, 3, 2, 2, 0}, {2.5f, 0, 0, 0}});
+  t.op(Op::kRouteByScore, {{logits},
+                           {index, shares},
+                           {t.vector(6), t.vector(6)},
+                           {kSlots, 1, 1, 1, 3, 2, 2, 0},
+                           {2.5f, 0, 0, 0}});
   t.op(Op::kExpertsUp,
        {{x, index}, {inner}, {up, t.vector(6 * 2 * kInner)}, {6, 0, 1, 0}, {1.7f, 7.0f, 1.0f}});
   t.op(Op::kExpertsDown, {{inner, index, shares}, {y}, {down, t.vector(6 * ToyPlan::kHidden)}, {6}, {}});
@@ -136,6 +142,10 @@ TW_TEST(halves_of_experts_are_taken) {
                 up.in[2] = down.in[2], down.in[2] = -1, up.weight[1] = down.weight[1] = -1;
               }),
               std::string());
+  for (int absent : {0, 1}) {
+    TW_CHECK_EQ(fault_of_halves([=](ToyPlan&, I& route, I&, I&) { route.weight[absent] = -1; }),
+                std::string());
+  }
 }
 
 TW_TEST(faults_of_a_route_by_score_are_named) {
@@ -159,6 +169,8 @@ TW_TEST(faults_of_a_route_by_score_are_named) {
              "floats[0] must be finite and not negative");
   check_says(fault_of_halves([](ToyPlan&, I& route, I& up, I&) { route.weight[0] = up.weight[1]; }),
              "bias must be a raw vector of 6");
+  check_says(fault_of_halves([](ToyPlan&, I& route, I& up, I&) { route.weight[1] = up.weight[1]; }),
+             "expert_scales must be a raw vector of 6");
 }
 
 TW_TEST(faults_of_halves_of_experts_are_named) {
@@ -167,6 +179,8 @@ TW_TEST(faults_of_halves_of_experts_are_named) {
              "activation must be below 4, is 4");
   check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.ints[2] = 2; }),
              "ints[2] must be 0 or 1, is 2");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.ints[4] = -1; }),
+             "ints[4] must be 0 or 1, is -1");
   check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.ints[2] = 0; }),
              "up must be panels of 192 x 20");
   check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.floats[1] = 0.0f; }),

@@ -17,7 +17,7 @@ void add_latent_attention(ToyPlan& t) {
   constexpr auto kTokens = BufferKind::kTokens;
   const int32_t x = t.instructions[2].in[0], hidden = ToyPlan::kHidden;
   const uint32_t q_cols = kHeads * (kInner + kRope), width = kLatent + kRope;
-  t.kv_layers.push_back({0, 1, width, TW_F32, 0, kLatent});
+  t.kv_layers.push_back({0, 1, width, TW_F32, 0, 0, kLatent});
   const auto layer = static_cast<int32_t>(t.kv_layers.size() - 1), heads = static_cast<int32_t>(kHeads);
   const int32_t q = t.buffer(kTokens, q_cols), kv = t.buffer(kTokens, width);
   const int32_t absorbed = t.buffer(kTokens, kHeads * kLatent), read = t.buffer(kTokens, kHeads * width);
@@ -74,6 +74,23 @@ TW_TEST(latent_kv_write_faults_are_named) {
   check_says(fault([](ToyPlan&, I* i) { i[1].in[2] = i[1].in[1]; }), "kv must have 12 cols, has 30");
   check_says(fault([](ToyPlan&, I* i) { i[1].in[3] = i[1].in[2]; }), "table must have 4 cols, has 12");
   check_says(fault([](ToyPlan&, I* i) { i[1].out[0] = i[2].out[0]; }), "y must have 36 cols, has 24");
+}
+
+// A page of latent rows has no place for rows of V. q alone writes nothing.
+TW_TEST(a_latent_layer_takes_no_keys_and_values) {
+  const auto write = [](uint32_t kv_heads) {
+    return fault([=](ToyPlan& t, Instruction*) {
+      const uint32_t width = kLatent + kRope, cols = (kHeads + 2 * kv_heads) * width;
+      const auto layer = static_cast<int32_t>(t.kv_layers.size() - 1), heads = static_cast<int32_t>(kHeads);
+      const int32_t row = t.buffer(BufferKind::kTokens, cols),
+                    q = t.buffer(BufferKind::kTokens, kHeads * width);
+      const int32_t x = t.instructions[2].in[0], hidden = ToyPlan::kHidden;
+      t.op(Op::kMatmul, {{x}, {row}, {t.matrix(cols, hidden)}, {0, static_cast<int32_t>(cols)}, {}});
+      t.op(Op::kRotaryKvWrite, {{row}, {q}, {}, {layer, heads, 0}, {}});
+    });
+  };
+  check_says(write(1), "(rotary_kv_write): the kv layer must have rows of V of its own, has v_dim 8");
+  TW_CHECK_EQ(write(0), std::string());
 }
 
 TW_TEST(attention_over_latents_gives_their_width) {

@@ -30,8 +30,12 @@ TW_TEST(quantized_matrices_are_taken) {
   for (uint32_t group : {0u, 32u, 64u, 128u}) {
     TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, TW_I8, group); }), std::string());
     if (group == 0) continue;
-    TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, TW_I4, group); }), std::string());
+    for (int dtype :
+         {int{TW_I4}, int{TW_U8}, int{TW_U4}, int{TW_I8_F16}, int{TW_I4_F16}, int{TW_U8_F16}, int{TW_U4_F16}})
+      TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, static_cast<uint32_t>(dtype), group); }),
+                  std::string());
   }
+  TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, TW_MXFP4, 32); }), std::string());
 }
 
 TW_TEST(quantized_faults_are_named) {
@@ -47,6 +51,11 @@ TW_TEST(quantized_faults_are_named) {
   check_says(fault(TW_I8, 0, [](auto&, I&, W& w) { w.bytes -= 1; }), "bytes must be 640, is 639");
   check_says(fault(TW_I4, 32, [](auto&, I&, W& w) { w.group = 0; }),
              "group 0 is unknown for layout 2 and dtype 4");
+  check_says(fault(TW_U8, 32, [](auto&, I&, W& w) { w.group = 0; }),
+             "group 0 is unknown for layout 2 and dtype 6");
+  check_says(fault(TW_U4_F16, 32, [](auto&, I&, W& w) { w.dtype += 1; }), "dtype 12 is unknown for layout 2");
+  check_says(fault(TW_MXFP4, 32, [](auto&, I&, W& w) { w.group = 64; }),
+             "group 64 is unknown for layout 2 and dtype 5");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.group = 16; }),
              "group 16 is unknown for layout 2 and dtype 3");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.dtype = TW_BF16; }), "dtype 1 is unknown for layout 2");

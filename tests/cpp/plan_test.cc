@@ -103,8 +103,20 @@ TW_TEST(record_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = TW_MAX_HEAD_DIM + 1; }),
              "kv layer 0: head_dim must be at most 4096 in dtype 0, is 4097");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].group = 1; }), "kv layer 0: group");
-  check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 5, 0}); }),
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 0, 5, 0}); }),
              "kv layer 1: window");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].chunked = 1; }),
+             "kv layer 0: chunked must be 0, or 1 with a window, is 1");
+  check_says(fault_of([](ToyPlan& t) {
+               t.kv_layers[0].window = 5;
+               t.kv_layers[0].chunked = 2;
+             }),
+             "kv layer 0: chunked must be 0, or 1 with a window, is 2");
+  check_says(fault_of([](ToyPlan& t) {
+               t.kv_layers[0].window = 5;
+               t.kv_layers.push_back({0, 2, 8, TW_F32, 1, 5, 0});
+             }),
+             "kv layer 1: chunked must be its group's 0, is 1");
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{65}, (uint64_t{1} << 32) + 64, ~uint64_t{63}}) {
     check_says(fault_of([&](ToyPlan& t) { t.states = {{64}, {bytes}}; }), "state 1: bytes");
   }
@@ -159,6 +171,40 @@ TW_TEST(a_plan_may_keep_heads_as_they_are) {
                 t.instructions[4].in[1] = -1;
               }),
               std::string());
+}
+
+// A layer may read the keys and values of another one: it turns q alone, and writes nothing.
+TW_TEST(q_alone_reads_what_another_layer_wrote) {
+  constexpr int32_t kCols = ToyPlan::kHeads * ToyPlan::kHeadDim;
+  const auto reader = [](int32_t layer, int32_t cols) {
+    return fault_of([=](ToyPlan& t) {
+      t.kv_layers.push_back(t.kv_layers[0]);
+      const int32_t x = t.instructions[2].in[0], angles = t.instructions[1].out[0];
+      const int32_t row = t.buffer(BufferKind::kTokens, static_cast<uint32_t>(cols));
+      const int32_t q = t.buffer(BufferKind::kTokens, kCols), y = t.buffer(BufferKind::kTokens, kCols);
+      const int32_t w = t.matrix(static_cast<uint32_t>(cols), ToyPlan::kHidden);
+      t.op(Op::kMatmul, {{x}, {row}, {w}, {0, cols}, {}});
+      t.op(Op::kRotaryKvWrite, {{row, angles}, {q}, {}, {layer, ToyPlan::kHeads, ToyPlan::kHeadDim}, {}});
+      t.op(Op::kPagedAttention, {{q}, {y}, {}, {layer, ToyPlan::kHeads}, {0.35f, 0.0f}});
+    });
+  };
+  TW_CHECK_EQ(reader(0, kCols), std::string());
+  TW_CHECK_EQ(reader(1, 3 * kCols), std::string());
+  check_says(reader(1, kCols), "(paged_attention): reads kv layer 1 before anything writes it");
+  check_says(reader(0, 2 * kCols), "qkv must have 48 cols, has 32");
+  check_says(reader(0, kCols - 8), "qkv must have 48 cols, has 8");
+}
+
+TW_TEST(attention_has_a_sink_and_a_slope_for_each_head) {
+  const char* faults[] = {"sinks must be a raw vector of 2", "slopes must be a raw vector of 2"};
+  for (int at = 0; at < 2; ++at) {
+    const auto fault = [at](uint32_t heads) {
+      return fault_of([=](ToyPlan& t) { t.instructions[5].weight[at] = t.vector(heads); });
+    };
+    TW_CHECK_EQ(fault(ToyPlan::kHeads), std::string());
+    check_says(fault(ToyPlan::kHeads + 1), faults[at]);
+    check_says(fault(1), faults[at]);
+  }
 }
 
 TW_TEST(embeddings_by_position_have_a_row_for_each) {
@@ -231,6 +277,25 @@ TW_TEST(layer_norm_faults_are_named) {
                i.out[0] = i.in[0];
              }),
              "reads buffer");
+}
+
+TW_TEST(concat_faults_are_named) {
+  const auto damaged = [](auto&& damage) {
+    return fault_of([&](ToyPlan& t) {
+      const int32_t x = t.instructions[2].in[0];
+      const int32_t y = t.buffer(BufferKind::kTokens, 3 * ToyPlan::kHidden);
+      t.op(Op::kConcat, {{x, x, x}, {y}, {}, {}, {}});
+      damage(t, t.instructions.back());
+    });
+  };
+  using I = Instruction;
+  TW_CHECK_EQ(damaged([](ToyPlan&, I&) {}), std::string());
+  check_says(damaged([](ToyPlan&, I& i) { i.in[2] = -1; }), "(concat): y must have 40 cols, has 60");
+  check_says(damaged([](ToyPlan&, I& i) { i.in[3] = i.in[0]; }), "y must have 80 cols, has 60");
+  check_says(damaged([](ToyPlan&, I& i) { std::swap(i.in[2], i.in[3]); }), "in[3] needs in[2]");
+  check_says(damaged([](ToyPlan&, I& i) { i.in[1] = -1; }), "in[1] is missing");
+  check_says(damaged([](ToyPlan& t, I& i) { t.buffers[static_cast<size_t>(i.out[0])].dtype = TW_BF16; }),
+             "y must be float32");
 }
 
 TW_TEST(program_faults_are_named) {

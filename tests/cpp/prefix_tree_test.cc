@@ -150,6 +150,29 @@ TW_TEST(a_window_lets_go_and_a_hit_needs_its_end_only) {
   kv.release(all);
 }
 
+// Chunks of 4 positions over blocks of 2: a position sees the blocks of its own chunk.
+TW_TEST(a_chunk_lets_go_of_all_before_it_and_a_hit_needs_none_of_it) {
+  KvBlocks kv({{20}, {20, 4, 4, true}}, 2, true);
+  Tokens tokens = {1, 1, 2, 2, 3, 3, 4, 4, 5};
+  SequenceBlocks held = compute(kv, tokens);
+  kv.drop_unseen(held, 7);  // sees 4 to 7
+  TW_CHECK_EQ(held.tables[1].first(), 2);
+  kv.drop_unseen(held, 8);  // sees itself; the last published block stays
+  TW_CHECK_EQ(held.tables[1].first(), 3);
+  TW_CHECK_EQ(kv.group(0).used(), 5);
+  TW_CHECK_EQ(kv.group(1).used(), 2);
+  kv.release(held);
+  TW_CHECK_EQ(kv.group(1).idle(), 4);
+  const KvBlocks::Match whole = kv.match(tokens), part = kv.match(Tokens{1, 1, 2, 2, 3, 3, 7});
+  TW_CHECK_EQ(whole.path.size(), 4u);
+  TW_CHECK_EQ(whole.first[1], 3);
+  TW_CHECK_EQ(part.path.size(), 3u);
+  TW_CHECK_EQ(part.first[1], 2);  // position 6 sees 4 and 5
+  SequenceBlocks all;
+  TW_CHECK(grow(kv, all, 20));
+  kv.release(all);
+}
+
 TW_TEST(a_block_evicted_from_a_window_leaves_a_hole) {
   KvBlocks kv({{20}, {5, 3, 4}}, 2, true);
   Tokens tokens = {1, 1, 2, 2, 3, 3, 4, 4, 5};

@@ -48,7 +48,7 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
     const bool prefix_cache = random() % 2;
     const auto window = static_cast<int32_t>(random() % 12);
     const StateShape states{round % 2 ? 0 : max_seqs, round % 5 * 3};
-    Simulation s(blocks, block_size, limits, prefix_cache, window, states);
+    Simulation s(blocks, block_size, limits, prefix_cache, window, states, round % 3 == 1);
     s.late_every = round % 3 == 2 ? 4 : 0;
     std::map<int64_t, int64_t> must_start, must_finish, need;
     for (int64_t id = 1; id <= 40; ++id) {
@@ -126,7 +126,8 @@ TW_TEST(random_trouble_leaks_nothing) {
     SchedulerLimits limits{4, 12, 0, 1 + static_cast<int32_t>(random() % 3), random()};
     const bool prefix_cache = random() % 2;
     const auto window = static_cast<int32_t>(random() % 12);
-    Simulation s(14, 3, limits, prefix_cache, window, StateShape{round % 2 ? 4 : 0, round % 8});
+    Simulation s(14, 3, limits, prefix_cache, window, StateShape{round % 2 ? 4 : 0, round % 8},
+                 round % 3 == 1);
     for (int64_t id = 1; id <= 30; ++id) {
       int32_t prompt = 1 + static_cast<int32_t>(random() % 25);
       int32_t most = 1 + static_cast<int32_t>(random() % (42 - prompt)),

@@ -65,13 +65,14 @@ struct Simulation {
   std::vector<std::vector<int32_t>> states;
   bool forking = false;
 
-  // Two groups, the second with a window if one is given.
+  // Two groups, the second with a window if one is given, which may be chunked.
   Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false,
-             int32_t window = 0, StateShape state_shape = {})
+             int32_t window = 0, StateShape state_shape = {}, bool chunked = false)
       : limits(l),
         kv({{blocks},
             {blocks, window,
-             window ? std::min<int32_t>(blocks, window_blocks(window, l.max_tokens, block_size)) : 0}},
+             window ? std::min<int32_t>(blocks, window_blocks(window, l.max_tokens, block_size)) : 0,
+             chunked}},
            block_size, prefix_cache, PrefixTree::Hash{secret_hash}, state_shape),
         scheduler(kv, l),
         states(static_cast<size_t>(kv.state_slots())) {
@@ -103,8 +104,7 @@ struct Simulation {
       const BlockTable& table = chunk.sequence->blocks.tables[1];
       if (int32_t window = kv.shape(1).window; window && chunk.tokens == 1)
         TW_CHECK(table.held() <= window_blocks(window, 1, kv.block_size()));
-      if (int32_t window = kv.shape(1).window)
-        TW_CHECK(table.first() <= std::max(0, chunk.sequence->computed - window + 1) / kv.block_size());
+      TW_CHECK(table.first() <= kv.shape(1).first_seen(chunk.sequence->computed) / kv.block_size());
       if (!states.empty()) TW_CHECK(slots.insert(chunk.sequence->blocks.state.id()).second);
       tokens += chunk.tokens;
       prompt_rows += chunk.prompt_rows;

@@ -35,6 +35,34 @@ TW_TEST(two_writers_are_found_after_any_number_of_steps) {
   }
 }
 
+// With chunks of 8 positions and blocks of 4, position 8 sees no block before its own.
+TW_TEST(blocks_before_a_chunk_may_be_absent) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 16;
+  facts.block_size = 4;
+  facts.block_bytes = {100};
+  facts.group_windows = {8};
+  const auto step_at = [](int32_t position) {
+    Step step;
+    step.token_ids = {1};
+    step.positions = {position};
+    step.seq_starts = {0, 1};
+    step.context_lens = {position + 1};
+    step.groups = {{3, {-1, -1, 2}, {8 + position % 4}}};
+    return step;
+  };
+  StepChecker sliding(facts, {8, 8, 8}, {4});
+  TW_CHECK_ERROR(sliding.check(step_at(8)), "InvalidRequestError");
+  facts.group_chunked = {1};
+  StepChecker chunked(facts, {8, 8, 8}, {4});
+  for (int32_t position = 8; position < 12; ++position) chunked.check(step_at(position));
+  facts.group_windows = {9};  // position 8 then is in the first chunk
+  StepChecker longer(facts, {8, 8, 8}, {4});
+  TW_CHECK_ERROR(longer.check(step_at(8)), "InvalidRequestError");
+  longer.check(step_at(11));
+}
+
 TW_TEST(each_sequence_has_a_state_slot_of_its_own) {
   ModelFacts facts;
   facts.vocab_size = 10;

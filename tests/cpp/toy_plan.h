@@ -53,7 +53,7 @@ inline ToyPlan::ToyPlan() {
   header.max_seq_len = kMaxLen;
   header.block_size = kBlock;
   header.cache_groups = 1;
-  kv_layers.push_back({0, kHeads, kHeadDim, TW_F32, 0, 0});
+  kv_layers.push_back({0, kHeads, kHeadDim, TW_F32, 0, 0, 0});
   const int32_t table = matrix(kVocab, kHidden);
   const int32_t x = buffer(kTokens, kHidden), a = buffer(kTokens, kHidden),
                 angles = buffer(kTokens, kHeadDim);

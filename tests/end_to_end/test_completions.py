@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.requests.outputs import CompletionOutput
 
@@ -105,7 +106,7 @@ def test_a_crowd_with_cancels_and_preemptions(pico_engine: Path, solo: LLM, cach
                     handle.abort()
                     break
         for handle, prompt, params, patience in running:
-            for got, expected in zip(handle.result(60).outputs, alone(solo, prompt, params), strict=True):
+            for got, expected in zip(handle.result(PATIENCE).outputs, alone(solo, prompt, params), strict=True):
                 if got.finish_reason == "abort":
                     assert patience is not None
                     assert got.token_ids == expected[0][: len(got.token_ids)]

@@ -1,4 +1,5 @@
-"""`tensorwright eval` gives the perplexity that transformers gives: on random models, and on pico and its own text.
+"""`tensorwright eval` gives the perplexity that transformers gives: on random models, and on pico and its own text;
+and with --tasks the log-likelihoods of choices that transformers gives.
 
 A logprob moves by at most twice the largest error of the logits (its own, and that of the sum), and so does their mean;
 the bound on logits is that of test_parity_float32.py.
@@ -18,6 +19,7 @@ from support.harness import load_reference
 from support.tiny_models import make_variant
 from tensorwright import build
 from tensorwright.runtime.commands.eval import cut
+from tensorwright.runtime.commands.eval_tasks import encode_pair
 from tensorwright.runtime.engine.engine_dir import open_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,5 +77,47 @@ def test_random_models(variant: str, tmp_path: Path, capsys: pytest.CaptureFixtu
         check(capsys, models, tmp_path / "engine", tmp_path / "text.txt", window)
 
 
-def test_pico(pico_model: Path, pico_engine_float32: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(capsys, load(pico_model), pico_engine_float32, ROOT / "builder" / "measure" / "text.txt", 512)
+def test_pico(pico_model: Path, pico_engine_float32: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "builder" / "measure" / "text.txt").read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text[:1823])
+    check(capsys, load(pico_model), pico_engine_float32, tmp_path / "text.txt", 512)
+
+
+TASKS = [
+    {"context": "import", "choices": [" os\n", " banana", " the harbour"], "answer": 0},
+    {"context": "def add(a, b):\n    return a ", "choices": ["+ b", "def", "b +"], "answer": 0},
+    {"context": "for i in range(10):\n    print", "choices": ["(i)", "x", ")("], "answer": 1},
+]
+
+
+def likelihoods(models: Models, context: list[int], choice: list[int]) -> tuple[float, float]:
+    """(the sum of the choice's logprobs in float64, how far an engine's may be)."""
+    ids = torch.tensor([[*context, *choice]])
+    with torch.inference_mode():
+        exact, theirs = (model(ids).logits[0].double() for model in models)
+    worst, largest = float((theirs - exact).abs().max()), float(exact.abs().max())
+    allowed = 2 * (4 * worst + largest * float(np.finfo(np.float32).eps)) * len(choice)
+    rows = exact[len(context) - 1 : -1].log_softmax(-1)
+    return float(rows.gather(-1, torch.tensor(choice)[:, None]).sum()), allowed
+
+
+def test_choices(
+    pico_model: Path, pico_engine_float32: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each choice is one call of transformers' model."""
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
+    arguments = ("eval", str(pico_engine_float32), "--tasks", str(tmp_path / "tasks.jsonl"), "--json")
+    code, out, err = call(capsys, *arguments)
+    assert code == 0, err
+    (result,) = json.loads(out)["files"]
+    engine, models = open_engine(pico_engine_float32), load(pico_model)
+    picked = []
+    for task, answer in zip(TASKS, result["answers"], strict=True):
+        pairs = [encode_pair(engine, task["context"], choice) for choice in task["choices"]]
+        exact = [likelihoods(models, *pair) for pair in pairs]
+        for got, (wanted, allowed) in zip(answer["logprobs"], exact, strict=True):
+            assert abs(got - wanted) <= allowed
+            assert allowed < 0.01  # much less than what tells choices apart
+        picked.append(int(np.argmax([wanted for wanted, _ in exact])))
+    right = [pick == task["answer"] for pick, task in zip(picked, TASKS, strict=True)]
+    assert result["acc"] == sum(right) / len(right)

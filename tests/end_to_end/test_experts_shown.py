@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.made_experts import EXPERTS_UP, MadeExperts
+from support.plan_writer import EMBEDDING, INSTRUCTION
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
@@ -15,6 +17,7 @@ from tensorwright.ir.interpret import run
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
+from tensorwright.runtime import _runtime
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
 
@@ -44,6 +47,33 @@ def test_what_a_token_reads(engine: Path) -> None:
     layer = 4 * HIDDEN * (64 + 32 + 16 + 2) + SLOTS * one
     frequencies = 4 * 4
     assert reads["bytes"] == LAYERS * layer + 4 * HIDDEN * (1 + 1 + 112) + frequencies
+
+
+def test_both_products_of_experts_with_biases_are_one_mixture(tmp_path: Path) -> None:
+    """They are two instructions. A token reads both matrices of each expert that it takes."""
+    model = make_variant(tmp_path / "model", "gpt_oss")
+    reads = native.weight_reads(open_engine(build(model, tmp_path / "engine", dtype="float32", accuracy="none").path))
+    one = 4 * (2 * INNER * HIDDEN + HIDDEN * INNER)
+    shared = {"experts": EXPERTS, "taken": SLOTS, "bytes_of_one": one}
+    assert reads["mixtures"] == [{"module": f"model.layers.{i}.mlp.experts", **shared} for i in range(LAYERS)]
+
+
+@pytest.mark.parametrize("first_half", [False, True])
+def test_halves_that_do_not_belong_together_are_two_mixtures(tmp_path: Path, first_half: bool) -> None:
+    """A plan may name the halves apart, and may have the second half alone."""
+    made = MadeExperts(gate={"up_offset": 1.0})
+    plan = made.plan()
+    halves = {"up": 4 * made.hidden * 2 * 32, "down": 4 * made.inner * 48}  # rows in panels of 16
+    if not first_half:
+        del halves["up"]
+        inner = np.zeros((made.hidden, made.k * made.inner), np.float32)
+        at = next(i for i, record in enumerate(plan.instructions) if record[:4] == EXPERTS_UP.to_bytes(4, "little"))
+        (written,) = INSTRUCTION.unpack(plan.instructions[at])[6:7]
+        plan.op(EMBEDDING, "inner", outs=[written], weights=[plan.panels("inner", inner)], floats=[1.0])
+        plan.instructions[at] = plan.instructions.pop()
+    reads = _runtime.CpuExecutor(*plan.write(tmp_path), 1, "map").weight_reads()
+    shared = {"experts": made.count, "taken": made.k}
+    assert reads["mixtures"] == [{"module": name, **shared, "bytes_of_one": size} for name, size in halves.items()]
 
 
 def routed(checkpoint: Checkpoint, ids: list[int]) -> list[np.ndarray]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
+
 SCRIPT = Path(__file__).parent.parent / "support" / "forked_llm.py"
 FORKED = "ForkedEngineError"
 TOLD = {
@@ -41,7 +43,7 @@ TOLD = {
 def outcomes(pico_engine: Path) -> dict[str, str]:
     """What the children said, by what they did; nothing of what one hung in."""
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), str(pico_engine)], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, str(SCRIPT), str(pico_engine)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert run.returncode == 0, run.stderr
     return {**json.loads(run.stdout), "stderr": run.stderr}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, PromptTooLongError, QueueFullError
 
@@ -99,14 +100,14 @@ def test_threads_and_aborts_leave_nothing_behind(llm: LLM) -> None:
             if llm.generate(prompt, GREEDY).outputs[0].token_ids != expected[prompt]:
                 faults.append(prompt)
             doomed.abort()
-            if doomed.result(30).outputs[0].finish_reason not in ("abort", "length"):
+            if doomed.result(PATIENCE).outputs[0].finish_reason not in ("abort", "length"):
                 faults.append("abort")
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE)
     assert not faults
     stats = llm.get_stats()
     assert (stats["running"], stats["waiting"], stats["used_blocks"]) == (0, 0, 0)
@@ -133,7 +134,8 @@ def test_a_program_may_end_without_closing(pico_engine: Path) -> None:
         "print(llm.generate(['import os'], SamplingParams(max_tokens=4))[0].finished)\n"
         "handle = llm.generate_async('x', SamplingParams(max_tokens=2000, ignore_eos=True))\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 

@@ -50,6 +50,7 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("qwen3_moe", {}),
         ("gpt_oss", {}),
         ("glm4_moe", {}),
+        ("ernie4_5_moe", {}),
     ],
 )
 def test_random_models(tmp_path, family, overrides):

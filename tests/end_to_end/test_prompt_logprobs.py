@@ -16,6 +16,7 @@ import torch
 
 from support.harness import reference_logits, worst
 from support.tiny_models import make_variant
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.requests.outputs import RequestOutput
@@ -91,7 +92,7 @@ def load(seed: int, most_tokens: int) -> list[tuple[dict[str, list[int]], Sampli
 def answers(engine: Path, asks: list[tuple[dict[str, list[int]], SamplingParams]], **options: Any) -> Any:
     """What each is told among the others, and the counters."""
     with LLM(engine, **options) as llm:
-        outputs = [handle.result(60) for handle in [llm.generate_async(*ask) for ask in asks]]
+        outputs = [handle.result(PATIENCE) for handle in [llm.generate_async(*ask) for ask in asks]]
         assert all(o.metrics.cached_tokens == 0 for o in outputs if o.prompt_logprobs is not None)
         return [bits(output) for output in outputs], llm.get_stats()
 

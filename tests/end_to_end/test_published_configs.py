@@ -1,13 +1,14 @@
 """Engines from the config.json of published models, shrunk in size: float32 and bfloat16, against transformers.
 
 All are read here as a build reads them. Engines are built of those that say what test_families.py does not try; with
-TENSORWRIGHT_PUBLISHED=all, of every one, which takes two minutes. The bounds are those of test_parity_float32.py and
+TENSORWRIGHT_PUBLISHED=all, of every one, which takes some minutes. The bounds are those of test_parity_float32.py and
 test_parity_bfloat16.py.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 
 from support.harness import EngineSteps, worst
 from support.model_numbers import different
-from support.published_configs import PUBLISHED, VOCABULARY, make_published, published_config, shrink
+from support.published_configs import PUBLISHED, VOCABULARY, make_published, published_config, shrink, where_read
 from support.survey import WORKS, logits, try_bfloat16
 from tensorwright import build
 from tensorwright.builder.trace.load_model import load_model
@@ -65,7 +66,10 @@ def off_and_allowed(model: torch.nn.Module, engine: Path) -> tuple[float, float]
 
 def test_there_are_enough() -> None:
     assert len(PUBLISHED) >= 40
-    assert len({published_config(name)["model_type"] for name in PUBLISHED}) >= 20
+    assert len({published_config(name)["model_type"] for name in PUBLISHED}) >= 30
+    read = [where for where in map(where_read, PUBLISHED) if where is not None]
+    assert len(read) >= 36
+    assert all(re.match(r"https://github.com/[^/]+/[^/]+/blob/[0-9a-f]{40}/|a note on GitHub", where) for where in read)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -97,7 +101,7 @@ def test_engines_of_a_published_config(models, name):
     build(root / "model", root / "engine", dtype="float32", max_seq_len=128, accuracy="none")
     off, allowed = off_and_allowed(model, root / "engine")
     assert off <= allowed
-    assert try_bfloat16(model, root, ids()) == WORKS
+    assert try_bfloat16(model, root, VOCABULARY) == WORKS
 
 
 @pytest.mark.parametrize("name", CHANGED)

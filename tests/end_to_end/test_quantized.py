@@ -48,7 +48,14 @@ class TestNumbers:
     @pytest.mark.parametrize(
         ("variant", "spec"),
         [(v, s) for v in ("llama", "qwen2", "gemma2", "gpt2", "mixtral") for s in (*FORMATS, *MIXED)]
-        + [("deepseek_v3_dense", spec) for spec in ("int4", "int8:g64", "w8a8")],
+        + [("llama", spec) for spec in ("mxfp4", "uint4", "uint4:g128:fp16,embedding=uint8,lm_head=int4:fp16")]
+        + [("mixtral", "mxfp4"), ("mixtral", "uint4:g64")]
+        + [("deepseek_v3_dense", spec) for spec in ("int4", "int8:g64", "w8a8")]
+        + [
+            (v, s)
+            for v in ("lfm2", "falcon_mamba", "mamba2", "qwen3_5_text", "granitemoehybrid_experts")
+            for s in ("int4", "w8a8")
+        ],
     )
     def test_the_engine_is_what_its_graph_says(self, tiny, variant: str, spec: str) -> None:
         assert tiny(variant).quantized(spec).agrees()
@@ -94,7 +101,10 @@ class TestSameBits:
         ("variant", "spec"),
         [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8")]
         + [("mixtral", spec) for spec in ("int4", "int8:g64", "none,lm_head=int8")]
-        + [("deepseek_v3_dense", spec) for spec in ("int4", "none,lm_head=int8")],
+        + [("llama", spec) for spec in ("mxfp4", "uint4", "uint4:g128:fp16,embedding=uint8,lm_head=int4:fp16")]
+        + [("mixtral", "mxfp4"), ("mixtral", "uint4:g64")]
+        + [("deepseek_v3_dense", spec) for spec in ("int4", "none,lm_head=int8")]
+        + [("qwen3_5_text", "int4"), ("granitemoehybrid_experts", "w8a8")],
     )
     def test_in_any_company(self, tiny, variant: str, spec: str, dtype: str) -> None:
         """Alone in one piece on one thread: what chunks, crowds and threads must give too."""
@@ -130,7 +140,8 @@ class TestSameBits:
     @pytest.mark.parametrize(
         ("variant", "spec"),
         [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8,lm_head=int8")]
-        + [("mixtral", "int4"), ("deepseek_v3_dense", "int8"), ("deepseek_v3_dense", "none,lm_head=int8")],
+        + [("mixtral", "int4"), ("deepseek_v3_dense", "int8"), ("deepseek_v3_dense", "none,lm_head=int8")]
+        + [("qwen3_5_text", "int8"), ("granitemoehybrid_experts", "int4")],
     )
     def test_on_every_instruction_set(self, tiny, variant: str, spec: str, level: str, tmp_path: Path) -> None:
         engine = tiny(variant).quantized(spec).path

@@ -13,15 +13,26 @@ from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.runtime.engine.engine_dir import open_engine
 
-VARIANTS = ("granitemoehybrid_experts", "lfm2", "mamba2", "qwen3_next")
+VARIANTS = (
+    "granitemoehybrid_experts",
+    "jamba_experts",
+    "kimi_linear",
+    "lfm2",
+    "mamba2",
+    "minimax",
+    "qwen3_next",
+    "recurrent_gemma",
+)
 """One of each kind of state, with attention and experts beside it and without."""
 SIZES = {"vocab_size": 8192, "max_position_embeddings": 2048}
+NO_WINDOW = {"recurrent_gemma": {"attention_window_size": 2048}}
+"""Variants whose attention has a window, which lets go of blocks, so that these would not run out."""
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    model = make_variant(folder / "model", request.param, seed=5, **SIZES)
+    model = make_variant(folder / "model", request.param, seed=5, **SIZES, **NO_WINDOW.get(request.param, {}))
     return build(model, folder / "engine", dtype="float32", accuracy="none").path
 
 

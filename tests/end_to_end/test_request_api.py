@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 
 PROMPTS = ["def read_file(", "import os", "class Node:\n    def __init__("]
@@ -76,9 +77,9 @@ def test_priority_starts_first(llm: LLM) -> None:
         llm.generate_async(PROMPTS[1], SamplingParams(max_tokens=60, ignore_eos=True, priority=priority))
         for priority in (0, 0, 1)
     ]
-    waits = [handle.result(60).metrics.queue_time for handle in later]
+    waits = [handle.result(PATIENCE).metrics.queue_time for handle in later]
     for handle in running:
-        handle.result(60)
+        handle.result(PATIENCE)
     assert waits[2] < waits[1]
 
 

@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from support.tiny_models import make_variant
+from support.waiting import PATIENCE
 from tensorwright import LLM, build
 from tensorwright.builder.measure import accuracy as measured
 from tensorwright.errors import (
@@ -135,8 +136,9 @@ def test_numbers_that_are_none(model: Path, place: Path, spoil: Spoil) -> None:
 
 def test_a_dtype_that_cannot_hold_the_logits(model: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the engine's are spoilt here: no weights were found that overflow in bfloat16 and not in float32."""
-    rows = measured.engine_logits
-    monkeypatch.setattr(measured, "engine_logits", lambda *args: (row * np.float32(np.nan) for row in rows(*args)))
+    rows = measured.EngineLogits.__call__
+    spoilt = lambda *args: (row * np.float32(np.nan) for row in rows(*args))  # noqa: E731
+    monkeypatch.setattr(measured.EngineLogits, "__call__", spoilt)
     with pytest.raises(NumericalError, match="bfloat16 cannot hold its values; build with dtype float32"):
         build(model, place / "engine", dtype="bfloat16")
     assert list(place.iterdir()) == []
@@ -229,13 +231,13 @@ def test_interrupted_build_leaves_nothing(tiny: Path, place: Path, name: str, de
     does what SIGINT does."""
     command = [sys.executable, "-P", "-m", "tensorwright.builder.cli", str(tiny), str(place / "engine")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not list(place.iterdir()) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(delay)
     process.send_signal(getattr(signal, name))
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=PATIENCE)
     if process.returncode == 0:  # it was done by then
         assert open_engine(place / "engine").vocab_size == 101
     else:

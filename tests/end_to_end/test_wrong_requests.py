@@ -13,6 +13,7 @@ import pytest
 
 from support.plan_writer import EMBEDDING
 from support.toy_engine import FILES, MAX_SEQ_LEN, VOCAB, make_toy, seal, write_toy_engine
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import (
     EngineError,
@@ -130,7 +131,7 @@ def test_impossible_requests_disturb_nobody(llm: LLM) -> None:
         with pytest.raises((InvalidRequestError, InvalidOptionError)) as refusal:
             llm.generate_async(ids(1), SamplingParams(**params))
         assert next(iter(params)) in str(refusal.value)
-    other = together.result(60).outputs[0]
+    other = together.result(PATIENCE).outputs[0]
     assert (other.token_ids, other.logprobs) == (alone.token_ids, alone.logprobs)
     stats = llm.get_stats()
     assert (stats["used_blocks"], stats["requests_failed"]) == (0, 0)
@@ -173,8 +174,8 @@ def test_a_request_that_fails_in_a_step_fails_alone(tmp_path: Path) -> None:
             handles.append((llm.generate_async(ids(*prompt), p), llm.generate_async(ids(4, poison, *prompt), p)))
         for (good, bad), expected in zip(handles, alone, strict=True):
             with pytest.raises(NumericalError, match="logits must be finite"):
-                bad.result(60)
-            got = good.result(60).outputs[0]
+                bad.result(PATIENCE)
+            got = good.result(PATIENCE).outputs[0]
             assert (got.token_ids, got.logprobs) == (expected.token_ids, expected.logprobs)
         stats = llm.get_stats()
         assert (stats["requests_failed"], stats["used_blocks"], stats["running"]) == (12, 0, 0)

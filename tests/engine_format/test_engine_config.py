@@ -34,7 +34,7 @@ CONFIG = EngineConfig(
     passes={"fuse_qkv": 2},
     accuracy=AccuracyRecord(kind="quick", tokens=64, kl_divergence=0.5, output_errors={"mlp.up": [0.1, None]}),
     quantization=QuantizationRecord(parse_spec("int4"), True, {"all": 4.5, "layers": None}, {"lm_head": [0.1]}),
-    source=SourceRecord("0", {"model.safetensors": SourceFile(3, "f" * 32)}),
+    source=SourceRecord("0", {"model.safetensors": SourceFile(3, "f" * 32)}, "gptq 4 bits g128"),
     sizes={"cpu/weights.bin": 64},
 )
 PLAIN = replace(

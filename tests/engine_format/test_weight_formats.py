@@ -17,7 +17,10 @@ from tensorwright.engine_format.weight_formats import (
 )
 from tensorwright.errors import InvalidOptionError
 
-NAMES = ("int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128", "w8a8", "fp8")
+NAMES = (
+    "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
+    "uint4:g32", "uint8:g128", "int4:g64:fp16", "uint4:g128:fp16", "mxfp4", "w8a8", "fp8",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,13 +32,19 @@ def test_a_format_is_written_as_it_is_read(name: str) -> None:
 def test_formats_differ_in_what_they_store() -> None:
     assert parse_format("int4") == WeightFormat(4, 32) == parse_format("int4:g32")
     assert parse_format("w8a8") == WeightFormat(8, 0)
-    assert [parse_format(name).dtype for name in ("int4", "int8", "w8a8", "fp8")] == [
-        "int4", "int8", "int8", "float8_e4m3fn",
+    assert [parse_format(name).dtype for name in ("int4", "int8", "mxfp4", "w8a8", "fp8")] == [
+        "int4", "int8", "mxfp4", "int8", "float8_e4m3fn",
     ]  # fmt: skip
     assert len({parse_format(name) for name in NAMES}) == len(NAMES)
 
 
-@pytest.mark.parametrize("text", ["int5", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g32", "", "INT4", "none"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int5", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g32", "mxfp4:g32", "", "INT4", "none", "uint4:",
+        "int4:fp16:g32",
+    ],
+)  # fmt: skip
 def test_unknown_formats_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="weight format"):
         parse_format(text)
@@ -92,6 +101,10 @@ def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None
         ("onnx", "int4,embedding=int4", "target onnx the embedding must be int8 or none, not int4:g32"),
         ("onnx", "w8a8", "must not be w8a8: target onnx keeps activations"),
         ("onnx", "int8,lm_head=w8a8", "must not be w8a8"),
+        ("onnx", "uint4", "must not be uint4:g32: target onnx has no such products"),
+        ("tensorrt", "int4:fp16", "must not be int4:g32:fp16: target tensorrt or tensorrt-rtx has no such"),
+        ("onnx", "mxfp4", "must not be mxfp4: target onnx has no such products"),
+        ("tensorrt", "int4,lm_head=mxfp4", "must not be mxfp4: target tensorrt or tensorrt-rtx has no such"),
         ("onnx", "fp8", "must not be fp8: target onnx has no such products"),
         ("tensorrt-rtx", "w8a8", "must not be w8a8: target tensorrt or tensorrt-rtx keeps activations"),
     ],

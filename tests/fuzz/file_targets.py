@@ -25,7 +25,14 @@ from tensorwright.engine_format.checksums import FileSum
 from tensorwright.engine_format.engine_config import EngineConfig, is_engine
 from tensorwright.engine_format.file_names import ONNX_IO
 from tensorwright.engine_format.tensorrt_manifest import Manifest
-from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError, InvalidRequestError, is_panic
+from tensorwright.errors import (
+    CheckpointError,
+    EngineError,
+    InvalidOptionError,
+    InvalidRequestError,
+    UnsupportedModelError,
+    is_panic,
+)
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.safetensors_file import SafetensorsFile
@@ -49,7 +56,7 @@ ENGINE_FILES = ("config.json", "generation_config.json", *TEXT_SIDE, REPORT, CHE
 CHECKPOINT_FILES = ("config.json", "generation_config.json", *TEXT_SIDE, INDEX)
 TEXTS = ("a b", "n\u00e9<end>", " \n\u2581x\U0001f600")
 SILENT: Any = SimpleNamespace(print=lambda *parts: None)  # rendering takes ten times as long as all else
-ENGINE, CHECKPOINT = Answered(EngineError), Answered(CheckpointError)
+ENGINE, CHECKPOINT = Answered(EngineError), Answered(CheckpointError, UnsupportedModelError)
 
 
 def safetensors_header(data: bytes) -> None:

@@ -69,17 +69,18 @@ class MadePlan : public tw_test::PlanWriter {
     return c_.of<uint32_t>({8, 1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 96, 128});
   }
 
-  // A layer joins a group, with its window, or begins one.
+  // A layer joins a group, with its window, or begins one. Windows of odd groups are chunked.
   void add_kv_layer() {
     const uint32_t group = c_.below(header.cache_groups + 1);
-    uint32_t window = 0;
     if (group == header.cache_groups) {
-      window = c_.of<uint32_t>({0, 1, 15, 16, 17, 100, 600});
+      const uint32_t window = c_.of<uint32_t>({0, 1, 15, 16, 17, 100, 600});
       windows_.push_back(window);
+      chunked_.push_back(window > 0 && group % 2 == 1);
       ++header.cache_groups;
     }
-    const uint32_t dtype = c_.one_in(3) ? uint32_t{TW_I8} : header.act_dtype;
-    kv_layers.push_back({group, c_.between(1, 3), head_dim(), dtype, windows_[group], 0});
+    const auto dtype = static_cast<uint16_t>(c_.one_in(3) ? uint32_t{TW_I8} : header.act_dtype);
+    kv_layers.push_back(
+        {group, c_.between(1, 3), head_dim(), dtype, uint16_t{chunked_[group]}, windows_[group], 0});
   }
 
   // --- operands
@@ -169,9 +170,12 @@ class MadePlan : public tw_test::PlanWriter {
   int32_t vector(uint64_t k) { return weight(WeightLayout::kRaw, TW_F32, 1, k); }
   int32_t maybe_vector(uint64_t k) { return c_.one_in(2) ? vector(k) : kNone; }
   int32_t quantized(uint64_t n, uint64_t k) {
-    const bool nibbles = c_.one_in(2);
-    const uint32_t group = nibbles ? c_.of<uint32_t>({32, 64, 128}) : c_.of<uint32_t>({0, 32, 64, 128});
-    return weight(WeightLayout::kQuantized, nibbles ? TW_I4 : TW_I8, n, k, group);
+    const auto dtype =
+        c_.of<uint32_t>({TW_I8, TW_I4, TW_MXFP4, TW_U8, TW_U4, TW_I8_F16, TW_I4_F16, TW_U8_F16, TW_U4_F16});
+    const uint32_t group = dtype == TW_I8      ? c_.of<uint32_t>({0, 32, 64, 128})
+                           : dtype == TW_MXFP4 ? 32
+                                               : c_.of<uint32_t>({32, 64, 128});
+    return weight(WeightLayout::kQuantized, dtype, n, k, group);
   }
   static uint64_t panels(uint64_t columns) { return (columns + TW_LANES - 1) / TW_LANES * TW_LANES; }
 
@@ -353,7 +357,7 @@ class MadePlan : public tw_test::PlanWriter {
                                 {static_cast<int32_t>(layer), static_cast<int32_t>(heads)},
                                 {0.35f, softcap}});
   }
-  // Over a cache that another op of the plan may have written, or none.
+  // Over a cache that another op of the plan may have written. If none has, the reader refuses the plan.
   void attention() {
     if (kv_layers.empty()) return;
     const uint32_t layer = c_.below(static_cast<uint32_t>(kv_layers.size()));
@@ -414,7 +418,7 @@ class MadePlan : public tw_test::PlanWriter {
         code[length++] = static_cast<uint8_t>(c_.between(TW_EW_ADD, TW_EW_MIN));
         --depth;
       } else {
-        code[length++] = static_cast<uint8_t>(c_.between(TW_EW_NEG, TW_EW_ERF));
+        code[length++] = static_cast<uint8_t>(c_.between(TW_EW_NEG, TW_EW_SOFTPLUS));
       }
     }
     for (; depth > 1; --depth) code[length++] = TW_EW_ADD;
@@ -438,6 +442,7 @@ class MadePlan : public tw_test::PlanWriter {
   const bool large_;
   bool fits_ = true;
   std::vector<uint32_t> windows_;  // of the cache groups
+  std::vector<uint8_t> chunked_;   // whether these begin at multiples of their lengths
   std::vector<int32_t> written_;   // buffers, in the order in which the plan writes them
 };
 

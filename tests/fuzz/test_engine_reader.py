@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
+
 HERE = Path(__file__).resolve().parent
 COUNT = int(os.environ.get("TENSORWRIGHT_FUZZ_COUNT", "600"))
 SEED = int(os.environ.get("TENSORWRIGHT_FUZZ_SEED", "1"))
@@ -24,14 +26,14 @@ CORPUS = sorted((HERE / "corpus").glob("*.json"))
 def fuzz(work: Path, *arguments: str) -> str:
     """The fuzzer's output; a failure shows the input that it was at."""
     command = [sys.executable, "-P", str(HERE / "engine_reader.py"), str(work), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120 + COUNT / 5)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE + COUNT / 5)
     current = work / "current.json"
     at = current.read_text() if current.exists() else "the beginning"
     assert done.returncode == 0, f"exit {done.returncode} at {at}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done.stdout
 
 
-@pytest.mark.timeout(180 + COUNT / 5)
+@pytest.mark.timeout(900 + COUNT / 5)
 def test_mutated_engines_are_refused_or_run(tmp_path: Path) -> None:
     counts = json.loads(fuzz(tmp_path, "--seed", str(SEED), "--count", str(COUNT)))
     assert sum(counts.values()) == COUNT

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from support.toy_engine import MAX_SEQ_LEN, VOCAB, write_toy_engine
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.requests.outputs import RequestOutput
@@ -70,7 +71,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @example({"prompt_token_ids": {1: 2}}, {"max_tokens": 1})
 def test_any_request_is_refused_or_finishes(llm: LLM, prompt: Any, params: dict[str, Any]) -> None:
     with suppress(InvalidRequestError, InvalidOptionError):
-        check(llm.generate_async(prompt, SamplingParams(**params)).result(timeout=60), params)
+        check(llm.generate_async(prompt, SamplingParams(**params)).result(timeout=PATIENCE), params)
     stats = llm.get_stats()
     assert (stats["running"], stats["waiting"], stats["used_blocks"], stats["requests_failed"]) == (0, 0, 0, 0)
 

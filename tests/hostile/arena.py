@@ -22,10 +22,10 @@ LONGEST_GAP = 0.25  # seconds that a stream or /health may stand still beyond wh
 NOISE = 3  # times the longest gap of a quiet run, and of the machine itself in the same time
 NEWCOMER = 3.0  # seconds that a request of one token may wait, where a row is about that
 MOST_MEMORY = 64 << 20
-LIMIT = 20.0  # seconds for one attack; one that takes longer is cut off, and its server with it
+LIMIT = 120.0  # seconds for one attack; one that takes longer is cut off, and its server with it
 HOPELESS = 4.0  # seconds; a gap over it is not tried again, for no noise of a machine is that long and unseen
 TRIES = 3
-SETTLE = 3.0  # seconds until threads and descriptors are those of before
+SETTLE = 30.0  # seconds until threads and descriptors are those of before, at most
 AFTERMATH = 0.02
 LARGE = 1_000_000  # bytes of a body that threads of the server read
 
@@ -89,7 +89,7 @@ class Arena:
         time.sleep(AFTERMATH)
         if outcome is not None and set(outcome.answers) - set(SOUND):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                served.process.wait(1)  # an answer that broke off may be the first sign of its end
+                served.process.wait(3)  # an answer that broke off may be the first sign of its end
         ended = served.process.poll()
         if outcome is None or ended is not None:
             self.close()
@@ -128,7 +128,7 @@ class Arena:
         watched.close()
         names = ("requests_running", "requests_waiting", "kv_blocks_used")
         held: dict[str, float] = {}
-        limit = time.monotonic() + 10 * SETTLE
+        limit = time.monotonic() + 2 * SETTLE
         while time.monotonic() < limit:
             held = {name: value for name in names if (value := _metric(target, name))}
             if (sockets := figures(served.process.pid).sockets - self._calm.sockets) > 0:
@@ -140,11 +140,15 @@ class Arena:
 
 
 def _said(log: Log, served: Served, written: int, outcome: Outcome) -> list[str]:
-    time.sleep(0.3)
-    with served.log.open(errors="replace") as lines:
-        lines.seek(written)
-        wrong = log(outcome, lines.readlines())
-    return [wrong] if wrong else []
+    time.sleep(0.3)  # so that lines come that should not
+    limit = time.monotonic() + SETTLE
+    while True:
+        with served.log.open(errors="replace") as lines:
+            lines.seek(written)
+            wrong = log(outcome, lines.readlines())
+        if not wrong or time.monotonic() > limit:
+            return [wrong] if wrong else []
+        time.sleep(0.05)
 
 
 def _metric(target: Target, name: str) -> float:

@@ -29,7 +29,7 @@ from hostile.observing import Growth
 TICK = 0.005
 TRIES = 3
 QUIET = 0.7  # seconds without an attack, at the start and before another try
-SETTLE = 3.0
+SETTLE = 30.0  # seconds until threads and what requests hold are as before, at most
 MEMORY = 6 << 30  # bytes of address space
 
 

@@ -19,7 +19,7 @@ from hostile.parameters import FIELDS, GUIDED
 from tensorwright import GuidedDecodingParams, SamplingParams
 
 SCRIPT = Path(__file__).with_name("in_process.py")
-START = 60.0  # seconds for the process to begin
+START = 240.0  # seconds for the process to begin
 DEATHS = 40  # of processes, until nothing more is tried
 
 
@@ -48,7 +48,7 @@ class Child:
         if line.startswith("{"):
             found: dict[str, Any] = json.loads(line)
             return found
-        return f"its process ended, code {self.process.wait(10)}" if not line else f"it wrote {line!r}"
+        return f"its process ended, code {self.process.wait(START)}" if not line else f"it wrote {line!r}"
 
     def close(self) -> None:
         self.process.kill()

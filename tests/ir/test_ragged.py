@@ -69,8 +69,19 @@ def weights(expr):
     return TABLE
 
 
-def alone():
-    graph = parse_graph(FUSED)
+MASKS = {
+    "window": (FUSED, CACHED),
+    "chunk": (
+        FUSED.replace('"window", window', '"chunk", window'),
+        CACHED.replace("softcap = 0.0", "softcap = 0.0, chunked = true").replace(
+            '"window": 5', '"window": 5, "chunked": true'
+        ),
+    ),
+}
+
+
+def alone(fused):
+    graph = parse_graph(fused)
     verify(graph)
     results = []
     for ids in SEQUENCES:
@@ -89,11 +100,14 @@ STEPS = {
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_a_batch_is_its_sequences(steps, block_size):
-    graph = parse_graph(CACHED)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_batch_is_its_sequences(steps, block_size, mask):
+    fused, cached = MASKS[mask]
+    graph = parse_graph(cached)
+    assert print_graph(parse_graph(print_graph(graph))) == print_graph(graph)
     verify(graph)
     results = interpret_ragged(graph, SEQUENCES, weights, steps=STEPS[steps], block_size=block_size)
-    for got, expected in zip(results, alone(), strict=True):
+    for got, expected in zip(results, alone(fused), strict=True):
         # Both references sum in float64 and round once; positions past the window only change the order.
         torch.testing.assert_close(got, expected, rtol=2**-22, atol=2**-22)
 

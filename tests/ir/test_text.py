@@ -136,6 +136,12 @@ def test_dimensions_are_spelled_one_way():
         ("fact layers = 2", 'fact quantize = "int5"', 2, "fact quantize cannot be read: quantize: a weight format"),
         ("fact layers = 2", "fact kv_layers = [{}]", 2, "fact kv_layers cannot be read: "),
         ("fact layers = 2", 'fact kv_layers = [{"size": 1}]', 2, "keys group, kv_heads, head_dim, window, dtype"),
+        (
+            "fact layers = 2",
+            'fact kv_layers = [{"group": 0, "kv_heads": 1, "head_dim": 4, "window": 5, "chunked": 1}]',
+            2,
+            "fact kv_layers cannot be read: it must be true or false",
+        ),
         ("fact layers = 2", "fact buffers = [[1, 2]]", 2, "a list of lists [kind, dtype, cols, stride, offset]"),
         (
             'expr = @"norm.weight"',

@@ -14,6 +14,7 @@ from tensorwright.models.dtypes import (
     bfloat16_bits,
     convert,
     float32_from_bits,
+    narrow_values,
     to_bfloat16,
     to_float32,
     widest,
@@ -47,6 +48,27 @@ def test_float16_and_float64():
     np.testing.assert_array_equal(to_float32(halves), halves.data.astype(np.float64))
     np.testing.assert_array_equal(to_bfloat16(halves)[:1], [0x3FC0])
     assert to_float32(Tensor("float64", np.array([0.1]))) == np.float32(0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_narrow_floats_equal_torch(dtype):
+    expected = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
+    values, numbers = narrow_values(dtype), ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(values), ~numbers)
+    np.testing.assert_array_equal(values[numbers].view(np.uint32), expected[numbers].view(np.uint32))
+
+
+def test_floats_of_4_bits():
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]  # the table of OCP Microscaling Formats 1.0, section 5.3.3
+    np.testing.assert_array_equal(narrow_values("float4_e2m1fn_x2"), [*sizes, *(-size for size in sizes)])
+
+
+def test_weights_of_8_bits_widen_exactly():
+    stored = Tensor("float8_e4m3fn", np.uint8([[0x38, 0xC0], [0x01, 0x7E]]))
+    np.testing.assert_array_equal(to_float32(stored), np.float32([[1, -2], [2**-9, 448]]))
+    assert widest(["float8_e4m3fn", "bfloat16"]) == "float32"
+    with pytest.raises(CheckpointError, match="this one is float8_e8m0fnu"):
+        to_float32(Tensor("float8_e8m0fnu", np.uint8([127])))
 
 
 def test_convert():

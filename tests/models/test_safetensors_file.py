@@ -6,7 +6,9 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
 from support.made_checkpoints import safetensors_bytes
 from tensorwright.errors import CheckpointError
@@ -34,6 +36,19 @@ def test_reads_what_the_library_writes(tmp_path):
         np.testing.assert_array_equal(read.data, array)
 
 
+def test_reads_the_narrow_types_that_torch_writes(tmp_path):
+    path, codes = tmp_path / "model.safetensors", torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+    kinds = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+    tensors = {kind: codes.clone().view(getattr(torch, kind)) for kind in kinds}
+    save_torch_file({**tensors, "words": codes.clone().view(torch.uint16)}, path)
+    file = SafetensorsFile(path)
+    for kind in kinds:
+        read = file.read(kind)
+        assert read.dtype == kind
+        np.testing.assert_array_equal(read.data, codes.numpy())
+    assert file.read("words").data.dtype == np.uint16
+
+
 def test_reading_maps_and_does_not_write(tmp_path):
     file = SafetensorsFile(write(tmp_path, safetensors_bytes(TENSORS)))
     view = file.read("a").data
@@ -59,7 +74,10 @@ def set_entry(**entry):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_entry(dtype="F4"), "tensor 'b' has dtype 'F4'; readable are"),
+        (set_entry(dtype="F6_E2M3"), "tensor 'b' has dtype 'F6_E2M3'; readable are"),
+        (set_entry(dtype="F4", shape=[15]), r"tensor 'b' of F4 has shape \[15\], whose last size must be even"),
+        (set_entry(dtype="F4", shape=[]), "tensor 'b' of F4 has shape"),
+        (set_entry(dtype="F4", shape=[14]), r"tensor 'b' of F4 \[7\] takes 7 bytes, not 8"),
         (set_entry(shape=[-4]), r"tensor 'b' has shape \[-4\]"),
         (set_entry(shape=[True, 4]), "tensor 'b' has shape"),
         (set_entry(shape="4"), "tensor 'b' has shape"),

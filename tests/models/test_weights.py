@@ -25,6 +25,9 @@ class Source:
         array = self.tensors[name]
         return Tensor({"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name), array)
 
+    def read_part(self, name, ranges):
+        return self.read(name).part(ranges)
+
     def shape(self, name):
         return self.read(name).shape
 
@@ -48,6 +51,8 @@ CASES = [
     (b.slice(1, 1, 2), B[:, 1:2]),
     (b.every(0, 1, 2), B[1::2]),
     (c.transpose(1, 2).every(2, 0, 2), C.swapaxes(1, 2)[..., ::2]),
+    (b.slice(1, 1, 2).repeat(1, 4), np.repeat(B[:, 1:2], 4, 1)),
+    (Ref("f").slice(0, 2, 3).repeat(0, 5), np.repeat(A[0, 2:3], 5)),
     (a.concat([b]).slice(0, 3, 6), np.concatenate([A, B])[3:6]),
     (a.transpose().concat([b.transpose()], dim=1), np.concatenate([A.T, B.T], 1)),
     (a.stack([b.slice(0, 0, 4)]), np.stack([A, B[:4]])),

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import interrupts
 from tensorwright.command import _as_json, run_command
 
@@ -42,7 +43,7 @@ getattr(entry, command.replace("-", "_"))()
 def interrupted_at(number: int, *command: str) -> subprocess.CompletedProcess[str]:
     """A command that gets SIGINT when it imports its `number`-th module."""
     return subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_AT, str(number), *command], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", INTERRUPTED_AT, str(number), *command], capture_output=True, text=True, timeout=PATIENCE
     )
 
 

@@ -1,7 +1,17 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.canonicalise_linears import FLAT, canonicalise_linears, check_flat
+from tensorwright.passes.canonicalise_linears import (
+    BIAS,
+    FLAT,
+    LEFT_PRODUCT,
+    canonicalise_linears,
+    check_bias,
+    check_expanded,
+    check_flat,
+    check_left_product,
+)
+from tensorwright.passes.canonicalise_linears import EXPANDED as ROWS
 from tensorwright.passes.rewriting.matcher import closest
 
 X = "  %x: float32[1, seq, 6] = input()\n"
@@ -34,6 +44,22 @@ def test_a_product_with_a_transposed_weight_reads_it_as_it_is():
         canonicalise_linears, graph_of(body + "  %y: float32[1, seq, 8] = matmul(%x, %t)\n  return %y"), 2
     )
     assert [str(n.attrs["expr"]) for n in after.find("weight")] == ['"w"']
+
+
+TURNED = X + NK + "  %t: float32[1, 6, seq] = transpose(%x) {dim0 = 1, dim1 = 2}\n"
+LEFT = "  %y: float32[1, 8, seq] = matmul(%w, %t)\n"
+
+
+def test_a_weight_times_columns_is_a_linear_of_rows():
+    after = assert_fires(canonicalise_linears, graph_of(TURNED + LEFT + "  return %y"), 1)
+    assert ops(after) == ["linear", "transpose"]
+    assert after.find("linear")[0].output.shape == (1, "seq", 8)
+
+
+def test_what_is_computed_times_columns_stays():
+    body = TURNED.replace(NK, "  %w: float32[8, 6] = input()\n") + LEFT + "  return %y"
+    assert_silent(canonicalise_linears, graph_of(body))
+    assert "not a weight of the checkpoint" in closest(graph_of(body), LEFT_PRODUCT, check_left_product)
 
 
 @pytest.mark.parametrize("order", ["%y, %b", "%b, %y"])
@@ -76,6 +102,51 @@ def test_does_not_fire_on_products_of_activations():
 def test_does_not_fire_on_a_residual():
     body = X + NK + "  %r: float32[1, seq, 8] = input()\n  %y: float32[1, seq, 8] = linear(%x, %w)\n"
     assert_silent(canonicalise_linears, graph_of(body + "  %z: float32[1, seq, 8] = add(%y, %r)\n  return %z"))
+
+
+EXPANDED = (
+    X
+    + NK
+    + B
+    + """
+  %wide: float32[1, seq, 8] = expand(%b) {shape = (1, "seq", 8)}
+  %y: float32[1, seq, 8] = linear(%x, %w)
+  %z: float32[1, seq, 8] = add(%y, %wide)
+  return %z"""
+)
+
+
+def test_a_bias_that_is_expanded_to_every_token_belongs_to_the_linear():
+    after = assert_fires(canonicalise_linears, graph_of(EXPANDED), 1)
+    assert ops(after) == ["linear"]
+    assert len(after.find("linear")[0].inputs) == 3
+
+
+def test_a_bias_that_makes_the_sum_larger_stays():
+    body = EXPANDED.replace("1, seq, 8] = expand", "3, seq, 8] = expand").replace("(1, ", "(3, ")
+    body = body.replace("1, seq, 8] = add", "3, seq, 8] = add")
+    assert_silent(canonicalise_linears, graph_of(body))
+    assert "another shape than the product" in closest(graph_of(body), BIAS, check_bias)
+
+
+STATE = "  %x: float32[1, seq, 8] = input()\n" + B
+STATE += '  %wide: float32[1, seq, 8] = expand(%b) {shape = (1, "seq", 8)}\n'
+
+
+@pytest.mark.parametrize("order", ["%x, %wide", "%wide, %x"])
+def test_a_vector_that_is_expanded_to_every_token_is_added_as_it_is(order):
+    """The first state of HRM-Text, say, which is no bias of a product."""
+    body = STATE + f"  %z: float32[1, seq, 8] = add({order})\n  return %z"
+    after = assert_fires(canonicalise_linears, graph_of(body), 1, exact=True)
+    after.drop_dead()
+    assert ops(after) == ["add"]
+    assert after.find("add")[0].operand(1).shape == (8,)
+
+
+def test_what_is_computed_and_expanded_stays():
+    body = STATE.replace('weight() {expr = @"b"}', "input()") + "  %z: float32[1, seq, 8] = add(%x, %wide)\n  return %z"
+    assert_silent(canonicalise_linears, graph_of(body))
+    assert "not a weight of the checkpoint" in closest(graph_of(body), ROWS, check_expanded)
 
 
 def test_does_not_fire_where_the_sum_without_bias_is_used_too():

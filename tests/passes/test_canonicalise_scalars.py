@@ -32,6 +32,14 @@ def test_one_spelling_same_bits(op, number, first, expected):
     assert ops(after) == expected
 
 
+def test_an_inverse_root():
+    graph = graph_of(
+        X + "  %a: float32[1, seq] = abs(%x)\n  %c: float64[] = constant() {value = -0.5}\n"
+        "  %y: float32[1, seq] = pow(%a, %c)\n  return %y"
+    )
+    assert ops(assert_fires(canonicalise_scalars, graph, 1, exact=True)) == ["abs", "rsqrt"]
+
+
 def test_a_square_is_a_product():
     graph = graph_of(X + "  %y: float32[1, seq] = square(%x)\n  return %y")
     assert ops(assert_fires(canonicalise_scalars, graph, 1, exact=True)) == ["mul"]
@@ -65,3 +73,10 @@ def test_the_base_of_a_square_may_have_other_users():
 
 def test_pinned_counts(model):
     assert model.count("canonicalise_scalars") == 8
+
+
+@pytest.mark.parametrize(("bounds", "left"), [("inf", []), ("none", []), ("7.0", ["clamp"])])
+def test_a_clamp_between_infinities_is_none(bounds, left):
+    graph = graph_of(f"{X}  %y: float32[1, seq] = clamp(%x) {{max = {bounds}, min = none}}\n  return %y")
+    assert canonicalise_scalars(graph) == (0 if left else 1)
+    assert ops(graph) == left

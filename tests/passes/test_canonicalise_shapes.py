@@ -12,6 +12,7 @@ X = "  %x: float32[1, seq, 4, 6] = input()\n"
         ("%y: float32[1, seq, 1, 4, 6] = unsqueeze(%x) {dim = 2}", ["view"]),
         ("%y: float32[seq, 4, 6] = squeeze(%x) {dim = 0}", ["view"]),
         ("%y: float32[1, 4, seq, 6] = permute(%x) {dims = (0, 2, 1, 3)}", ["transpose"]),
+        ("%y: float32[1, 4, 6, seq] = permute(%x) {dims = (0, 2, 3, 1)}", ["transpose", "transpose"]),
         ('%y: float32[1, seq, 4, 6] = view(%x) {shape = (1, "seq", 4, 6)}', []),
         ('%y: float32[1, seq, 4, 6] = expand(%x) {shape = (1, "seq", 4, 6)}', []),
         ("%y: float32[1, seq, 4, 6] = slice(%x) {dim = 3, start = 0, end = 6, step = 1}", []),

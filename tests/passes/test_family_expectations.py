@@ -5,23 +5,35 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from transformers import CONFIG_MAPPING
 
-from support.tiny_models import VARIANTS
+from support.tiny_families import VARIANTS
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import PassError
+from tensorwright.models.families.latent import DENSE
 from tensorwright.models.registry import _FAMILIES, Quantized, expected_counts
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_weights import quantize_weights
 
 KNOWN = [variant for variant, (family, _) in VARIANTS.items() if family in _FAMILIES]
 
+QUICK = (
+    "deepseek_v3_experts", "falcon", "gemma2", "gpt2", "granitemoehybrid_experts", "gpt_oss", "lfm2", "llama",
+    "mixtral", "qwen3_next_experts",
+)  # fmt: skip
+"""Variants that `make check` tries, between them of every file of models/families/. Each variant costs a second and a
+half of processor time."""
+
+TRIED = [pytest.param(variant, marks=() if variant in QUICK else pytest.mark.slow) for variant in KNOWN]
+
 
 def test_every_family_of_the_registry_has_a_variant():
     assert {VARIANTS[variant][0] for variant in KNOWN} == set(_FAMILIES)
+    assert set(QUICK) <= set(KNOWN)
 
 
-@pytest.mark.parametrize("variant", KNOWN)
+@pytest.mark.parametrize("variant", TRIED)
 def test_counts_and_numbers(rewritten, variant):
     model = rewritten(variant)
     expected = expected_counts(model.checkpoint.config)
@@ -31,7 +43,15 @@ def test_counts_and_numbers(rewritten, variant):
     assert {name: report.counts[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("variant", KNOWN)
+@pytest.mark.parametrize("family", sorted({"deepseek_v2", *DENSE}))
+def test_dense_layers_that_config_json_does_not_give_are_those_of_the_class(family):
+    config = CONFIG_MAPPING[family](num_hidden_layers=6)
+    kinds = getattr(config, "mlp_layer_types", None)
+    dense = kinds.count("dense") if kinds else config.first_k_dense_replace
+    assert expected_counts({"model_type": family, "num_hidden_layers": 6})["recognise_router"] == 6 - dense
+
+
+@pytest.mark.parametrize("variant", TRIED)
 def test_every_matrix_of_a_family_is_quantized(rewritten, variant):
     model = rewritten(variant)
     graph = model.report.cached_graph.clone()

@@ -90,6 +90,32 @@ def test_positions_past_the_table_are_refused():
         insert_kv_cache(learned_positions(13))
 
 
+def with_table(rows):
+    return BODY.replace("%table: float32[20, 8]", f"%table: float32[{rows}, 8]")
+
+
+def test_rows_beyond_the_vocabulary_are_left_out():
+    """They stand for pieces of images, and there are no logits of them."""
+    plain, more = fused(), fused(with_table(23))
+    source, ids = source_of(more), torch.tensor([3, 19, 0])
+    insert_kv_cache(plain)
+    assert insert_kv_cache(more) == 1
+    verify(more, "cached")
+    (gather,) = more.find("embedding")
+    assert gather.operand(0).shape == (20, 8)
+    assert str(gather.operand(0).producer.attrs["expr"]) == 'slice(0, 0, 20, "table")'
+    assert len(more.find("weight")) == len(plain.find("weight"))
+    (rows,) = interpret_ragged(more, [ids], checkpoint_weights(source))
+    source.arrays["table"] = source.arrays["table"][:20]
+    (wanted,) = interpret_ragged(plain, [ids], checkpoint_weights(source))
+    assert torch.equal(rows, wanted)
+
+
+def test_tokens_without_a_row_are_refused():
+    with pytest.raises(UnsupportedModelError, match="has rows for 19 tokens, and there are logits of 20"):
+        insert_kv_cache(fused(with_table(19)))
+
+
 def test_rows_by_something_computed_are_refused():
     body = BODY.replace("embedding(%table, %input_ids)", "embedding(%table, %twice)")
     body = body.replace("  %x: f", "  %twice: int64[1, seq] = add(%input_ids, %input_ids)\n  %x: f", 1)
@@ -121,7 +147,87 @@ def test_a_constant_gain_is_repeated_too():
     assert graph.find("mul")[0].inputs[1].constant.tolist() == [1, 2, 3, 4] * 2
 
 
-@pytest.mark.parametrize("make", [fused, learned_positions, gained])
+def test_chunks_have_a_cache_of_their_own_kind():
+    graph = fused(BODY.replace('mask = "window"', 'mask = "chunk"'))
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    assert graph.facts.kv_layers == [KvLayer(group=0, kv_heads=1, head_dim=4, window=3, chunked=True)]
+    (read,) = graph.find("paged_attention")
+    assert (read.attrs["window"], read.attrs["chunked"]) == (3, True)
+
+
+def shared(window=3, keys="%kr", mask="window"):
+    """A norm of v, and a second attention to the keys and values of the first, with queries of its own."""
+    second = """
+  %ones: float32[4] = constant() {value = dense<float32 [4] (1, 1, 1, 1)>} in attn
+  %vn: float32[1, seq, 1, 4] = rms_norm(%v, %ones) {eps = 1e-05, weight_offset = 0.0} in attn
+  %a: float32"""
+    third = f"""
+  %wq: float32[8, 8] = weight() {{expr = @"wq"}} in second
+  %rows: float32[1, seq, 8] = linear(%flat, %wq) in second
+  %heads: float32[1, seq, 2, 4] = view(%rows) {{shape = (1, "seq", 2, 4)}} in second
+  %wqn: float32[4] = weight() {{expr = @"wqn"}} in second
+  %normed: float32[1, seq, 2, 4] = rms_norm(%heads, %wqn) {{eps = 1e-05, weight_offset = 0.0}} in second
+  %turned: float32[1, seq, 2, 4] = rotary(%normed, %angles) {{rotary_dim = 2}} in second
+  %b: float32[1, seq, 2, 4] = attention(%turned, {keys}, %vn) {{
+    scale = 0.5, mask = "{mask}", window = {window}, softcap = 0.0}} in second
+  %last: float32[1, seq, 8] = view(%b) {{shape = (1, "seq", 8)}} in second
+  %sum: float32"""
+    body = BODY.replace("  %a: float32", second[1:], 1).replace("%kr, %v)", "%kr, %vn)")
+    body = body.replace("  %sum: float32", third.replace("{\n    scale", "{scale")[1:], 1)
+    return fused(body.replace("add(%x, %flat)", "add(%x, %last)"))
+
+
+def test_a_layer_reads_the_keys_and_values_of_another():
+    graph = shared()
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    assert [v.name for v in graph.inputs] == [*CACHED_INPUTS, "kv_cache.0"]
+    first, second = graph.find("rotary_kv_write")
+    assert second.attrs == {"layer": 0, "heads": 2, "kv_heads": 0, "head_dim": 4, "rotary_dim": 2}
+    assert second.inputs[3] is first.outputs[1]
+    norms = [(n.attrs["start"], n.attrs["heads"], n.output.shape[1]) for n in graph.find("rms_norm_columns")]
+    assert norms == [(12, 1, 16), (0, 2, 8)]
+    assert [n.attrs["kv_heads"] for n in graph.find("paged_attention")] == [1, 1]
+
+
+def test_another_window_in_the_same_cache_is_refused():
+    with pytest.raises(UnsupportedModelError, match="has a window of 2 in the cache of a layer with a window of 3"):
+        insert_kv_cache(shared(window=2))
+    with pytest.raises(UnsupportedModelError, match="has a chunk of 3 in the cache of a layer with a window of 3"):
+        insert_kv_cache(shared(mask="chunk"))
+
+
+def test_keys_without_their_values_are_refused():
+    with pytest.raises(UnsupportedModelError, match="must read q and k"):
+        insert_kv_cache(shared(keys="%k"))
+
+
+def grown():
+    """The same layer with q multiplied by a number of its position behind its rotation."""
+    row = """
+  %growth: float32[12, 1] = constant() {value = dense<float32 [12, 1] (1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6)>} in attn
+  %number: float32[1, seq, 1] = embedding(%growth, %position_ids) in attn
+  %ones: float32[1, 8, 1] = constant() {value = dense<float32 [1, 8, 1] (1, 1, 1, 1, 1, 1, 1, 1)>} in attn
+  %row: float32[1, seq, 8] = head_products(%number, %ones) in attn
+  %heads: float32[1, seq, 2, 4] = view(%row) {shape = (1, "seq", 2, 4)} in attn
+  %large: float32[1, seq, 2, 4] = mul(%qr, %heads) in attn
+  %a: float32"""
+    graph = fused(BODY.replace("  %a: float32", row[1:], 1).replace("attention(%qr", "attention(%large"))
+    graph.facts.max_seq_len = 12
+    return graph
+
+
+def test_a_growth_of_q_comes_behind_the_write():
+    graph = grown()
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    (product,) = graph.find("mul")
+    assert [value.node.op for value in product.inputs] == ["rotary_kv_write", "head_products"]
+    assert product.output.shape == ("tokens", 8)
+
+
+@pytest.mark.parametrize("make", [fused, learned_positions, gained, shared, grown])
 @pytest.mark.parametrize("steps", [None, [[1, 0, 4], [0, 7, 1], [8, 0, 0]]], ids=["at once", "in steps"])
 def test_every_sequence_gets_what_it_gets_alone(steps, make):
     before = make()
@@ -203,6 +309,27 @@ def test_mixing_positions_is_refused():
     assert insert_kv_cache(fused(body.replace("TWIST", twist))) == 1
     with pytest.raises(UnsupportedModelError, match="mixes positions"):
         insert_kv_cache(fused(body.replace("TWIST", turned)))
+
+
+def test_rows_side_by_side_stay_so():
+    """A joint along columns is the same for tokens; one along positions has no form that is per token."""
+    joined = """
+  %both: float32[1, seq, 16] = concat(%x, %flat) {dim = 2} in layer
+  %ww: float32[8, 16] = weight() {expr = @"ww"} in layer
+  %sum: float32[1, seq, 8] = linear(%both, %ww) in layer
+"""
+    body = BODY.replace("  %sum: float32[1, seq, 8] = add(%x, %flat) in layer\n", joined[1:])
+    graph = fused(body)
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    (concat,) = graph.find("concat")
+    assert concat.output.shape == ("tokens", 16)
+    along = body.replace("%both: float32[1, seq, 16]", "%twice: float32[1, 2 * seq, 8]").replace(
+        "{dim = 2} in layer", "{dim = 1} in layer"
+    )
+    half = '  %both: float32[1, seq, 16] = view(%twice) {shape = (1, "seq", 16)} in layer\n'
+    with pytest.raises(UnsupportedModelError, match="joins positions"):
+        insert_kv_cache(fused(along.replace("  %ww:", half + "  %ww:", 1)))
 
 
 def test_rows_of_the_final_norm_must_not_be_used_elsewhere():

@@ -26,10 +26,6 @@ def test_fires():
     assert str(after.find("linear")[0].operand(1).node.attrs["expr"]) == 'concat(0, "a", "b", "c")'
 
 
-def test_does_not_fire_without_a_recurrence():
-    assert_silent(join_linears, graph_of(BODY[: BODY.index("  %y")] + "  return %sum, %k", "fused"))
-
-
 @pytest.mark.parametrize("inner", ["a", "row"])
 def test_what_is_used_elsewhere_stays(inner):
     graph = graph_of(BODY + f"  return %y, %{inner}", "fused")

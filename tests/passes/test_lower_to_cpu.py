@@ -1,10 +1,12 @@
 import pytest
+import torch
 from tolerances import chain_tolerance
 
-from support.pass_graphs import graph_of, ops
+from support.pass_graphs import graph_of, ops, source_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.engine_format.weight_layouts import PANELS, RAW, gated
 from tensorwright.errors import LoweringError, UnsupportedModelError
+from tensorwright.ir.interpret import interpret
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.verify import verify
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
@@ -83,6 +85,65 @@ def test_a_tree_of_elementwise_ops_is_one_instruction():
     assert [v is not None for v in node.inputs] == [True, False, False, False, True]
     shared = lowered(HEAD + tree + "  %o: float32[tokens, 12] = neg(%t) in act\n", "  return %z, %o")
     assert sorted(n.attrs["program"] for n in shared.find("elementwise")) == ["x0 30.0 mul w add", "x0 neg", "x0 tanh"]
+
+
+def test_what_is_computed_of_a_stored_vector_is_computed_in_every_tree_that_reads_it():
+    tree = """
+  %v: float32[12] = weight() {expr = @"bg"}
+  %s: float32[12] = softplus(%v) in act
+  %m: float32[tokens, 12] = mul(%gu, %s) in act
+  %z: float32[tokens, 12] = tanh(%m) in act
+  %o: float32[tokens, 12] = add(%gu, %s) in act
+"""
+    graph = lowered(HEAD + tree, "  return %z, %o")
+    assert [n.attrs["program"] for n in graph.find("elementwise")] == ["x0 w softplus mul tanh", "x0 w softplus add"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "program"),
+    [
+        ("min = -7.0, max = 7.0", "7.0 -7.0 x0 maximum minimum softplus"),
+        ("min = none, max = 7.0", "7.0 x0 minimum softplus"),
+        ("min = 0.5, max = none", "0.5 x0 maximum softplus"),
+    ],
+)
+def test_a_clamp_is_a_part_of_a_tree(limits, program):
+    tree = """
+  %c: float32[tokens, 12] = clamp(%gu) {LIMITS} in act
+  %z: float32[tokens, 12] = softplus(%c) in act
+"""
+    graph = lowered(HEAD + tree.replace("LIMITS", limits), "  return %z")
+    assert [node.attrs["program"] for node in graph.find("elementwise")] == [program]
+
+
+MIXTURE = """
+  %logits: float32[tokens, 5] = linear(%n, %wr)
+  %index: int32[tokens, 2], %share: float32[tokens, 2] = route(%logits) {k = 2, normalise = true}
+  %up: float32[3, 8, 8] = weight() {expr = @"up"}
+  %down: float32[3, 8, 4] = weight() {expr = @"down"}
+  %y: float32[tokens, 8] = experts(%n, %index, %share, %up, %down) {activation = "silu", identities = 2}
+"""
+ROUTER = '  %wr: float32[5, 8] = weight() {expr = @"wr"}\n'
+
+
+def test_identities_are_a_number_of_the_instruction_of_experts():
+    (node,) = lowered(HEAD + ROUTER + MIXTURE, "  return %y").find("experts")
+    assert (node.attrs["experts"], node.attrs["identities"]) == (3, 2)
+    limited = MIXTURE.replace("identities = 2", "identities = 2, limit = 7.0")
+    with pytest.raises(LoweringError, match="has identities beside experts with biases or a gate of their own"):
+        lower_to_cpu(cached(HEAD + ROUTER + limited, "  return %y"))
+
+
+def test_a_route_with_numbers_of_experts_has_the_instruction_with_all_attributes():
+    scales = '  %scales: float32[5] = weight() {expr = @"scales"}\n'
+    routed = MIXTURE.replace("route(%logits)", "route(%logits, none, %scales)")
+    graph = lowered(HEAD + ROUTER + scales + routed, "  return %y")
+    (node,) = graph.find("route_by_score")
+    assert (node.attrs["k"], node.attrs["normalise"], node.attrs["score"]) == (2, True, "softmax")
+    assert node.inputs[1] is None
+    assert node.operand(2).dtype == "float32"
+    assert list(node.operand(2).producer.attrs["expr"].refs()) == ["scales"]
+    assert not list(graph.find("route"))
 
 
 def test_layer_norms_are_one_instruction():
@@ -176,6 +237,32 @@ def test_types_in_bfloat16():
     assert layouts == {"panels": "bfloat16", "panels_gated": "bfloat16", "raw": "float32"}
 
 
+def test_a_matrix_that_stays_float32_reads_rows_in_float32():
+    """In a float32 engine nothing changes; the reader of the narrow rows gets them rounded."""
+    extra = '  %w2: float32[12, 8] = weight() {expr = @"w2"}\n  %r: float32[tokens, 12] = linear(%n, %w2)\n'
+
+    def lowered_types(dtype, wide):
+        graph = cached(HEAD + extra, "  return %gu, %r", dtype)
+        graph.facts.wide = wide
+        lower_to_cpu(graph)
+        verify(graph, "lowered")
+        assert graph.find("rms_norm")[0].output.dtype == ("float32" if wide else dtype)
+        return [tuple(v.dtype for v in node.inputs[:2]) for node in graph.find("matmul")]
+
+    narrow, whole = ("bfloat16", "bfloat16"), ("float32", "float32")
+    assert lowered_types("bfloat16", []) == [narrow, narrow]
+    assert lowered_types("bfloat16", ["w2"]) == [narrow, whole]
+    assert lowered_types("bfloat16", ["w2", "wg"]) == [whole, whole]
+    assert lowered_types("float32", ["w2"]) == [whole, whole]
+
+
+def test_other_readers_of_a_matrix_that_stays_float32_are_refused():
+    graph = cached(HEAD, "  return %gu", "bfloat16")
+    graph.facts.wide = ["table"]
+    with pytest.raises(LoweringError, match=r"%table .* stays float32 in this family, and only a linear reads"):
+        lower_to_cpu(graph)
+
+
 def test_a_tied_table_is_one_weight():
     body = HEAD + "  %logits: float32[tokens, 20] = linear(%n, %table) in head\n"
     graph = lowered(body, "  return %logits")
@@ -227,3 +314,65 @@ def test_numbers_of_a_real_model(rewritten, variant):
 def test_pinned_counts(model):
     """Embedding, table, 2 x (norm, qkv, write, attention, o, norm, gate-up, down), 2 gathers, norm, head."""
     assert model.count("lower_to_cpu") == 22
+
+
+SPREAD = """
+  %wh: float32[2, 8] = weight() {expr = @"wh"} in gate
+  %h: float32[tokens, 2] = linear(%n, %wh) in gate
+  %c: float32[2, 4, 1] = constant() {value = dense<float32 [2, 4, 1] (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)>} in gate
+  %p: float32[tokens, 8] = head_products(%h, %c) in gate
+  %y: float32[tokens, 8] = mul(%n, %p) in gate
+"""
+
+
+def test_numbers_that_are_spread_over_heads_stay_float32():
+    graph = lowered(HEAD + SPREAD, dtype="bfloat16")
+    (spread,) = graph.find("head_products")
+    assert [value.dtype for value in (*spread.inputs, *spread.outputs)] == ["float32"] * 3
+    stored = HEAD + SPREAD.replace(
+        SPREAD[SPREAD.index("constant()") : SPREAD.index(" in gate\n  %p")], 'weight() {expr = @"c"}'
+    )
+    (product,) = lowered(stored, dtype="bfloat16").find("head_products")
+    assert [value.dtype for value in (*product.inputs, *product.outputs)] == ["bfloat16", "bfloat16", "float32"]
+
+
+@pytest.mark.parametrize(("count", "instructions"), [(2, 1), (4, 1), (5, 2), (8, 3)])
+def test_rows_side_by_side_are_joined_a_few_at_a_time(count, instructions):
+    parts = ", ".join(["%x", "%d"] * (count // 2) + ["%x"] * (count % 2))
+    before = cached(
+        BODY + f"  %c: float32[tokens, {8 * count}] = concat({parts}) {{dim = 1}} in layer\n", "  return %c"
+    )
+    graph = before.clone()
+    lower_to_cpu(graph)
+    verify(graph, "lowered")
+    made = graph.find("concat")
+    assert len(made) == instructions
+    assert made[-1].output.shape == ("tokens", 8 * count)
+    weights = checkpoint_weights(source_of(before))
+    ids = torch.tensor([3, 1, 4], dtype=torch.int32)
+    for a, b in zip(
+        interpret(before, {"token_ids": ids}, weights), interpret(graph, {"token_ids": ids}, weights), strict=True
+    ):
+        assert float((a - b).abs().max()) <= chain_tolerance("float32", 16, 8, float(a.abs().max()))
+
+
+def test_joined_rows_of_integers_are_refused():
+    route = """
+  %i: int32[tokens, 2], %r: float32[tokens, 2] = route(%x) {k = 2, normalise = true} in layer
+  %c: int32[tokens, 4] = concat(%i, %i) {dim = 1} in layer
+"""
+    with pytest.raises(LoweringError, match="joins what is not rows of float32"):
+        lower_to_cpu(cached(BODY + route, "  return %c"))
+
+
+NUMBERED = """
+  %positions: int32[tokens] = input()
+  %c: float32[3, 8] = constant() {value = dense<float32 [3, 8] (BITS)>} in table
+  %p: float32[tokens, 8] = embedding(%c, %positions) {scale = 1.0} in table
+  %y: float32[tokens, 8] = mul(%n, %p) in table
+""".replace("BITS", ", ".join(["1.001"] * 24))
+
+
+def test_a_table_of_constants_stays_float32():
+    tables = [node.operand(0) for node in lowered(HEAD + NUMBERED, dtype="bfloat16").find("embedding")]
+    assert {value.producer.op: value.dtype for value in tables} == {"weight": "bfloat16", "constant": "float32"}

@@ -10,7 +10,7 @@ from tolerances import sum_tolerance
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.engine_format.weight_formats import parse_format, parse_spec
-from tensorwright.errors import LoweringError
+from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import interpret
 from tensorwright.ir.text import print_graph
@@ -109,3 +109,12 @@ def test_pinned_counts(rewritten, variant: str) -> None:
     assert len(report.graph.find("weight_only_linear")) == len(report.cached_graph.find("quantized_linear")) == 9
     assert not report.graph.find("quantized_linear")
     assert report.graph.stage == report.cached_graph.stage == "cached"
+
+
+def test_matrices_that_stay_float32_are_refused_beside_narrower_activations():
+    graph = made(FLOAT, "")
+    graph.facts.update(model_type="ernie4_5_moe", dtype="float32", wide=["layers.0.gate"])
+    assert lower_weight_only(graph) == 0
+    graph.facts.dtype = "float16"
+    with pytest.raises(UnsupportedModelError, match=r"ernie4_5_moe keeps 1 matrices in float32 .* layers\.0\.gate"):
+        lower_weight_only(graph)

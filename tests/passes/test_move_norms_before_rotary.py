@@ -1,7 +1,13 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.move_norms_before_rotary import PATTERN, check, move_norms_before_rotary
+from tensorwright.passes.move_norms_before_rotary import (
+    PATTERN,
+    PERMUTED,
+    check,
+    check_permuted,
+    move_norms_before_rotary,
+)
 from tensorwright.passes.rewriting.matcher import closest
 
 BODY = """
@@ -20,6 +26,8 @@ BODY = """
   %y: float32[1, seq, 2, 6] = attention(%qn, %kn, %v) {scale = 0.3, mask = "causal", window = 0, softcap = 0.0}
 """
 ONES = "constant() {value = dense<float32 [6] (1, 1, 1, 1, 1, 1)>}"
+ORDER = "  %order: int64[6] = constant() {value = dense<int64 [6] (0, 2, 1, 3, 4, 5)>}\n"
+PLACED = "  %@p: float32[1, seq, #, 6] = index(%@r, none, none, none, %order)\n"
 PLAIN = BODY.replace('weight() {expr = @"wq"}', ONES).replace('weight() {expr = @"wk"}', ONES)
 
 
@@ -33,6 +41,28 @@ def test_fires():
 def test_norms_without_weights_need_no_products():
     after = assert_fires(move_norms_before_rotary, graph_of(PLAIN + "  return %y", "fused"), 1)
     assert ops(after) == ["rotary_table", "rms_norm", "rotary", "rms_norm", "rotary", "attention"]
+
+
+def behind_a_permutation(body: str) -> str:
+    """The norms of q and k stand behind a permutation of their columns."""
+    for name, heads in (("q", "2"), ("k", "1")):
+        norm = f"  %{name}n:"
+        placed = PLACED.replace("@", name).replace("#", heads)
+        body = body.replace(norm, placed + norm).replace(f"rms_norm(%{name}r", f"rms_norm(%{name}p")
+    return ORDER + body
+
+
+def test_norms_without_weights_behind_a_permutation():
+    """It stays behind the rotation, where scores do not need it."""
+    after = assert_fires(move_norms_before_rotary, graph_of(behind_a_permutation(PLAIN) + "  return %y", "fused"), 1)
+    expected = ["rotary_table", *["rms_norm", "rotary"] * 2, "index", "index", "attention"]
+    assert sorted(ops(after)) == sorted(expected)
+
+
+def test_norms_with_weights_stay_behind_a_permutation():
+    graph = graph_of(behind_a_permutation(BODY) + "  return %y", "fused")
+    assert_silent(move_norms_before_rotary, graph)
+    assert "the norm behind a permutation has a weight" in closest(graph, PERMUTED, check_permuted)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,30 @@ def test_a_number_moves_out_of_k_too(turned):
     assert after.find("attention")[0].attrs["scale"] == 2.0 * 0.35 * 0.35
 
 
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        ("%heads: float32[1, seq, 2, 4] = mul(%h, %c)", "%heads"),
+        (
+            """%flat: float32[1, 2, seq, 4] = transpose(%h) {dim0 = 1, dim1 = 2}
+  %large: float32[1, 2, seq, 4] = mul(%flat, %c)
+  %heads: float32[1, seq, 2, 4] = transpose(%large) {dim0 = 1, dim1 = 2}
+  %table: float32[1, seq, 4] = input()
+  %turned: float32[1, seq, 2, 4] = rotary(%heads, %table) {rotary_dim = 4}""",
+            "%turned",
+        ),
+    ],
+    ids=["heads", "turned"],
+)
+def test_a_number_moves_out_of_the_heads_of_q(lines, last):
+    body = "  %h: float32[1, seq, 2, 4] = input()\n" + BODY.replace("  %y:", f"  {lines}\n  %y:")
+    graph = graph_of(body.replace("(%q, %k, %v)", f"({last}, %k, %v)") + "  return %y", "fused")
+    graph.drop_dead()
+    after = assert_fires(move_query_scale, graph, 1)
+    assert "mul" not in ops(after)
+    assert after.find("attention")[0].attrs["scale"] == 0.7
+
+
 def test_sinks_and_a_cap_stay():
     body = BODY.replace("  %scaled", '  %s: float32[2] = weight() {expr = @"s"}\n  %scaled', 1)
     body = body.replace("(%q, %k, %v)", "(%q, %k, %v, %s)").replace("softcap = 0.0", "softcap = 3.0")

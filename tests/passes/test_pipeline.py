@@ -16,7 +16,7 @@ from tensorwright.passes.pipeline import PIPELINE, Phase, Step, check_order, run
 from tensorwright.passes.rewriting.matcher import apply, pattern
 
 
-def with_step(run, after, lossy=False):
+def with_step(run, after, **options):
     """The pipeline with one more pass behind the first run of `after`."""
     phases, done = [], False
     for phase in PIPELINE:
@@ -24,7 +24,7 @@ def with_step(run, after, lossy=False):
         for step in phase.steps:
             steps.append(step)
             if step.name == after and not done:
-                steps.append(Step(run, "for the test", lossy=lossy))
+                steps.append(Step(run, "for the test", **options))
                 done = True
         phases.append(dataclasses.replace(phase, steps=tuple(steps)))
     return tuple(phases)
@@ -45,7 +45,7 @@ def test_a_wrong_order_is_refused():
     fuse = Step(lambda graph: 0, "x", after=("later",))
     with pytest.raises(PassError, match="must come after later"):
         check_order((Phase("p", "traced", (fuse,)),))
-    with pytest.raises(PassError, match="recognise_attention must come after recognise_masks"):
+    with pytest.raises(PassError, match="canonicalise_masks must come before recognise_masks"):
         check_order(without("recognise_masks"))
     with pytest.raises(PassError, match="must come before fuse_swiglu"):
         check_order(without("fuse_swiglu"))
@@ -86,6 +86,12 @@ def test_verify_catches_a_pass_that_changes_the_numbers(model):
     with pytest.raises(PassError, match="pass halve_epsilon changed the numbers"):
         run_pipeline(model.traced, verify=True, weights=weights, pipeline=pipeline)
     run_pipeline(model.traced, pipeline=pipeline)
+
+
+@pytest.mark.parametrize("wanted", ["rms_norm", "causal_conv"])
+def test_a_pass_runs_on_graphs_that_have_what_it_is_for(model, wanted):
+    pipeline = with_step(lambda graph: 7, "recognise_rms_norm", only_if=lambda graph: bool(graph.find(wanted)))
+    assert run_pipeline(model.traced, pipeline=pipeline).counts["<lambda>"] == (7 if wanted == "rms_norm" else 0)
 
 
 def test_a_pass_that_breaks_the_graph_is_named_with_those_before_it(model):

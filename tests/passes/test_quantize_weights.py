@@ -18,7 +18,10 @@ from tensorwright.ir.verify import verify
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_weights import quantize_weights
 
-FORMATS = ("int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128", "w8a8")
+FORMATS = (
+    "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
+    "uint4:g32", "uint8:g64:fp16", "mxfp4", "w8a8",
+)  # fmt: skip
 V, K = 12, 70
 LINEAR = f"""
   %positions: int32[tokens] = input()
@@ -84,7 +87,10 @@ def test_a_linear_keeps_its_operands_and_its_numbers(name: str) -> None:
     arrays, fmt = source_of(before).arrays, parse_format(name)
     x, w = arrays["t"][:5], arrays["w"]
     change = np.abs(output(after, positions=positions) - output(before, positions=positions))
-    bound = quantized_product_tolerance(x, w, fmt.largest, fmt.group)
+    # The first scale of mxfp4 lets the largest be 8 to 16, where a step is 4 and what is beyond 12 becomes 12.
+    # Steps of uint4 and uint8 are the range of the values, at most twice the largest, over `largest`.
+    largest = {"mxfp": 2, "uint": fmt.largest // 2}.get(fmt.kind, fmt.largest)
+    bound = quantized_product_tolerance(x, w, largest, fmt.group)
     assert (change <= bound + sum_tolerance("float32", K, float(np.abs(x).max() * np.abs(w).sum(axis=1).max()))).all()
     assert change.max() > 0  # it is lossy
 

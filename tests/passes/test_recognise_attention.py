@@ -1,11 +1,13 @@
 import pytest
 
-from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
+from support.pass_graphs import assert_fires, assert_silent, graph_of, numbers, ops, source_of
 from tensorwright.passes.recognise_attention import (
     PATTERN,
     SCALED_LATE,
+    SHARED_LATE,
     check,
     check_late,
+    check_shared_late,
     recognise_attention,
 )
 from tensorwright.passes.rewriting.matcher import closest
@@ -29,6 +31,14 @@ WINDOW = """
   %least: int64[1, 1, seq, 1] = add(%query, %minus)
   %recent: bool[1, 1, seq, seq] = gt(%key, %least)
   %seen: bool[1, 1, seq, seq] = logical_and(%past, %recent)
+  %mask: float32[1, 1, seq, seq] = where(%seen, %zero, %low)
+"""
+CHUNK = """
+  %size: int64[] = constant() {value = 2}
+  %kc: int64[1, 1, 1, seq] = floor_div(%key, %size)
+  %qc: int64[1, 1, seq, 1] = floor_div(%query, %size)
+  %same: bool[1, 1, seq, seq] = eq(%kc, %qc)
+  %seen: bool[1, 1, seq, seq] = logical_and(%past, %same)
   %mask: float32[1, 1, seq, seq] = where(%seen, %zero, %low)
 """
 SCORES = """
@@ -74,6 +84,7 @@ ONE_HEAD = ONE_HEAD.replace("%kt: float32[1, 2,", "%kt: float32[1, 1,")
     [
         (PLAIN, {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}),
         (HEAD + WINDOW + SCORES + REST, {"scale": 0.4, "mask": "window", "window": 2, "softcap": 0.0}),
+        (HEAD + CHUNK + SCORES + REST, {"scale": 0.4, "mask": "chunk", "window": 2, "softcap": 0.0}),
         (SOFT, {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 3.0}),
         (PLAIN.replace("add(%scores", "add(%raw"), {"scale": 1.0, "mask": "causal", "window": 0, "softcap": 0.0}),
         (DIVIDED, {"scale": 2.5, "mask": "causal", "window": 0, "softcap": 0.0}),
@@ -81,7 +92,7 @@ ONE_HEAD = ONE_HEAD.replace("%kt: float32[1, 2,", "%kt: float32[1, 1,")
         (PLAIN.replace("add(%scores, %mask)", "add(%mask, %scores)"),
          {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}),
     ],
-    ids=["causal", "window", "softcap", "unscaled", "divided", "one KV head", "commuted"],
+    ids=["causal", "window", "chunk", "softcap", "unscaled", "divided", "one KV head", "commuted"],
 )  # fmt: skip
 def test_fires(body, attrs):
     graph = graph_of(body + "  return %y", "fused")
@@ -89,6 +100,15 @@ def test_fires(body, attrs):
     after = assert_fires(recognise_attention, graph, 1)
     assert ops(after) == ["transpose", "transpose", "transpose", "attention", "transpose"]
     assert after.find("attention")[0].attrs == attrs
+
+
+def test_layers_that_share_their_keys():
+    second = REST.replace("%masked", "%again").replace("%p", "%p2").replace("%y", "%z").replace("%scores", "%more")
+    body = PLAIN + "  %more: float32[1, 2, seq, seq] = matmul(%v, %kt)\n" + second
+    graph = graph_of(body + "  return %y, %z", "fused")
+    graph.drop_dead()
+    after = assert_fires(recognise_attention, graph, 2)
+    assert len(after.find("attention")) == 2
 
 
 WITH_SINKS = HEAD + CAUSAL + SCORES + SINKS + DROPPED
@@ -121,6 +141,59 @@ def test_other_columns_are_no_sinks(old, new, reason):
     graph.drop_dead()
     assert_silent(recognise_attention, graph)
     assert reason in closest(graph, PATTERN, check)
+
+
+SHARE = """
+  %masked: float32[1, 2, seq, seq] = add(%scores, %mask)
+  %top: float32[1, 2, seq, 1] = amax(%masked) {dims = (3,), keepdim = true}
+  %below: float32[1, 2, seq, seq] = sub(%masked, %top)
+  %powers: float32[1, 2, seq, seq] = exp(%below)
+  %total: float32[1, 2, seq, 1] = sum(%powers) {dims = (3,), keepdim = true}
+  %log: float32[1, 2, seq, 1] = log(%total)
+  %lse: float32[1, 2, seq, 1] = add(%log, %top)
+  %flat: float32[1, 2, seq] = view(%lse) {shape = (1, 2, "seq")}
+  %sinks: float32[2] = weight() {expr = @"sinks"}
+  %column: float32[1, 2, 1] = view(%sinks) {shape = (1, 2, 1)}
+  %above: float32[1, 2, seq] = sub(%flat, %column)
+  %share: float32[1, 2, seq] = sigmoid(%above)
+  %p: float32[1, 2, seq, seq] = softmax(%masked) {dim = 3}
+  %mixed: float32[1, 2, seq, 4] = matmul(%p, %v)
+  %each: float32[1, 2, seq, 1] = view(%share) {shape = (1, 2, "seq", 1)}
+  %y: float32[1, 2, seq, 4] = mul(%mixed, %each)
+"""
+SHARED = HEAD + CAUSAL + SCORES + SHARE
+
+
+def test_sinks_after_the_softmax():
+    graph = graph_of(SHARED + "  return %y", "fused")
+    graph.drop_dead()
+    after = assert_fires(recognise_attention, graph, 1)
+    assert ops(after) == ["transpose", "transpose", "transpose", "attention", "transpose"]
+    (node,) = after.find("attention")
+    assert node.inputs[3].node.op == "weight"
+    source = source_of(graph)
+    right = numbers(graph, source)[0]
+    node.inputs.pop()
+    assert float((numbers(after, source)[0] - right).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('weight() {expr = @"sinks"}', "input()", "sinks that are no weight"),
+        ("sub(%masked, %top)", "sub(%scores, %top)", "it is not masked again"),
+        ("sub(%flat, %column)", "sub(%column, %flat)", "it is not add"),
+        ("softmax(%masked)", "softmax(%scores)", "it is not add"),
+    ],
+)
+def test_other_shares_are_no_sinks(old, new, reason):
+    changed = SHARED.replace(old, new)
+    assert changed != SHARED
+    graph = graph_of(changed + "  return %y", "fused")
+    graph.drop_dead()
+    assert reason in closest(graph, SHARED_LATE, check_shared_late)
+    recognise_attention(graph)
+    assert not any(node.op == "attention" and len(node.inputs) > 3 for node in graph.nodes)
 
 
 @pytest.mark.parametrize("inner", ["wide", "all", "p"])

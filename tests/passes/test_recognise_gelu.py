@@ -22,6 +22,29 @@ BODY = """
 """
 
 
+FACTORED = """
+  %x: float32[1, seq, 6] = input()
+  %half: float64[] = constant() {value = 0.5}
+  %one: float64[] = constant() {value = 1.0}
+  %slope: float64[] = constant() {value = 0.79788456}
+  %small: float64[] = constant() {value = 0.044715}
+  %halved: float32[1, seq, 6] = mul(%x, %half)
+  %steep: float32[1, seq, 6] = mul(%x, %slope)
+  %bent: float32[1, seq, 6] = mul(%x, %small)
+  %square: float32[1, seq, 6] = mul(%bent, %x)
+  %sum: float32[1, seq, 6] = add(%square, %one)
+  %inner: float32[1, seq, 6] = mul(%steep, %sum)
+  %t: float32[1, seq, 6] = tanh(%inner)
+  %more: float32[1, seq, 6] = add(%t, %one)
+  %y: float32[1, seq, 6] = mul(%halved, %more)
+  return %y"""
+
+
+def test_fires_where_the_sum_has_a_factor_of_its_own():
+    assert ops(assert_fires(recognise_gelu, graph_of(FACTORED, "fused"), 1)) == ["gelu"]
+    assert_silent(recognise_gelu, graph_of(FACTORED.replace("0.79788456", "0.797"), "fused"))
+
+
 @pytest.mark.parametrize(("old", "new"), [("", ""), ("%x, %bent", "%bent, %x"), ("%halved, %more", "%more, %halved")])
 def test_fires(old, new):
     body = BODY.replace(old, new) if old else BODY

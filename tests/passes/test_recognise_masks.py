@@ -4,7 +4,7 @@ import torch
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
 from tensorwright.errors import UnsupportedModelError
-from tensorwright.passes.recognise_masks import evaluate, lengths, read_mask, recognise_masks
+from tensorwright.passes.recognise_masks import Span, evaluate, lengths, read_mask, recognise_masks
 
 HEAD = """
   %position_ids: int64[1, seq] = input()
@@ -44,6 +44,27 @@ def chunks(size):
     )
 
 
+MOVED = (
+    chunks(4).replace("floor_div(%key, ", "floor_div(%later_key, ").replace("floor_div(%query, ", "floor_div(%later, ")
+)
+MOVED = (
+    "  %three: int64[] = constant() {value = 3}\n"
+    "  %later_key: int64[1, 1, 1, seq] = add(%key, %three)\n"
+    "  %later: int64[1, 1, seq, 1] = add(%query, %three)\n" + MOVED
+)
+"""Chunks that do not begin at position 0."""
+TWO_CHUNKS = (
+    chunks(700)
+    .replace("eq(%kc, %qc)", "eq(%kb, %qb)")
+    .replace(
+        "  %same",
+        "  %none: int64[] = constant() {value = 0}\n"
+        "  %kb: bool[1, 1, 1, seq] = gt(%kc, %none)\n  %qb: bool[1, 1, seq, 1] = gt(%qc, %none)\n  %same",
+    )
+)
+"""A chunk of 700 positions, and all others in a second one."""
+
+
 def masked(seen, tail=TAIL, **facts):
     graph = graph_of(HEAD + seen + tail + "  return %y", "fused")
     graph.facts.update(**facts)
@@ -55,23 +76,43 @@ def mask_of(graph):
 
 
 # A canonical mask is itself an expression of positions, so a second run must leave it alone: assert_fires checks that.
-@pytest.mark.parametrize(("seen", "size"), [(CAUSAL, 0), (window(2), 2), (window(3), 3), (window(700), 700)])
-def test_fires(seen, size):
+@pytest.mark.parametrize(
+    ("seen", "span"),
+    [
+        (CAUSAL, Span(0)),
+        (window(2), Span(2)),
+        (window(3), Span(3)),
+        (window(700), Span(700)),
+        (chunks(2), Span(2, chunked=True)),
+        (chunks(17), Span(17, chunked=True)),
+        (chunks(700), Span(700, chunked=True)),
+        (chunks(1), Span(1)),
+    ],
+)
+def test_fires(seen, span):
     after = assert_fires(recognise_masks, masked(seen), 1, exact=True)
-    assert read_mask(mask_of(after)) == size
+    assert read_mask(mask_of(after)) == span
 
 
-def test_a_window_past_the_longest_sequence_is_causal():
-    graph = masked(window(50), max_seq_len=50)
+@pytest.mark.parametrize("seen", [window(50), chunks(50)])
+def test_a_window_past_the_longest_sequence_is_causal(seen):
+    graph = masked(seen, max_seq_len=50)
     assert recognise_masks(graph) == 1
-    assert read_mask(mask_of(graph)) == 0
+    assert read_mask(mask_of(graph)) == Span(0)
+
+
+@pytest.mark.parametrize("seen", [window(50), chunks(50)])
+def test_a_window_of_all_but_one_position_is_seen(seen):
+    graph = masked(seen, max_seq_len=51)
+    assert recognise_masks(graph) == 1
+    assert read_mask(mask_of(graph)) == Span(50, chunked=seen == chunks(50))
 
 
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
-        (chunks(4), "hidden to query"),
-        (chunks(100), "hidden to query"),
+        (MOVED, "hidden to query 1"),
+        (TWO_CHUNKS, "at 1402 positions, key 0 is hidden to query 700"),
         (CAUSAL.replace("le(", "lt("), "hidden to query 0"),
         (CAUSAL.replace("le(%key, %query)", "ge(%key, %query)"), "is visible to query"),
         (
@@ -81,7 +122,7 @@ def test_a_window_past_the_longest_sequence_is_causal():
     ],
 )
 def test_any_other_mask_is_refused(seen, reason):
-    with pytest.raises(UnsupportedModelError, match="must be causal or a sliding window.*" + reason):
+    with pytest.raises(UnsupportedModelError, match="must be causal, a sliding window or chunks.*" + reason):
         recognise_masks(masked(seen))
 
 

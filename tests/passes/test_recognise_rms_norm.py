@@ -1,7 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.recognise_rms_norm import PATTERN, check, recognise_rms_norm
+from tensorwright.passes.recognise_rms_norm import PATTERN, check, check_weighed, recognise_rms_norm
+from tensorwright.passes.recognise_rms_norm import WEIGHED as WEIGHED_FORM
 from tensorwright.passes.rewriting.matcher import closest
 
 NORM = """
@@ -27,6 +28,36 @@ def test_fires(body, offset):
     after = assert_fires(recognise_rms_norm, graph_of(body + "  return %y", "fused"), 1)
     assert ops(after) == ["rms_norm"]
     assert after.find("rms_norm")[0].attrs == {"eps": 1e-5, "weight_offset": offset}
+
+
+WEIGHED = """
+  %x: float32[1, seq, 2] = input()
+  %w: float32[2] = weight() {expr = @"w"}
+  %ones: float32[2] = constant() {value = dense<float32 [2] (1, 1)>}
+  %unit: float32[1, seq, 2] = rms_norm(%x, %ones) {eps = 1e-05, weight_offset = 0.0}
+  %y: float32[1, seq, 2] = mul(%unit, %w)
+  return %y, %unit"""
+
+
+def test_a_norm_that_is_read_with_a_weight_and_without():
+    after = assert_fires(recognise_rms_norm, graph_of(WEIGHED, "fused"), 1)
+    assert ops(after) == ["rms_norm", "rms_norm"]
+    assert after.outputs[0].node.inputs[1].node.op == "weight"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("(1, 1)", "(1, 2)", "the norm has a weight"),
+        ("weight_offset = 0.0", "weight_offset = 1.0", "the norm has a weight"),
+        ('weight() {expr = @"w"}', "input()", "the scale is not a weight"),
+    ],
+)
+def test_a_norm_with_a_weight_keeps_it(old, new, reason):
+    assert old in WEIGHED
+    graph = graph_of(WEIGHED.replace(old, new), "fused")
+    assert_silent(recognise_rms_norm, graph)
+    assert reason in closest(graph, WEIGHED_FORM, check_weighed)
 
 
 def test_fires_per_head():

@@ -44,6 +44,15 @@ def test_fires():
     assert after.find("rotary")[0].attrs == {"rotary_dim": 8}
 
 
+def test_heads_behind_their_positions():
+    """x is [1, S, H, D], and cos and sin are [1, S, 1, R]."""
+    text = (TABLE + TURN).replace("[1, 3, seq,", "[1, seq, 3,").replace("[1, 1, seq, 8]", "[1, seq, 1, 8]")
+    text = text.replace('(1, 1, "seq", 8)', '(1, "seq", 1, 8)')
+    after = assert_fires(recognise_rotary, graph_of(text + "  return %y", "fused"), 1)
+    assert ops(after) == ["rotary_table", "rotary"]
+    assert after.find("rotary")[0].attrs == {"rotary_dim": 8}
+
+
 def test_fires_on_the_first_dimensions_only():
     after = assert_fires(recognise_rotary, graph_of(PARTIAL + "  return %out", "fused"), 1)
     assert ops(after) == ["rotary_table", "transpose", "rotary", "transpose"]

@@ -35,6 +35,11 @@ PICKED = """
   %values: float32[seq, 2], %index: int64[seq, 2] = topk(%c) {dim = 1, k = 2}
   %best: float32[seq, 2] = gather(%p, %index) {dim = 1}
 """
+SCALED = """
+  %scales: float32[6] = weight() {expr = @"scales"}
+  %chosen: float32[seq, 2] = index(%scales, %index)
+  %v: float32[seq, 2] = mul(%w, %chosen)
+"""
 GROUPS = """
   %g: float32[seq, 3, 2] = view(%SCORES) {shape = ("seq", 3, 2)}
   SUMS
@@ -91,6 +96,17 @@ FORMS = {
         ) + experts("%w"),
         {**NORMAL, "score": "sigmoid", "epsilon": 0.5},
     ),
+    "by a norm of order one": (
+        SOFTMAX + TOP + NORMALISED.replace("sum(%best)", "sum(%size)").replace(
+            "  %total:", "  %size: float32[seq, 2] = abs(%best)\n  %total:"
+        ) + experts("%w"),
+        NORMAL,
+    ),
+    "scaled by expert": (SOFTMAX + TOP + NORMALISED + SCALED + experts("%v"), NORMAL),
+    "corrected and scaled by expert": (
+        SIGMOID + BIASED + PICKED + SCALED.replace("mul(%w, %chosen)", "mul(%chosen, %best)") + experts("%v"),
+        CORRECTED,
+    ),
     "from least": (
         SOFTMAX + BIASED + PICKED + NORMALISED.replace("div(%best, %total)", "div(%best, %more)").replace(
             "  %w:", "  %more: float32[seq, 1] = clamp(%total) {max = none, min = 0.9}\n  %w:"
@@ -121,7 +137,9 @@ def test_fires(form):
     assert ops(after) == ["view", "route", "view", "experts", "view"]
     (route,) = after.find("route")
     assert route.attrs == attrs
-    assert len(route.inputs) == (2 if "%bias" in body else 1)
+    vectors = [name for name in ("bias", "scales") if f"%{name}" in body]
+    assert [vector.name for vector in route.inputs[1:] if vector is not None] == vectors
+    assert len(route.inputs) == (3 if "scales" in vectors else 2 if vectors else 1)
     (mixture,) = after.find("experts")
     assert mixture.inputs[1:3] == route.outputs
     assert mixture.outputs[0].shape == (1, "seq", 8)
@@ -136,6 +154,14 @@ def test_fires(form):
         ("chosen first", "softmax(%best) {dim = 1}", "tanh(%best)", "the weights are not the values"),
         ("corrected", "add(%p, %bias)", "mul(%p, %bias)", "experts are chosen by something else"),
         ("corrected", "gather(%p, %index)", "gather(%c, %index)", "neither a softmax nor a sigmoid"),
+        (
+            "scaled by expert",
+            "  %chosen: float32[seq, 2] = index(%scales, %index)",
+            "  %others: int64[seq, 2] = input()\n  %chosen: float32[seq, 2] = index(%scales, %others)",
+            "the numbers of other experts",
+        ),
+        ("scaled by expert", 'weight() {expr = @"scales"}', "input()", "what scales the weights is not of the"),
+        ("scaled by expert", "mul(%w, %chosen)", "add(%w, %chosen)", "the weights are not the values"),
         ("groups", "value = -inf", "value = 1.0", "experts left out are neither 0 nor -inf"),
         (
             "groups",

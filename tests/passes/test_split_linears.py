@@ -34,9 +34,23 @@ def test_a_linear_that_is_used_whole_stays(inner):
         assert_fires(split_linears, graph, 2)
 
 
-def test_does_not_fire_without_a_recurrence():
-    body = BODY[: BODY.index("  %y")]
-    assert_silent(split_linears, graph_of(body + "  return %a, %b", "fused"))
+def test_the_halves_of_a_gate_that_no_epilogue_has():
+    """Both are clamped first, as in MiniMax M3, so that fuse_swiglu leaves them."""
+    body = BODY[: BODY.index("  %y")].replace("start = 0, end = 4", "start = 0, end = 2").replace("seq, 4]", "seq, 2]")
+    body += """
+  %a2: float32[1, seq, 2] = clamp(%a) {min = none, max = 7.0}
+  %b2: float32[1, seq, 2] = clamp(%b) {min = -7.0, max = 7.0}
+  %g: float32[1, seq, 2] = silu(%a2)
+  %y: float32[1, seq, 2] = mul(%g, %b2)
+"""
+    after = assert_fires(split_linears, graph_of(body + "  return %y", "fused"), 2)
+    assert ops(after) == ["linear", "linear", "clamp", "clamp", "silu", "mul"]
+
+
+def test_a_gate_that_an_epilogue_has_stays_whole(rewritten):
+    llama = rewritten("llama")
+    assert llama.count("fuse_swiglu") == 2
+    assert llama.count("split_linears") == 0
 
 
 def test_does_not_fire_and_says_why():

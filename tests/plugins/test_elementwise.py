@@ -74,6 +74,14 @@ def test_functions(index: int, word: str) -> None:
     assert (np.abs(run(index, f"x0 {word}", [x]) - expected) <= ROUNDINGS * UNIT * scale + 1e-37).all()
 
 
+@pytest.mark.parametrize("index", KERNELS)
+def test_a_clamp_keeps_what_is_no_number(index: int) -> None:
+    """The limits come first in a program (passes/rewriting/elementwise_trees.py)."""
+    x = np.array([[np.nan, np.inf, -np.inf, 8.0, -8.0, 1.0] * 4], np.float32)
+    wanted = np.array([[np.nan, 7.0, -6.0, 7.0, -6.0, 1.0] * 4], np.float32)
+    assert np.array_equal(run(index, "7.0 -6.0 x0 maximum minimum", [x]), wanted, equal_nan=True)
+
+
 @pytest.mark.parametrize("word", [*op.UNARY, *op.BINARY])
 def test_instruction_sets_agree_bit_for_bit(word: str) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 1 << 15, dtype=np.uint32).view(np.float32)

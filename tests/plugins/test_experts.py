@@ -20,7 +20,7 @@ from tensorwright.plugins.gated import ACTIVATIONS
 
 pytestmark = pytest.mark.computes
 
-FORMATS = ["", "int8", "int4", "w8a8"]
+FORMATS = ["", "int8", "int4", "uint4:g32:fp16", "mxfp4", "w8a8"]
 SLOPE = 1.2
 """The largest slope of an activation."""
 
@@ -37,6 +37,9 @@ def bound(made: MadeExperts) -> np.ndarray:
     for slot in range(made.k):
         for row in range(made.hidden):
             expert, share = index[row, slot], weights[row, slot]
+            if expert >= made.count:  # an identity
+                magnitude[row] += share * (made.k + 60) * UNIT * np.abs(made.x[row])
+                continue
             up_down, x = made.gate_up[expert].astype(np.float64), made.x[row].astype(np.float64)
             x, share = (share * x, 1.0) if scaled else (x, share)
             bias = made.up_bias[expert] if made.biased else np.zeros(len(up_down))
@@ -83,6 +86,7 @@ def test_definition(fmt: str, dtype: int, level: str, tmp_path: Path, monkeypatc
 
 GATES: dict[str, dict[str, object]] = {
     "GPT-OSS": {"biased": True, "gate": {"limit": 0.75, "slope": 1.702, "up_offset": 1.0}},
+    "Step 3.7": {"gate": {"limit": 0.5, "limits_activated": True}},
     "biases": {"biased": True, "activation": "gelu"},
     "no gate": {"gate": {"gated": False, "squared": True}, "activation": "relu"},
     "Llama 4": {"gate": {"scales_input": True}, "normalise": False, "routing": {"score": "sigmoid"}, "k": 1},
@@ -112,6 +116,29 @@ def test_other_gates_give_a_row_the_same_bits_alone_and_in_company(
     tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
     assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
     assert (np.abs(alone - made.expected()) <= bound(made)).all()
+
+
+@pytest.mark.parametrize("level", PRESENT)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_identities_give_what_they_read(
+    fmt: str, dtype: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and in company; tokens that take identities alone are among them, and any number of identities will do."""
+    monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+    made = make(fmt, dtype=dtype, count=5, identities=6)
+    index, _ = made.routed()
+    assert {int((row >= made.count).sum()) for row in index} == {0, 1, 2, 3}
+    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
+    assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
+    assert (np.abs(alone - made.expected()) <= bound(made)).all()
+
+
+def test_a_number_behind_the_identities_is_refused(tmp_path: Path) -> None:
+    made = make(count=3, identities=2, logit_count=6)
+    with pytest.raises(EngineError, match="experts: index must be 0 to 4, is 5"):
+        made.run(tmp_path, list(range(made.hidden)))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

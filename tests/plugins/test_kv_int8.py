@@ -147,6 +147,12 @@ class TestAttention:
     def test_windows(self, kernel: int, dtype: str, window: int, length: int) -> None:
         close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window, int8=True), kernel, length - 20)
 
+    @sweep("chunk", [1, 16, 17, 512, 600])
+    @sweep("length", [50, 700])
+    def test_chunks(self, kernel: int, dtype: str, chunk: int, length: int) -> None:
+        made = Sequence(length, group=3, head_dim=16, dtype=dtype, window=chunk, chunked=True, int8=True)
+        close(made, kernel, length - 20)
+
     @sweep("window", [0, 24])
     @pytest.mark.parametrize("with_sinks", [False, True])
     def test_softcap_and_sinks(self, kernel: int, dtype: str, window: int, with_sinks: bool) -> None:
@@ -158,9 +164,12 @@ class TestAttention:
         close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size, int8=True), kernel, 500)
 
     @sweep("group", [1, 3, 7])
-    @sweep("window", [0, 37])
+    @sweep("window", [0, 37, -37])
     def test_company_changes_no_bit(self, kernel: int, dtype: str, group: int, window: int) -> None:
-        sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=window, int8=True)
+        """A negative window is a chunk."""
+        sequence = Sequence(
+            530, group=group, head_dim=24, dtype=dtype, window=abs(window), chunked=window < 0, int8=True
+        )
         alone = sequence.run(kernel, 490, 530, chunk=1)
         for chunk in (2, 5, 16, 40):
             np.testing.assert_array_equal(sequence.run(kernel, 490, 530, chunk), alone, f"chunk {chunk}")
@@ -215,6 +224,7 @@ def test_every_kernel_gives_the_same_bits(dtype: str, data: st.DataObject) -> No
         block_size=data.draw(st.sampled_from([16, 32, 64]), "block_size"),
         dtype=dtype,
         window=data.draw(st.sampled_from([0, 1, 5, 16, 100, 540]), "window"),
+        chunked=data.draw(st.booleans(), "chunked"),
         softcap=data.draw(st.sampled_from([0.0, 5.0]), "softcap"),
         seed=data.draw(st.integers(0, 9), "seed"),
         int8=True,

@@ -60,6 +60,11 @@ class TestDefinition:
     def test_windows(self, dtype: str, kernel: int, window: int, length: int) -> None:
         close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window), kernel, length - 20)
 
+    @sweep("chunk", [1, 2, 15, 16, 17, 40, 512, 600])
+    @sweep("length", [50, 700])
+    def test_chunks(self, dtype: str, kernel: int, chunk: int, length: int) -> None:
+        close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=chunk, chunked=True), kernel, length - 20)
+
     @sweep("window", [0, 24])
     def test_softcap(self, dtype: str, kernel: int, window: int) -> None:
         close(Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window), kernel, 40)
@@ -74,10 +79,13 @@ class TestDefinition:
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
 @sweep("group", [1, 3, 7])
-@sweep("window", [0, 37])
+@sweep("window", [0, 37, -37])
 def test_company_changes_no_bit(dtype: str, kernel: int, group: int, window: int) -> None:
-    """A query alone gives the bits it gives in any chunk, across tile, block and split borders."""
-    sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=window)
+    """A query alone gives the bits it gives in any chunk, across tile, block and split borders.
+
+    A negative window is a chunk: one of 37 ends at position 518, and so within most chunks of queries.
+    """
+    sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=abs(window), chunked=window < 0)
     alone = sequence.run(kernel, 490, 530, chunk=1)
     for chunk in (2, 3, 5, 8, 16, 40):
         np.testing.assert_array_equal(sequence.run(kernel, 490, 530, chunk), alone, f"chunk {chunk}")
@@ -105,6 +113,7 @@ def test_every_exact_kernel_gives_the_same_bits(dtype: str, data: st.DataObject)
         block_size=data.draw(st.sampled_from([16, 32, 64]), "block_size"),
         dtype=dtype,
         window=data.draw(st.sampled_from([0, 1, 5, 16, 100, 540]), "window"),
+        chunked=data.draw(st.booleans(), "chunked"),
         softcap=data.draw(st.sampled_from([0.0, 5.0]), "softcap"),
         seed=data.draw(st.integers(0, 9), "seed"),
     )
@@ -116,9 +125,10 @@ def test_every_exact_kernel_gives_the_same_bits(dtype: str, data: st.DataObject)
                 np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
-def test_a_split_that_nobody_sees_counts_for_nothing(dtype: str, kernel: int) -> None:
-    sequence = Sequence(600, group=2, head_dim=16, dtype=dtype, window=20)
+def test_a_split_that_nobody_sees_counts_for_nothing(dtype: str, kernel: int, chunked: bool) -> None:
+    sequence = Sequence(600, group=2, head_dim=16, dtype=dtype, window=20, chunked=chunked)
     acc, top, total = sequence.partial(kernel, 590, 600, 0, 0)
     assert (acc == 0).all()
     assert (total == 0).all()
@@ -259,3 +269,5 @@ def test_infer_refuses_what_does_not_fit() -> None:
     assert attention.infer([q, k, k], attrs) == [("float32", (1, "seq", 6, 8))]
     with pytest.raises(GraphError, match="mask must be"):
         attention.infer([q, k, k], {**attrs, "mask": "window"})
+    with pytest.raises(GraphError, match="chunk"):
+        attention.infer([q, k, k], {**attrs, "mask": "chunk"})

@@ -89,11 +89,15 @@ class TestPacker:
         fmt, w = parse_format(name), RNG.standard_normal((32, 256)).astype(np.float32)
         groups = quantize.in_groups(w, fmt)
         plain = np.abs(groups).max(axis=-1) / np.float32(fmt.largest)
-        if fmt.group:
-            plain = from_bfloat16_bits(to_bfloat16_bits(plain))
-        naive = quantize.squared_error(groups, quantize.rounded(groups, plain, fmt), plain).sum()
+        zeros = quantize.zero_points(groups, fmt) if fmt.has_zeros else None
+        if fmt.kind != "int":
+            plain = quantize.candidates(groups, fmt)[0]
+        elif fmt.group:
+            plain = quantize.narrowed(plain, fmt)
+        naive = quantize.squared_error(groups, quantize.rounded(groups, plain, fmt, zeros), plain).sum()
         # With 8 bits there is little to win: the plain scale is the first candidate, so it is never worse.
-        assert pack(w, fmt, index)[1][0] <= naive * (0.95 if fmt.bits == 4 else 1 + 1e-5)
+        won = 1 + 1e-5 if fmt.bits == 8 else 0.97 if fmt.has_zeros else 0.95
+        assert pack(w, fmt, index)[1][0] <= naive * won
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,7 +110,9 @@ class TestQuantizeRows:
         q, scale, total = quantize_rows(x, fmt, index)
         assert same_bits(q, want.values.reshape(4, -1))
         assert same_bits(scale.T, want.scales)
-        factor = -8 if fmt.bits == 4 else -128  # what unsigned weights have too much
+        factor = {"int4": -8, "int8": -128, "mxfp4": -12, "uint4": -1, "uint8": -1}[
+            fmt.dtype
+        ]  # what unsigned weights have too much
         assert same_bits(total.T, factor * want.values.astype(np.int32).sum(axis=-1, dtype=np.int32))
 
     def test_bfloat16_and_strides(self, name: str, index: int) -> None:
@@ -177,6 +183,26 @@ class TestKernel:
         together = made.run(index)
         assert same_bits(made.run(index, rows=slice(3, 4)), together[3:4])
 
+    def test_the_largest_and_the_least_codes(self, name: str, index: int) -> None:
+        """Quantizing here never gives -128. Codes that a checkpoint holds may. A code with a zero point is at most as
+        far from it as the largest code."""
+        case = QuantizedMatmul(name, 3, 32, 200)
+        fmt = case.fmt
+        high = fmt.largest
+        low = -1 - high if fmt.kind == "int" else -high
+        case.x = np.where(np.arange(200) < 150, np.float32(1), np.float32(-1)) * np.ones((3, 1), np.float32)
+        case.q, case.scale, case.sum = quantize_rows(case.x, fmt)
+        values = np.full((32, fmt.groups(200), fmt.stored_group(200)), low, np.int16)
+        values[1::2] = high
+        zeros = np.zeros(values.shape[:2], np.uint8)
+        zeros[::2] = fmt.largest
+        scales = np.ones(values.shape[:2], np.float32)
+        codes = quantize.Quantized(values, scales, zeros if fmt.has_zeros else None)
+        case.packed = quantize.pack(codes, fmt, 200).reshape(-1)
+        got = case.run(index)
+        assert same_bits(got, case.run(SCALAR))
+        np.testing.assert_allclose(got[:, :2], [[100 * low, 100 * high]] * 3, rtol=1e-6)
+
     def test_nan_scales_stay_in_their_row(self, name: str, index: int) -> None:
         made = QuantizedMatmul(name, 4, 20, 64)
         clean = made.run(index)
@@ -194,6 +220,9 @@ def test_the_layout_is_invertible(name: str, rows: int, k: int) -> None:
     back = quantize.unpack(quantize.pack(made, fmt, k), fmt, rows, k)
     assert same_bits(back.values, made.values)
     assert same_bits(back.scales, made.scales)
+    assert fmt.has_zeros == (made.zeros is not None)
+    if fmt.has_zeros:
+        assert same_bits(back.zeros, made.zeros)
 
 
 def test_reference_swiglu_and_residual() -> None:

@@ -18,7 +18,7 @@ from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.records import InPlace, Instruction, Op, cache, metadata, rows, shared
 from tensorwright.ir.verify import verify
 from tensorwright.ir.weights import WeightExpr
-from tensorwright.models.dtypes import Tensor
+from tensorwright.models.dtypes import Ranges, Tensor
 from tensorwright.passes.insert_kv_cache import is_per_token
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.plan_memory import plan_memory
@@ -90,7 +90,7 @@ class Source:
     def dtype(self, name: str) -> str:
         return "float32"
 
-    def read(self, name: str) -> Tensor:
+    def read_part(self, name: str, ranges: Ranges) -> Tensor:
         raise AssertionError("a plan reads no data")
 
 

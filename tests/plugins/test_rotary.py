@@ -131,6 +131,25 @@ def test_q_may_be_wider_than_the_cache(kernel: int, head_dim: int) -> None:
     np.testing.assert_array_equal(round_to(q, "bfloat16"), restored(rounded))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("rotary_dim", [0, 16, 34])
+def test_a_layer_that_reads_the_pages_of_another_writes_nothing(kernel: int, dtype: str, rotary_dim: int) -> None:
+    tokens, heads, head_dim = 9, 3, 34
+    queries, table = normal(tokens, heads * head_dim), normal(tokens, rotary_dim, seed=1)
+    slots = np.arange(tokens, dtype=np.int32)
+    cache = PagedCache.empty(1, 2, 32, head_dim, dtype)
+    pages = cache.to_pages()
+    before, q = pages.copy(), stored(np.full(queries.shape, np.nan, np.float32), dtype)
+    sizes = {"heads": heads, "kv_heads": 0, "head_dim": head_dim}
+    _testing.run_rotary_kv_write(kernel, queries, table, slots, q, pages, **sizes, block_size=32)
+    np.testing.assert_array_equal(pages, before)
+    attrs: dict[str, Any] = {"layer": 0, **sizes, "rotary_dim": rotary_dim}
+    expected, written = rotary_kv_write.reference([queries, table if rotary_dim else None, slots, cache], attrs, dtype)
+    np.testing.assert_array_equal(restored(q), expected)
+    assert written is cache
+
+
 def test_slots_out_of_bounds_are_refused() -> None:
     pages = PagedCache.empty(1, 1, 32, 16, "float32").to_pages()
     q, qkv, table = (np.zeros((1, n), np.float32) for n in (16, 48, 16))

@@ -27,28 +27,32 @@ def shown(made: MadeExperts) -> MadeExperts:
     return made
 
 
-RULES: dict[str, tuple[dict[str, object], bool]] = {
-    "sigmoid": ({"score": "sigmoid"}, False),
-    "corrected sigmoid": ({"score": "sigmoid", "by_scores": True}, True),
-    "corrected softmax": ({"by_scores": True, "least": 1e-12}, True),
-    "corrected logits": ({"score": "sigmoid"}, True),
-    "scaled": ({"scale": 2.5, "epsilon": 0.125}, False),
-    "groups": ({"score": "sigmoid", "by_scores": True, "groups": 4, "group_limit": 2, "group_best": 2}, True),
-    "groups by their largest": ({"by_scores": True, "groups": 3, "group_limit": 2}, False),
+CORRECTED, SCALED = "corrected", "scaled"
+RULES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "sigmoid": ({"score": "sigmoid"}, ()),
+    "corrected sigmoid": ({"score": "sigmoid", "by_scores": True}, (CORRECTED,)),
+    "corrected softmax": ({"by_scores": True, "least": 1e-12}, (CORRECTED,)),
+    "corrected logits": ({"score": "sigmoid"}, (CORRECTED,)),
+    "scaled": ({"scale": 2.5, "epsilon": 0.125}, ()),
+    "scaled by expert": ({}, (SCALED,)),
+    "scaled twice and corrected": ({"scale": 2.5, "score": "sigmoid", "by_scores": True}, (CORRECTED, SCALED)),
+    "groups": ({"score": "sigmoid", "by_scores": True, "groups": 4, "group_limit": 2, "group_best": 2}, (CORRECTED,)),
+    "groups by their largest": ({"by_scores": True, "groups": 3, "group_limit": 2}, ()),
     "groups that keep others": (
         {"score": "sigmoid", "by_scores": True, "groups": 6, "group_limit": 1, "keeps_others": True},
-        True,
+        (CORRECTED,),
     ),
-    "sparsemixer": ({"score": "sparsemixer", "jitter": 0.3}, False),
+    "sparsemixer": ({"score": "sparsemixer", "jitter": 0.3}, ()),
+    "sparsemixer scaled by expert": ({"score": "sparsemixer", "jitter": 0.3}, (SCALED,)),
 }
-"""Attributes of a route that chooses 3 of 12 experts, and whether it has a correction."""
+"""Attributes of a route that chooses 3 of 12 experts, and the vectors that it has."""
 
 
 def bound(logits: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The roundings of a weight: of the differences of logits, which exp passes on as they are, in the term and in the
-    sum; of exp, below 2 each; of the sum and of the division."""
+    sum; of exp, below 2 each; of the sum, of the division, and of the products with both scales."""
     spread = logits.max(-1, keepdims=True) - logits.min(-1, keepdims=True)
-    return UNIT * (2 * spread + logits.shape[-1] + 6) * np.abs(weights) + 2.0**-126
+    return UNIT * (2 * spread + logits.shape[-1] + 7) * np.abs(weights) + 2.0**-126
 
 
 @pytest.mark.parametrize("level", PRESENT)
@@ -71,8 +75,9 @@ def test_choice_and_weights(
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("rule", RULES)
 def test_choice_and_weights_by_score(rule: str, normalise: bool, tmp_path: Path) -> None:
-    routing, corrected = RULES[rule]
-    made = shown(MadeExperts(count=12, k=3, normalise=normalise, routing=routing, corrected=corrected))
+    routing, vectors = RULES[rule]
+    own = dict.fromkeys(vectors, True)
+    made = shown(MadeExperts(count=12, k=3, normalise=normalise, routing=routing, **own))
     index, weights = made.routed()
     tokens = list(range(made.hidden))
     ordered = made.run(tmp_path, tokens, observed="weights")[:, :3]
@@ -80,6 +85,18 @@ def test_choice_and_weights_by_score(rule: str, normalise: bool, tmp_path: Path)
     by_expert = np.zeros((made.hidden, made.hidden), np.float32)
     np.put_along_axis(by_expert, index, ordered, -1)
     assert same_bits(made.run(tmp_path, tokens), by_expert)
+
+
+def test_scales_of_experts_give_the_same_bits_on_every_instruction_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, results = MadeExperts(count=12, k=3, scaled=True), []
+    for level in PRESENT:
+        monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+        results.append(made.run(tmp_path, list(range(made.hidden))))
+    assert all(same_bits(result, results[0]) for result in results[1:])
+    made.scaled = False
+    assert not same_bits(made.run(tmp_path, list(range(made.hidden))), results[0])
 
 
 @pytest.mark.parametrize("routing", [{"score": "sigmoid"}, {"groups": 2, "group_limit": 1, "by_scores": True}])
@@ -126,6 +143,8 @@ def test_infer() -> None:
             op.infer([logits], {"k": 2, **attrs})
     with pytest.raises(GraphError, match=r"bias must be \[8\], got \[7\]"):
         op.infer([logits, Value("bias", "float32", (7,))], {"k": 2})
+    with pytest.raises(GraphError, match=r"expert_scales must be \[8\], got \[1, 8\]"):
+        op.infer([logits, None, Value("scales", "float32", (1, 8))], {"k": 2})
     many = Value("logits", "float32", ("tokens", op.MAX_COMPARISONS // 4))
     assert op.infer([many], {"k": 4})[0] == ("int32", ("tokens", 4))
     with pytest.raises(GraphError, match="experts times k must be at most 1048576, got 262144 times 5"):

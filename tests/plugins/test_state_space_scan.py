@@ -64,15 +64,17 @@ def test_definition(index: int, states: int, width: int) -> None:
         assert float(np.abs(y - expected).max()) <= (states + 1) * bound * float(np.abs(row).max())
 
 
+@pytest.mark.parametrize("states", [7, 37])
 @sweep("width", [16, 37, 64])
-def test_same_bits_everywhere(width: int) -> None:
-    """On every instruction set, however the sequence is cut; and bfloat16 results are rounded once."""
-    row, dt, _ = made(width, 7, 9)
-    last = np.full((7, width), np.nan, np.float32)
+def test_same_bits_everywhere(states: int, width: int) -> None:
+    """On every instruction set, however the sequence is cut; and bfloat16 results are rounded once. The whole has two
+    turns of 32 tokens and a part of one; 37 states are two lines of 16 rows and a part of one."""
+    row, dt, _ = made(width, states, 70)
+    last = np.full((states, width), np.nan, np.float32)
     whole = run(RUNNABLE[-1], row, dt, last, True)
     for index in RUNNABLE:
-        state = np.full((7, width), np.nan, np.float32)
-        cuts = [(0, 1), (1, 3), (3, 8), (8, 9)]
+        state = np.full((states, width), np.nan, np.float32)
+        cuts = [(0, 1), (1, 3), (3, 36), (36, 69), (69, 70)]
         parts = [run(index, row[a:b], dt[a:b], state, a == 0) for a, b in cuts]
         assert same_bits(np.concatenate(parts), whole)
         assert same_bits(state, last)

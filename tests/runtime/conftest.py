@@ -10,6 +10,7 @@ import pytest
 
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from support.grammar_process import DIGITS, children, engine
+from support.toy_engine import ENDLESS, make_toy, write_toy_engine
 from support.toy_executor import options
 from support.waiting import wait_until
 from tensorwright.runtime import _runtime
@@ -44,6 +45,19 @@ def start() -> Iterator[Callable[..., Any]]:
     yield make
     for each in engines:
         each.shutdown(False)
+
+
+@pytest.fixture(scope="session")
+def toy_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine that runs `ENDLESS` tokens for a request."""
+    return write_toy_engine(tmp_path_factory.mktemp("toy") / "engine", make_toy(max_seq_len=ENDLESS + 128))
+
+
+@pytest.fixture(scope="session")
+def toy_llm(toy_engine: Path) -> Iterator[LLM]:
+    """The toy engine in this process."""
+    with LLM(toy_engine, kv_cache_memory="32MiB", threads=1) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="session")

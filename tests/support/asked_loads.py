@@ -63,9 +63,10 @@ def bits(output) -> list:
     ]
 
 
-def room(engine, blocks: int) -> int:
-    """Bytes of a cache of so many blocks."""
-    return blocks * open_engine(engine).kv_block_bytes
+def room(engine, blocks: int, sequences: int = 0) -> int:
+    """Bytes of a cache of so many blocks, and of the states of so many sequences, if the engine has states."""
+    opened = open_engine(engine)
+    return blocks * opened.kv_block_bytes + sequences * opened.state_bytes
 
 
 def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24, spread_ms: int = 50) -> list[Ask]:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.waiting import PATIENCE
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -69,14 +71,14 @@ class FakeServer:
 
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(serve(),))
         self._thread.start()
-        ready.wait(10)
+        ready.wait(PATIENCE)
         return self
 
     def stop(self) -> None:
         """From any thread, more than once."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(10)
+            self._thread.join(PATIENCE)
 
     def __exit__(self, *_: object) -> None:
         self.stop()

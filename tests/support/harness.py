@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,24 @@ BLOCK = 32
 
 def reference_logits(model_dir: Path, ids: list[int], dtype: torch.dtype) -> np.ndarray:
     """[len(ids), vocab] float64, computed by transformers in `dtype` with eager attention and experts."""
-    model = load_reference(model_dir, dtype)
-    with torch.inference_mode():
+    return logits_of(load_reference(model_dir, dtype), ids, dtype)
+
+
+def logits_of(model: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> np.ndarray:
+    """[len(ids), vocab] float64, computed by a model of transformers that was loaded in `dtype`."""
+    with torch.inference_mode(), default_type(dtype):
         return model(torch.tensor([ids])).logits[0].double().numpy()
+
+
+@contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Numbers that a model makes itself while it computes are of `dtype`: XGLM makes the lowest number of float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def load_reference(model_dir: Path, dtype: torch.dtype) -> torch.nn.Module:

@@ -20,7 +20,8 @@ from tensorwright.runtime import _runtime
 cpu, out = sys.argv[1:]
 executor = _runtime.CpuExecutor(cpu + "/plan.bin", cpu + "/weights.bin", 1, "map")
 assert executor.facts()["block_size"] == 32
-executor.allocate([4], 64, 64, 64)
+groups, states = len(executor.facts()["group_windows"]), [1] if executor.facts()["state_bytes"] else []
+executor.allocate([4] * groups, 64, 64, 64, 2 * len(states))
 ids = np.random.default_rng(0).integers(0, executor.facts()["vocab_size"], 51).astype(np.int32)
 table = np.array([[2, 0]], np.int32)
 rows = []
@@ -30,7 +31,7 @@ for begin, end in ((0, 41), (41, 50), (50, 51)):  # a prompt, a chunk, a decode 
     slots = table[0, positions // 32] * 32 + positions % 32
     starts, lengths = np.array([0, size], np.int32), np.array([end], np.int32)
     wanted = np.arange(size, dtype=np.int32)
-    rows.append(executor.step(ids[begin:end], positions, starts, lengths, wanted, [(table, slots)]))
+    rows.append(executor.step(ids[begin:end], positions, starts, lengths, wanted, [(table, slots)] * groups, states))
 np.save(out, np.concatenate(rows))
 print(_runtime.isa(), *(taken for _, taken, _ in _runtime.explain_dispatch()))
 """

@@ -9,7 +9,7 @@ from tensorwright.errors import CheckpointError
 from tensorwright.ir.facts import Buffer, Facts
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.weights import Ref
-from tensorwright.models.dtypes import Tensor
+from tensorwright.models.dtypes import Ranges, Tensor
 
 HIDDEN, INNER, VOCAB = 6, 5, 19
 
@@ -25,6 +25,9 @@ class MemorySource:
             raise CheckpointError(f"no tensor {name!r}")
         array = self.arrays[name]
         return Tensor("bfloat16" if array.dtype == np.uint16 else array.dtype.name, array)
+
+    def read_part(self, name: str, ranges: Ranges) -> Tensor:
+        return self.read(name).part(ranges)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.read(name).shape

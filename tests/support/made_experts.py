@@ -33,6 +33,7 @@ from tensorwright.runtime import _runtime
 
 ELEMENTWISE, ROUTE, EXPERTS, ROUTE_BY_SCORE, EXPERTS_UP, EXPERTS_DOWN = 11, 14, 15, 28, 29, 30
 QUANTIZED = 2  # the layout in a plan
+ABSENT = -1
 FLOATS = ("scale", "epsilon", "least", "jitter")
 
 
@@ -41,8 +42,9 @@ class MadeExperts:
     """`hidden` rows of x and of logits, which tokens name. The vocabulary of the plan has as many tokens.
 
     logit_count: the experts that the route knows; 0 means those that there are. routing: attributes of the route beside
-    k and normalise. corrected: whether the route has a bias. gate: attributes of the experts beside the activation.
-    biased: whether the experts' products have biases.
+    k and normalise. corrected: whether the route has a bias. scaled: whether it has a number for each expert. gate:
+    attributes of the experts beside the activation. biased: whether the experts' products have biases. identities: the
+    experts behind `count` that give what they read.
     """
 
     hidden: int = 40
@@ -56,13 +58,16 @@ class MadeExperts:
     fmt: WeightFormat | None = None
     routing: dict[str, Any] = field(default_factory=dict)
     corrected: bool = False
+    scaled: bool = False
     gate: dict[str, Any] = field(default_factory=dict)
     biased: bool = False
+    identities: int = 0
     x: np.ndarray = field(init=False)
     logits: np.ndarray = field(init=False)
     gate_up: np.ndarray = field(init=False)
     down: np.ndarray = field(init=False)
     correction: np.ndarray = field(init=False)
+    expert_scales: np.ndarray = field(init=False)
     up_bias: np.ndarray = field(init=False)
     down_bias: np.ndarray = field(init=False)
 
@@ -73,11 +78,12 @@ class MadeExperts:
             return rng.standard_normal(shape).astype(np.float32)
 
         self.x = round_to(self.dtype, normal(self.hidden, self.hidden))
-        self.logits = round_to(self.dtype, 3 * normal(self.hidden, self.logit_count or self.count))
+        self.logits = round_to(self.dtype, 3 * normal(self.hidden, self.logit_count or self.count + self.identities))
         self.gate_up = round_to(self.weights, normal(self.count, self.halves * self.inner, self.hidden))
         self.down = round_to(self.weights, normal(self.count, self.hidden, self.inner))
         self.correction = normal(self.logits.shape[1]) / 4
         self.up_bias, self.down_bias = normal(*self.gate_up.shape[:2]), normal(*self.down.shape[:2])
+        self.expert_scales = 1 + normal(self.logits.shape[1]) / 2
 
     @property
     def halves(self) -> int:
@@ -94,13 +100,15 @@ class MadeExperts:
         index, weights = self.routed()
         inner = "bfloat16" if self.dtype == BF16 else "float32"
         attrs = {"activation": self.activation, "inner": inner, "format": self.fmt, **self.gate}
+        attrs |= {"identities": self.identities} if self.identities else {}
         definition = quantized.reference if self.fmt else experts.reference
         biases = [self.up_bias, self.down_bias] if self.biased else []
         (y,) = definition([self.x, index, weights, self.gate_up, self.down, *biases], attrs, "float32")
         return y
 
     def routed(self) -> list[np.ndarray]:
-        operands = [self.logits, self.correction] if self.corrected else [self.logits]
+        vectors = (self.correction if self.corrected else None, self.expert_scales if self.scaled else None)
+        operands = [self.logits, *vectors]
         return route.reference(operands, {"k": self.k, "normalise": self.normalise, **self.routing}, "float32")
 
     def plan(self, observed: str = "y") -> PlanWriter:
@@ -122,7 +130,8 @@ class MadeExperts:
         if self.gate or self.biased:
             self._halves(plan, [x, index, weights], [up, down], activation, y)
         else:
-            plan.op(EXPERTS, "experts", [x, index, weights], [y], [up, down], ints=[self.count, activation])
+            ints = [self.count, activation, self.identities]
+            plan.op(EXPERTS, "experts", [x, index, weights], [y], [up, down], ints=ints)
         if observed == "weights":  # as the first columns of a row of the vocabulary's width
             y = plan.buffer(TOKENS, F32, self.hidden)
             identity = plan.panels("identity", np.eye(self.hidden, self.k, dtype=np.float32))
@@ -133,13 +142,16 @@ class MadeExperts:
 
     def _route(self, plan: PlanWriter, logits: int, index: int, weights: int) -> None:
         attrs = {"k": self.k, "normalise": self.normalise, **route.DEFAULTS, **self.routing}
-        if not self.routing and not self.corrected:
+        if not (self.routing or self.corrected or self.scaled):
             plan.op(ROUTE, "route", [logits], [index, weights], ints=[self.k, int(self.normalise)])
             return
         ints = [route.SCORES.index(v) if k == "score" else int(v) for k, v in attrs.items() if k not in FLOATS]
-        bias = [plan.vector("correction", self.correction)] if self.corrected else []
+        vectors = [
+            plan.vector("correction", self.correction) if self.corrected else ABSENT,
+            plan.vector("expert_scales", self.expert_scales) if self.scaled else ABSENT,
+        ]
         floats = [attrs[name] for name in FLOATS]
-        plan.op(ROUTE_BY_SCORE, "route", [logits], [index, weights], bias, ints=ints, floats=floats)
+        plan.op(ROUTE_BY_SCORE, "route", [logits], [index, weights], vectors, ints=ints, floats=floats)
 
     def _halves(self, plan: PlanWriter, ins: list[int], matrices: list[int], activation: int, y: int) -> None:
         """Adds both halves of experts that have biases, or another gate than matmul."""
@@ -149,7 +161,7 @@ class MadeExperts:
             ("up_bias", self.up_bias), ("down_bias", self.down_bias)
         )]  # fmt: skip
         scaled = gate["scales_input"]
-        ints = [self.count, activation, int(gate["gated"]), int(gate["squared"])]
+        ints = [self.count, activation, *(int(gate[flag]) for flag in ("gated", "squared", "limits_activated"))]
         floats = [gate["slope"], gate["limit"], gate["up_offset"]]
         first = ins if scaled else ins[:2]
         plan.op(EXPERTS_UP, "up", first, [inner], [matrices[0], *biases[0]], ints=ints, floats=floats)

@@ -8,25 +8,33 @@ import numpy as np
 import pytest
 
 from support.made_matmul import UNIT, offset_rows, same_bits
+from tensorwright.engine_format.dtypes import NUMBERS
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.plugins.quantized_matmul import quantize
 from tensorwright.plugins.rounding import from_bfloat16_bits
 from tensorwright.runtime import _runtime, _testing
 
-NAMES = ("int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128", "w8a8")
+NAMES = (
+    "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
+    "uint4:g32", "uint4:g128", "uint8:g64", "int4:g64:fp16", "int8:g128:fp16", "uint4:g64:fp16",
+    "uint8:g32:fp16", "mxfp4", "w8a8",
+)  # fmt: skip
 SCALAR = -1
 
 
 def number(fmt: WeightFormat) -> int:
     """tw_dtype."""
-    return 3 if fmt.bits == 8 else 4
+    return NUMBERS[fmt.codec]
 
 
 def kernels() -> list[object]:
     """(format, index) of every kernel; those this processor lacks are skipped by name."""
     return [
         pytest.param(
-            name, i, id=f"{kernel}-{name}", marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}")
+            name,
+            i,
+            id=f"{kernel}-{name}",
+            marks=[] if here else pytest.mark.skip(f"this processor cannot run {kernel}, of {isa} and perhaps more"),
         )
         for name in NAMES
         for i, (kernel, isa, here) in enumerate(_testing.quantized_matmul_table(number(parse_format(name))))
@@ -35,14 +43,22 @@ def kernels() -> list[object]:
 
 def row_kernels() -> list[object]:
     return [
-        pytest.param(i, id=kernel, marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}"))
+        pytest.param(
+            i,
+            id=kernel,
+            marks=[] if here else pytest.mark.skip(f"this processor cannot run {kernel}, of {isa} and perhaps more"),
+        )
         for i, (kernel, isa, here) in enumerate(_testing.quantize_rows_table())
     ]
 
 
 def weight_kernels() -> list[object]:
     return [
-        pytest.param(i, id=kernel, marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}"))
+        pytest.param(
+            i,
+            id=kernel,
+            marks=[] if here else pytest.mark.skip(f"this processor cannot run {kernel}, of {isa} and perhaps more"),
+        )
         for i, (kernel, isa, here) in enumerate(_testing.quantize_weights_table())
     ]
 

@@ -16,13 +16,16 @@ MARKS = ("_is_hf_initialized",)
 
 
 def numbers(model: PreTrainedModel) -> dict[str, Any]:
-    """Numbers, names, tensors and configs in the modules of `model`, by their place; of parameters, type and shape."""
+    """Numbers, names, tensors and configs in the modules of `model`, by their place; of parameters, and of buffers
+    that checkpoints hold, type and shape."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         found[name] = type(module).__qualname__
         for key, value in vars(module).items():
             if key not in MARKS:
                 collect(f"{name}.{key}", value, found)
+        for key in module._buffers.keys() - module._non_persistent_buffers_set:
+            found[f"{name}._buffers.{key}"] = (*found[f"{name}._buffers.{key}"][:2], LEARNED)
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from support.tiny_configs import COMMON, GEMMA3, LLAMA3_ROPE
+from support.tiny_configs import COMMON, GEMMA3, LLAMA3_ROPE, LLAMA4
 from support.tiny_models import make_tiny, randomise, write_tokenizer
 
 _IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -94,6 +94,22 @@ NESTED: dict[str, tuple[str, dict[str, Any]]] = {
             "image_token_id": 99,
             "video_token_id": 98,
             "audio_token_id": 97,
+        },
+    ),
+    "nested llama4": (
+        "Llama4",
+        {
+            "text_config": {**_TEXT, **LLAMA4, "attention_chunk_size": 16, "rope_parameters": LLAMA3_ROPE},
+            "vision_config": {
+                **_SQUARE,
+                "intermediate_size": 64,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+            },
+            "boi_token_index": 90,
+            "eoi_token_index": 91,
+            "image_token_index": 92,
         },
     ),
     "nested mllama": (

@@ -47,9 +47,11 @@ class Sequence:
     block_size: int = 32
     dtype: str = "float32"
     window: int = 0
+    chunked: bool = False
     softcap: float = 0.0
     seed: int = 0
     with_sinks: bool = False
+    with_slopes: bool = False
     int8: bool = False
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ class Sequence:
         self.k, self.v = self._normal(random, shape), self._normal(random, shape)
         self.block_table = random.permutation(needed + 3)[:needed].astype(np.int32)
         self.sinks = 3 * random.standard_normal(self.heads, np.float32) if self.with_sinks else None
+        self.slopes = (0.5 ** np.arange(1, 1 + self.heads)).astype(np.float32) if self.with_slopes else None
         cache = PagedCache.empty(needed + 3, self.kv_heads, self.block_size, self.head_dim, self.cache_dtype)
         position = np.arange(self.length)
         self.slots = self.block_table[position // self.block_size] * self.block_size + position % self.block_size
@@ -81,14 +84,17 @@ class Sequence:
         q, k, v = self.q[begin:end], self.k[:end], self.v[:end]
         if self.int8:
             q = restore_heads(*quantize_heads(q, QUERY_LEVELS))
-        return attend(q, k, v, begin, self.scale, self.window, self.softcap, self.sinks)
+        return attend(
+            q, k, v, begin, self.scale, self.window, self.softcap, self.sinks, self.slopes, chunked=self.chunked
+        )
 
     def tolerance(self, y_dtype: str = "float32") -> float:
         """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
         mean of v by that and one rounding per position (and rescaling of each tile). Integers sum up exactly: of an
         int8 score only four roundings are left, but a weight is rounded once more, times V's scale."""
         magnitude = float((np.abs(self.q).max((0, 1)) * np.abs(self.k).max((0, 1))).sum()) * self.scale
-        score = ((0 if self.int8 else self.head_dim) + 8) * UNIT * magnitude + 8 * UNIT * self.softcap
+        bias = 0.0 if self.slopes is None else float(self.slopes.max()) * self.length
+        score = ((0 if self.int8 else self.head_dim) + 8) * UNIT * magnitude + 8 * UNIT * self.softcap + 2 * UNIT * bias
         largest = float(np.abs(self.v).max())
         return largest * (2 * score + 2 * (self.length + self.length / 16 + 32 + self.int8) * UNIT) + (
             largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0
@@ -106,6 +112,7 @@ class Sequence:
             kernel, part, self.pages, self.block_table, acc, top, total, kv_head=kv_head, block_size=self.block_size,
             first_position=begin, split=split, scale=self.scale, window=self.window, softcap=self.softcap,
             kv_dtype=INT8 if self.int8 else None,
+            slopes=None if self.slopes is None else self.slopes[first : first + self.group], chunked=self.chunked,
         )  # fmt: skip
         return acc, top, total
 

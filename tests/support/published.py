@@ -57,6 +57,9 @@ def legacy_config(config: dict[str, Any]) -> dict[str, Any]:
     elif family in (
         "olmo3",
         "gemma4_text",
+        "gemma4_unified_text",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
         "qwen3_5_text",
     ):  # a `rope_theta` at the top is read for some of the layers only, or none
         config["rope_parameters"], rope = rope, {}

@@ -1,9 +1,10 @@
 """Configs after those of published models, shrunk in size, and tiny random checkpoints of them.
 
 `published_configs/` has a file for each model: where it is published, and a config.json in the words of the
-transformers that wrote it. They are written from what is known of the models; minor fields may differ from the hub's.
+transformers that wrote it. "read" says where a public copy of the config was read, which it equals but for what
+"differs" says. A file without it is written from what is known of the model; minor fields may differ from the hub's.
 Only sizes are changed here: counts, widths, lengths, and token ids, which must be in the vocabulary. Everything else,
-known to a family or not, stays.
+known to a family or not, stays; but the weights are stored in bfloat16, so no `quantization_config` is.
 """
 
 from __future__ import annotations
@@ -17,15 +18,40 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from support.tiny_models import randomise, write_tokenizer
 
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""The forms of transformers that compute in float64 too."""
+
 FOLDER = Path(__file__).parent / "published_configs"
 
 HEAD_DIM, HEADS, INTERMEDIATE, VOCABULARY, WINDOW = 16, 4, 80, 96, 16
+EXPERTS, TAKEN, EXPERT_WIDTH = 16, 4, 24
 POSITIONS, POSITIONS_BEFORE_SCALING = 128, 32
 """Of models with a table of positions, or with factors for each frequency. Others keep theirs, which cost nothing."""
 
 LAYERS = ("num_hidden_layers", "n_layer")
 BY_LAYER = ("layer_types", "no_rope_layers")
 BY_FREQUENCY = ("short_factor", "long_factor")
+
+SHRUNK = {
+    "vocab_size": VOCABULARY, "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "n_head": HEADS,
+    "n_embd": HEADS * HEAD_DIM, "n_positions": POSITIONS, "n_ctx": POSITIONS,
+    "moe_intermediate_size": EXPERT_WIDTH, "shared_expert_intermediate_size": 32, "first_k_dense_replace": 1,
+    "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12, "rotary_dim": HEAD_DIM // 2,
+    "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 16,
+}  # fmt: skip
+"""Sizes that are the same for all models. Others depend on the model."""
+
+AT_MOST = {
+    "num_experts": EXPERTS, "n_routed_experts": EXPERTS, "num_local_experts": EXPERTS,
+    "num_experts_per_tok": TAKEN, "experts_per_token": TAKEN,
+}  # fmt: skip
+
+
+def where_read(name: str) -> str | None:
+    """Where a public copy of a config was read, if one was."""
+    where: str | None = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")).get("read")
+    return where
 
 
 def published_config(name: str) -> dict[str, Any]:
@@ -54,19 +80,23 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+SEEDS = {"MiniMax-M2.5": 8}
+"""The seed of the weights, where it is not 5: weights for which two experts score so nearly the same that bfloat16
+chooses the other one tell nothing about the rest."""
+
+
 def make_published(name: str, path: Path, **changes: Any) -> torch.nn.Module:
     """Writes a tiny checkpoint with the shrunk config.json of `name`, and `changes` to it, to `path`.
 
     Returns the model in float32, with weights rounded to bfloat16 as they are stored, whatever type config.json names.
     """
     config = {**shrink(published_config(name)), **changes}
+    config.pop("quantization_config", None)
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(path), dtype=torch.float32, attn_implementation="eager"
-        )
+        torch.manual_seed(SEEDS.get(name, 5))
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32, **EAGER)
         randomise(model)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -82,7 +112,7 @@ def _layers(config: dict[str, Any]) -> tuple[int, int]:
     listed = next((config[key] for key in BY_LAYER if len(set(config.get(key) or ())) > 1), None)
     if listed is not None:
         return 2, next(i for i in range(len(listed)) if listed[i] != listed[i + 1])
-    pattern = config.get("sliding_window_pattern")
+    pattern = config.get("sliding_window_pattern", config.get("full_attention_interval"))
     return (pattern if isinstance(pattern, int) else 2), 0
 
 
@@ -92,13 +122,14 @@ def _shrunk(key: str, value: Any, config: dict[str, Any]) -> Any:
         return None
     if key.endswith("_token_id"):
         return [i % VOCABULARY for i in value] if isinstance(value, list) else value % VOCABULARY
-    sizes = {
-        "vocab_size": VOCABULARY, "intermediate_size": INTERMEDIATE, "head_dim": HEAD_DIM,
-        "num_attention_heads": HEADS, "n_head": HEADS, "n_embd": HEADS * HEAD_DIM,
-        "n_positions": POSITIONS, "n_ctx": POSITIONS,
-    }  # fmt: skip
-    if key in sizes:
-        return sizes[key]
+    if key in SHRUNK:
+        return SHRUNK[key]
+    if key in AT_MOST:
+        return min(value, AT_MOST[key])
+    if key == "head_dim":  # of latent attention, the part of a head that is turned
+        return SHRUNK["qk_rope_head_dim"] if "qk_rope_head_dim" in config else HEAD_DIM
+    if key == "linear_num_value_heads":
+        return value // config["linear_num_key_heads"] * SHRUNK["linear_num_key_heads"]
     heads, layers = (config.get(of) or config.get(older) for of, older in (("num_attention_heads", "n_head"), LAYERS))
     if key == "hidden_size":
         square = config.get("head_dim", value // heads) * heads == value

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 KEY = "first-key"
 OTHER_KEY = "second-key"
@@ -71,7 +71,7 @@ class Served:
         return sum(value for _, has, value in samples if labels.items() <= has.items())
 
     def send_raw(self, data: bytes) -> socket.socket:
-        raw = socket.create_connection(self.address, timeout=20)
+        raw = socket.create_connection(self.address, timeout=PATIENCE)
         raw.sendall(data)
         return raw
 
@@ -97,12 +97,12 @@ def serve(engine: Path, folder: Path, *options: str, files: int | None = None, *
         first = process.stdout.readline()  # "" if it ended
         found = re.fullmatch(r"serving pico at (\S+)\n", first)
         assert found, (first, log.read_text(encoding="utf-8"))
-        with httpx.Client(base_url=found[1], timeout=30, trust_env=False, **client) as opened:
+        with httpx.Client(base_url=found[1], timeout=PATIENCE, trust_env=False, **client) as opened:
             yield Served(process, found[1], log, opened)
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(20)
+        process.wait()
         if process.stdout is not None:
             process.stdout.close()
 

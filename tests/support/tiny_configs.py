@@ -52,6 +52,9 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 10,
 }
 
+INDEXED: dict[str, Any] = {**LATENT, "index_topk": 128, "index_head_dim": 12, "index_n_heads": 2}
+"""Latent attention whose indexers pick every position."""
+
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
@@ -96,6 +99,16 @@ GEMMA3: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
     },
+}
+
+GEMMA4: dict[str, Any] = {
+    "pad_token_id": 0,
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "final_logit_softcapping": 20.0,
+    "tie_word_embeddings": True,
 }
 
 OLMO3: dict[str, Any] = {
@@ -149,6 +162,22 @@ LFM2: dict[str, Any] = {
     "norm_eps": 1e-5,
 }
 
+MAMBA: dict[str, Any] = {"pad_token_id": 0, "hidden_size": 36, "state_size": 12, "time_step_rank": 5}
+"""72 channels that are no multiple of a vector's lanes."""
+
+JAMBA: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_hidden_layers": 3,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 0,
+    "num_experts": 1,
+    "mamba_d_state": 12,
+    "mamba_dt_rank": 5,
+}
+"""Layers that scan, and may have mixtures of experts, around one that attends and has a dense MLP."""
+
 MAMBA2: dict[str, Any] = {
     "pad_token_id": 0,
     "num_heads": 4,
@@ -167,6 +196,30 @@ MAMBA2_LAYERS: dict[str, Any] = {
     "mamba_n_groups": 2,
 }
 """The recurrent layers of hybrids."""
+
+NEMOTRON_H: dict[str, Any] = {
+    "pad_token_id": 0,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "head_dim": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "time_step_limit": [0.03, 0.08],
+}
+"""Layers of one part each."""
+
+NEMOTRON_H_EXPERTS: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 20,
+    "routed_scaling_factor": 1.7,
+}
 
 DELTA_LAYERS: dict[str, Any] = {
     "pad_token_id": 0,
@@ -208,6 +261,14 @@ ERNIE_MOE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+LLAMA4: dict[str, Any] = {
+    **EXPERTS,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "head_dim": 8,
+    "no_rope_layers": [1, 0],
+}
+
 GLM4_MOE: dict[str, Any] = {
     **EXPERTS,
     "num_experts": 8,
@@ -241,6 +302,48 @@ DEEPSEEK_V2_EXPERTS: dict[str, Any] = {
     "n_shared_experts": 2,
 }
 
+KIMI_LINEAR: dict[str, Any] = {
+    **LATENT,
+    "q_lora_rank": None,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "linear_num_heads": 4,
+    "linear_head_dim": 12,
+    "linear_conv_kernel_dim": 3,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_local_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+
+MINIMAX: dict[str, Any] = {
+    "head_dim": 8,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "block_size": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "full_attn_alpha_factor": 1.1,
+    "linear_attn_alpha_factor": 1.2,
+    "linear_attn_beta_factor": 0.8,
+    "mlp_beta_factor": 0.9,
+}
+
+RECURRENT_GEMMA: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "attention_window_size": 16,
+    "conv1d_width": 3,
+    "w_init_variance_scale": 1e-3,  # matrices like those of other families: gates near 0 or 1 would make decays round
+    "logits_soft_cap": 3.0,
+    "tie_word_embeddings": True,
+}
+
 GPT_OSS: dict[str, Any] = {
     **EXPERTS,
     "head_dim": 8,
@@ -249,3 +352,16 @@ GPT_OSS: dict[str, Any] = {
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32},
     "swiglu_limit": 0.5,  # which every other row reaches
 }
+
+ZAMBA2: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "n_mamba_heads": 4,
+    "mamba_d_state": 12,
+    "mamba_ngroups": 2,
+    "chunk_size": 16,
+    "adapter_rank": 6,
+    "tie_word_embeddings": True,
+}
+"""One block of attention and an MLP that two layers call, each with an adapter of its own."""

@@ -11,13 +11,16 @@ from tensorwright.ir.facts import Facts, KvLayer
 
 VOCAB = 257  # the byte tokenizer's
 MAX_SEQ_LEN = 128
+ENDLESS = 60_000
+"""A request of so many tokens still runs whenever a test looks, however fast the machine is: its engine is made with a
+max_seq_len above that, and they take a minute, since attention reads all tokens before."""
 FILES = (
     "config.json", "cpu/plan.bin", "cpu/weights.bin", "generation_config.json", "graph.txt", "tokenizer.json",
 )  # fmt: skip
 
 
 def make_toy(**changes: int) -> ToyLlama:
-    return ToyLlama(vocab=VOCAB, max_seq_len=MAX_SEQ_LEN, **{"block_size": 32, **changes})
+    return ToyLlama(vocab=VOCAB, **{"max_seq_len": MAX_SEQ_LEN, "block_size": 32, **changes})
 
 
 def write_toy_engine(path: Path, toy: ToyLlama | None = None, states: tuple[int, ...] = ()) -> Path:

@@ -115,5 +115,5 @@ def collect(engine: Any, ends: int) -> tuple[dict[tuple[int, int], list[int]], d
                 last[name] = event
         return len(last) >= ends
 
-    wait_until(ended, 60)
+    wait_until(ended)
     return tokens, last

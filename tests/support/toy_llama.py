@@ -25,6 +25,7 @@ class ToyLlama:
     max_seq_len: int = 2048
     block_size: int = 16
     window: int = 0  # of the odd layers, in a cache group of their own
+    chunked: bool = False  # the window begins at a multiple of its length
     eps: float = 1e-5
     seed: int = 0
     w: dict[str, np.ndarray] = field(default_factory=dict)
@@ -83,7 +84,9 @@ class ToyLlama:
         """Even layers take the fused forms, odd layers the plain ones: add and swiglu as instructions of their own."""
         q_cols, fused = self.heads * self.head_dim, i % 2 == 0
         qkv_cols = q_cols + 2 * self.kv_heads * self.head_dim
-        kv = p.kv_layer(self.kv_heads, self.head_dim, self.layer_window(i), group=i % 2 if self.window else 0)
+        kv = p.kv_layer(
+            self.kv_heads, self.head_dim, self.layer_window(i), group=i % 2 if self.window else 0, chunked=self.chunked
+        )
         a, qkv = p.buffer(TOKENS, self.dtype, self.hidden), p.buffer(TOKENS, F32, qkv_cols)
         q, y = p.buffer(TOKENS, self.dtype, q_cols), p.buffer(TOKENS, self.dtype, q_cols)
         norm1, norm2 = (p.vector(f"{i}.{n}", self.w[f"{i}.{n}"]) for n in ("norm1", "norm2"))
@@ -147,6 +150,9 @@ class ToyLlama:
         scores = np.einsum("qhd,khd->hqk", q, k) * self.scale
         distance = np.arange(t)[:, None] - np.arange(t)[None, :]
         hidden = (distance < 0) | ((distance >= window) if window else False)
+        if window and self.chunked:
+            chunk = np.arange(t) // window
+            hidden = (distance < 0) | (chunk[:, None] != chunk[None, :])
         scores = np.where(hidden, -np.inf, scores)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(t, -1)

@@ -11,6 +11,8 @@ import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import np_to_triton_dtype
 
+from support.waiting import PATIENCE
+
 Answer = dict[str, np.ndarray]
 
 
@@ -48,7 +50,7 @@ class GrpcStream:
         options.setdefault("enable_empty_final_response", True)
         self.client.async_stream_infer(model, tensors, request_id=request_id, **options)
 
-    def next(self, timeout: float = 20) -> tuple[str, Answer, bool]:
+    def next(self, timeout: float = PATIENCE) -> tuple[str, Answer, bool]:
         """The next response: request id, tensors, whether it is the last. An error is raised as the client has it."""
         event = self._events.get(timeout=timeout)
         if isinstance(event, Exception):
@@ -68,7 +70,7 @@ class GrpcStream:
             self.next()
         return {request_id: self._answers[request_id] for request_id in wanted}
 
-    def error(self, timeout: float = 20) -> str:
+    def error(self, timeout: float = PATIENCE) -> str:
         """Waits for the stream's error; whatever else comes is a failure."""
         event = self._events.get(timeout=timeout)
         assert isinstance(event, Exception), event.get_response()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from support.waiting import PATIENCE
 from tensorwright.runtime.serving.triton.wheel_server import ServerVenv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,7 @@ class TritonServer:
         log: Path,
         *arguments: str,
         backends: Path | None = None,
-        exit_timeout: int = 10,
+        exit_timeout: int = 120,
     ):
         self.prefix = f"tensorwright_{uuid.uuid4().hex[:8]}_"
         self.log = log
@@ -59,13 +61,13 @@ class TritonServer:
                 start_new_session=True,
             )
         try:
-            self._wait_until_ready(60)
+            self._wait_until_ready()
         except BaseException:
             self.kill()
             raise
 
-    def _wait_until_ready(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + PATIENCE
         while self.get("/v2/health/ready")[0] != 200:
             status = self.process.poll()
             if status is not None or time.monotonic() > deadline:
@@ -74,11 +76,11 @@ class TritonServer:
                 )
             time.sleep(0.05)
 
-    def get(self, path: str, body: Any = None, timeout: float = 30, address: str | None = None) -> tuple[int, str]:
+    def get(self, path: str, body: Any = None, address: str | None = None) -> tuple[int, str]:
         """GET, or POST of a body as JSON; status and text, 0 if there was no answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(f"http://{address or self.http}{path}", data, timeout=timeout) as answer:
+            with urllib.request.urlopen(f"http://{address or self.http}{path}", data, timeout=PATIENCE) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -119,7 +121,7 @@ class TritonServer:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(self.exit_timeout + 5)
+                self.process.wait(self.exit_timeout + PATIENCE)
             except subprocess.TimeoutExpired:
                 self.kill()
         return self.process.wait()
@@ -141,11 +143,12 @@ class TritonServer:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports that nobody listens on. Linux gives none of these to connections or to port 0, so that no other process
+    takes one by chance before the server does."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return [*found]

@@ -53,10 +53,14 @@ def padded_dim(head_dim: int) -> int:
 def refuse_gains(graph: Graph) -> None:
     """Raises LoweringError if q is multiplied between its rotation and the scores, for GroupQueryAttention does both.
 
-    Raises it for latent attention too, whose V is a part of K.
+    Raises it for latent attention too, whose V is a part of K, and for scores that fall with distance.
     """
     for node in graph.find("paged_attention"):
         write = node.operand(0).producer
+        if node.optional(6) is not None:
+            raise LoweringError(
+                f"attention in {node.scope} has slopes (alibi), which have no portable ONNX form; build with target cpu"
+            )
         if write.op == "latent_kv_write":
             raise LoweringError(
                 f"latent attention in {write.scope} has no portable ONNX form, for its V is a part of K; build with "
@@ -64,8 +68,8 @@ def refuse_gains(graph: Graph) -> None:
             )
         if write.op != "rotary_kv_write":
             raise LoweringError(
-                f"{write.op} in {write.scope}: weights of norms behind the rotation of q and k have no portable ONNX "
-                "form; build with target cpu"
+                f"{write.op} in {write.scope}: what q is multiplied by behind its rotation has no portable "
+                "ONNX form; build with target cpu"
             )
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorwright.builder.measure.accuracy import CHUNK
-
 PROVIDER = "CPU"
 
 
@@ -47,12 +45,17 @@ class OneSlot:
         return logits
 
 
-def model_logits(model: Path, ids: list[int]) -> Iterator[np.ndarray]:
-    """Yields [up to 32, vocab] float32 logits of consecutive positions, with one sequence in the model."""
-    slot = OneSlot(model)
-    for start in range(0, len(ids), CHUNK):
-        chunk = ids[start : start + CHUNK]
-        yield slot.step(chunk, start, list(range(len(chunk))))
+class ModelLogits:
+    """A model with one sequence at a time."""
+
+    def __init__(self, model: Path) -> None:
+        self._slot = OneSlot(model)
+
+    def __call__(self, ids: list[int], rows: int) -> Iterator[np.ndarray]:
+        """Yields the logits of a new sequence as [up to `rows`, vocab] float32."""
+        for start in range(0, len(ids), rows):
+            chunk = ids[start : start + rows]
+            yield self._slot.step(chunk, start, list(range(len(chunk))))
 
 
 def _empty(shape: list[int | str], kind: str) -> np.ndarray:

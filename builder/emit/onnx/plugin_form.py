@@ -83,7 +83,8 @@ class PluginEmitter:
                 continue
             handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
             if handler is None:
-                what = f"latent attention ({node.op})" if node.op in LATENT else node.op
+                latent = node.op in LATENT and node.operand(1).constant is None
+                what = f"latent attention ({node.op})" if latent else node.op
                 raise self.refusal(node, f"{what} has no ONNX form for TensorRT")
             for value, name in zip(node.outputs, handler(self, node), strict=True):
                 self.names[value] = name
@@ -284,6 +285,10 @@ def _rotary_kv_write(e: PluginEmitter, node: Node) -> list[str]:
 
 def _paged_attention(e: PluginEmitter, node: Node) -> list[str]:
     sinks = node.optional(5)
+    if node.optional(6) is not None:
+        raise LoweringError(
+            f"attention in {node.scope} has slopes (alibi), which have no ONNX form for TensorRT; build with target cpu"
+        )
     pages = e.caches[node.operand(1)]
     group = e.graph.facts.kv_layers[node.attrs["layer"]].group
     tables = ["seq_starts", "context_lens", f"block_tables.{group}"]

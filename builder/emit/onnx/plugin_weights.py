@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorwright.builder.emit.onnx.model_file import stored_bytes
 from tensorwright.builder.emit.onnx.weights_source import Weights, expression_of, in_type, initializer_name, scales_of
+from tensorwright.builder.emit.pack_rows import RowPacker, no_codes
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import CheckpointError
@@ -153,7 +154,8 @@ class PluginWeights(Weights):
 def quantized(name: str, fmt: WeightFormat, block: np.ndarray, total: RelativeError) -> Quantized:
     """Quantizes a block of whole groups by the C++ of the CPU engine, whose bits are those of quantize.py."""
     rows, k = block.shape
-    panels = quantized_chunks(name, fmt, rows, k, lambda a, b: block[a:b], gated=False, total=total)
+    packer = RowPacker(fmt, k, lambda a, b: block[a:b], no_codes)
+    panels = quantized_chunks(name, packer, rows, gated=False, total=total)
     parts, done = [], 0
     for part in panels:
         count = min(rows - done, part.size // fmt.panel_bytes(k) * LANES)

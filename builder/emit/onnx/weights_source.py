@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
+from tensorwright.builder.emit.pack_rows import RowPacker, stored_codes
 from tensorwright.builder.emit.quantization_record import (
     StoredMatrix,
     Use,
@@ -101,7 +102,8 @@ class Weights:
     ) -> Iterator[tuple[int, np.ndarray]]:
         done, scales = 0, []
         read = partial(_float_rows, expr, self.checkpoint)
-        for panels in quantized_chunks(name, fmt, n, k, read, gated=False, total=total):
+        packer = RowPacker(fmt, k, read, stored_codes(expr, self.checkpoint, fmt))
+        for panels in quantized_chunks(name, packer, n, gated=False, total=total):
             rows = min(n - done, panels.size // fmt.panel_bytes(k) * LANES)
             made = unpack(panels, fmt, rows, k)
             yield 0, nbits(made, fmt)

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/core/base/first_seen.h"
+
 namespace tensorwright {
 
 // Returns how many blocks a sequence holds in a group with this window while it writes `chunk` positions: the
 // blocks that the first of these positions sees and those of the chunk, and one more, because neither end
-// need lie at the end of a block.
+// need lie at the end of a block. If the window is chunked, a sequence holds as many at most.
 constexpr int64_t window_blocks(int64_t window, int64_t chunk, int64_t block_size) {
   return (window - 1 + chunk + block_size - 1) / block_size + 1;
 }
@@ -18,6 +20,12 @@ struct GroupShape {
   int32_t blocks = 0;
   int32_t window = 0;    // 0: none
   int32_t max_held = 0;  // by one sequence; 0: no bound but its length
+  bool chunked = false;  // the window begins at a multiple of its length
+
+  // Returns the first position that `position` sees.
+  int32_t first_seen(int32_t position) const {
+    return static_cast<int32_t>(tw_first_seen(position, window, chunked));
+  }
 
   // Returns how many blocks n sequences need at once to go on. Each sequence has `entries` entries, and all
   // share the blocks of the first `shared` ones.

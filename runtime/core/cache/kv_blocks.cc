@@ -26,8 +26,7 @@ KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool pref
 // Returns the first entry that a position from `next` on sees, or the last published entry if that comes
 // earlier.
 int32_t KvBlocks::first_needed(size_t group, int32_t next, int32_t published) const {
-  int32_t window = shapes_[group].window;
-  int32_t seen = window > 0 ? std::max(0, next - window + 1) / block_size_ : 0;
+  int32_t seen = shapes_[group].first_seen(next) / block_size_;
   return tree_ ? std::min(seen, std::max(0, published - 1)) : seen;
 }
 

@@ -523,7 +523,8 @@ EngineStats EngineCore::stats() const {
   size_t widest = 0;
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
-    stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used()});
+    stats.groups.push_back(
+        {shapes_[i].window, group.total(), group.free(), group.idle(), group.used(), shapes_[i].chunked});
     auto width = [&](size_t j) { return shapes_[j].window == 0 ? INT32_MAX : shapes_[j].window; };
     if (width(i) > width(widest)) widest = i;
   }

@@ -75,6 +75,7 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
   for (size_t group = 0; group < shapes.size(); ++group) {
     GroupShape& shape = shapes[group];
     shape.window = facts.group_windows[group];
+    shape.chunked = facts.chunked(group);
     shape.blocks = static_cast<int32_t>(alike);
     if (shape.window == 0) {
       open += facts.block_bytes[group];

@@ -11,10 +11,12 @@ WeightReads weight_reads(const Plan& plan, const std::vector<std::unique_ptr<Ope
     const ExpertUse use = operations[i]->expert_use();
     if (use.experts > 0) {
       reads.bytes += use.slots * use.bytes;
-      if (use.starts) {
-        reads.mixtures.push_back({plan.name(instruction.name), use});
-      } else {
+      const std::string name = plan.name(instruction.name);
+      const bool more = !use.starts && !reads.mixtures.empty() && reads.mixtures.back().name == name;
+      if (more) {
         reads.mixtures.back().use.bytes += use.bytes;
+      } else {
+        reads.mixtures.push_back({name, use});
       }
       continue;
     }

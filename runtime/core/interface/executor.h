@@ -15,9 +15,13 @@ struct ModelFacts {
   int32_t max_seq_len = 0;
   int32_t block_size = 0;              // positions in a KV block
   std::vector<int64_t> block_bytes;    // per cache group: bytes of one block over the group's layers
-  std::vector<int32_t> group_windows;  // per cache group: sliding window, 0 if none
+  std::vector<int32_t> group_windows;  // per cache group: window, 0 if none
   // Bytes of one sequence's states over all recurrent layers; 0: the model has none.
   int64_t state_bytes = 0;
+  // Per cache group: 1 if its window is chunked (base/first_seen.h), 0 if it slides. Empty: all slide.
+  std::vector<uint8_t> group_chunked = {};
+
+  bool chunked(size_t group) const { return group < group_chunked.size() && group_chunked[group]; }
 };
 
 // One cache group's addressing for a step.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -113,6 +114,20 @@ void split_rows(ThreadTeam& team, int32_t rows, int64_t elements_per_row, Body&&
     const auto end = static_cast<int32_t>(int64_t{rows} * (task + 1) / tasks);
     body(begin, end);
   });
+}
+
+// Calls body(seq, part) for `parts` parts of every sequence of the step that has tokens, one task each. Tasks
+// are counted in 32 bits: sequences with very many parts take several regions.
+template <typename Body>
+void split_sequences(const StepView& view, ThreadTeam& team, int32_t parts, Body&& body) {
+  const int32_t seqs = view.step.seqs(), at_once = std::max(1, std::numeric_limits<int32_t>::max() / parts);
+  for (int32_t first = 0; first < seqs; first += std::min(at_once, seqs - first)) {
+    team.run(std::min(at_once, seqs - first) * parts, [&](int task, int) {
+      const int32_t seq = first + task / parts;
+      const int32_t* start = view.step.seq_starts.data() + seq;
+      if (start[1] > start[0]) body(seq, task % parts);
+    });
+  }
 }
 
 }  // namespace tensorwright

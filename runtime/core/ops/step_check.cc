@@ -4,6 +4,7 @@
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/first_seen.h"
 
 namespace tensorwright {
 namespace {
@@ -108,14 +109,16 @@ void StepChecker::check_group(const Step& step, size_t group) {
   require(tables.max_blocks >= 0, "group ", group, ": max_blocks is ", tables.max_blocks);
   require_length("block_tables", tables.block_tables, int64_t{step.seqs()} * tables.max_blocks);
   require_length("slots", tables.slots, step.tokens());
-  const int32_t window = facts_.group_windows[group], blocks = static_cast<int32_t>(writers_[group].size());
+  const int32_t blocks = static_cast<int32_t>(writers_[group].size());
   for (int32_t seq = 0; seq < step.seqs(); ++seq) {
     const auto s = static_cast<size_t>(seq);
     const int32_t queries = step.seq_starts[s + 1] - step.seq_starts[s], context = step.context_lens[s];
     if (queries == 0) continue;  // nothing of this sequence is read
     // The blocks from the first position that the first query sees to the end of the context are read.
-    const int32_t visible = window > 0 ? std::max(0, context - queries - window + 1) : 0;
-    const int32_t begin = visible / facts_.block_size, end = (context - 1) / facts_.block_size + 1;
+    const int64_t visible =
+        tw_first_seen(context - queries, facts_.group_windows[group], facts_.chunked(group));
+    const int32_t begin = static_cast<int32_t>(visible / facts_.block_size);
+    const int32_t end = (context - 1) / facts_.block_size + 1;
     require(end <= tables.max_blocks, "group ", group, ": a context of ", context, " needs ", end,
             " blocks, the block table has ", tables.max_blocks);
     const int32_t* table = tables.block_tables.data() + int64_t{seq} * tables.max_blocks;

@@ -14,6 +14,9 @@ namespace tensorwright {
 // One instruction and its operands.
 class InstructionCheck {
  public:
+  static constexpr int32_t kMaxHeads = 1 << 20;
+  static constexpr int32_t kMaxStates = 1 << 20;
+
   InstructionCheck(const Plan& plan, size_t index, const char* op)
       : plan(plan), instruction(plan.instructions[index]), index_(index), op_(op) {}
 
@@ -84,7 +87,7 @@ class InstructionCheck {
   // Returns the heads attribute, in uint64 so that products with it cannot overflow.
   uint64_t heads(const KvLayerRecord& layer) const {
     const int32_t heads = instruction.ints[1];
-    require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
+    require(heads >= 1 && heads <= kMaxHeads && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
             "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
     return static_cast<uint64_t>(heads);
   }

@@ -24,7 +24,7 @@ enum class Op : uint32_t {
   kMatmul = 3,  // x, residual? | w, bias? | y | epilogue, n | -
   kRotaryTable = 4,  // - | inv_freq | table | - | scale
   kRotaryKvWrite = 5,  // qkv, table? | - | q | kv_layer, heads, rotary_dim | -
-  kPagedAttention = 6,  // q | sinks? | y | kv_layer, heads | scale, softcap
+  kPagedAttention = 6,  // q | sinks?, slopes? | y | kv_layer, heads | scale, softcap
   kGatherRows = 7,  // x | - | y | - | -
   kSwiglu = 8,  // x | - | y | activation | -
   kAdd = 9,  // a, b | - | y | - | -
@@ -33,15 +33,19 @@ enum class Op : uint32_t {
   kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
   kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
   kRoute = 14,  // logits | - | index, weights | k, normalise | -
-  kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation | -
+  kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation, identities | -
   kHeadProducts = 16,  // x | w | y | heads | -
   kLatentKvWrite = 17,  // q_latent, q, kv, table? | - | y | kv_layer, heads | -
   kCarriedConv = 20,  // x | w, bias? | y | state, activation | -
   kCarriedScan = 21,  // row, dt | w | y | state, heads, groups, states | dt_min, dt_max
   kCarriedDeltaRule = 22,  // row, dt, beta | w | y | state, key_heads, heads, width | beta_scale
-  kRouteByScore = 28,  // logits | bias? | index, weights | k, normalise, score, by_scores, groups, group_limit, group_best, keeps_others | scale, epsilon, least, jitter
-  kExpertsUp = 29,  // x, index, weights? | up, bias? | y | experts, activation, gated, squared | slope, limit, up_offset
+  kCarriedSelectiveScan = 23,  // x, dt, b, c | w | y | state, states | -
+  kCarriedRgLru = 24,  // x, input, decay | w | y | state | -
+  kCarriedLinearAttention = 25,  // row | w | y | state, heads, states | -
+  kRouteByScore = 28,  // logits | bias?, expert_scales? | index, weights | k, normalise, score, by_scores, groups, group_limit, group_best, keeps_others | scale, epsilon, least, jitter
+  kExpertsUp = 29,  // x, index, weights? | up, bias? | y | experts, activation, gated, squared, limits_activated | slope, limit, up_offset
   kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts | -
+  kConcat = 31,  // x0, x1, x2?, x3? | - | y | - | -
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -88,12 +92,20 @@ InstructionRule check_carried_scan;
 OperationMaker make_carried_scan;
 InstructionRule check_carried_delta_rule;
 OperationMaker make_carried_delta_rule;
+InstructionRule check_carried_selective_scan;
+OperationMaker make_carried_selective_scan;
+InstructionRule check_carried_rg_lru;
+OperationMaker make_carried_rg_lru;
+InstructionRule check_carried_linear_attention;
+OperationMaker make_carried_linear_attention;
 InstructionRule check_route_by_score;
 OperationMaker make_route_by_score;
 InstructionRule check_experts_up;
 OperationMaker make_experts_up;
 InstructionRule check_experts_down;
 OperationMaker make_experts_down;
+InstructionRule check_concat;
+OperationMaker make_concat;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -109,7 +121,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul, make_matmul},
   {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table, make_rotary_table},
   {Op::kRotaryKvWrite, "rotary_kv_write", 1, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write, make_rotary_kv_write},
-  {Op::kPagedAttention, "paged_attention", 1, 1, 0, 1, 1, 1, 2, 2, check_paged_attention, make_paged_attention},
+  {Op::kPagedAttention, "paged_attention", 1, 1, 0, 2, 1, 1, 2, 2, check_paged_attention, make_paged_attention},
   {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows, make_gather_rows},
   {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 1, 0, check_swiglu, make_swiglu},
   {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add, make_add},
@@ -118,15 +130,19 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kLayerNorm, "layer_norm", 1, 2, 1, 2, 1, 2, 3, 2, check_layer_norm, make_layer_norm},
   {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul, make_quantized_matmul},
   {Op::kRoute, "route", 1, 1, 0, 0, 2, 2, 2, 0, check_route, make_route},
-  {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 2, 0, check_experts, make_experts},
+  {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 3, 0, check_experts, make_experts},
   {Op::kHeadProducts, "head_products", 1, 1, 1, 1, 1, 1, 1, 0, check_head_products, make_head_products},
   {Op::kLatentKvWrite, "latent_kv_write", 3, 4, 0, 0, 1, 1, 2, 0, check_latent_kv_write, make_latent_kv_write},
   {Op::kCarriedConv, "carried_conv", 1, 1, 1, 2, 1, 1, 2, 0, check_carried_conv, make_carried_conv},
   {Op::kCarriedScan, "carried_scan", 2, 2, 1, 1, 1, 1, 4, 2, check_carried_scan, make_carried_scan},
   {Op::kCarriedDeltaRule, "carried_delta_rule", 3, 3, 1, 1, 1, 1, 4, 1, check_carried_delta_rule, make_carried_delta_rule},
-  {Op::kRouteByScore, "route_by_score", 1, 1, 0, 1, 2, 2, 8, 4, check_route_by_score, make_route_by_score},
-  {Op::kExpertsUp, "experts_up", 2, 3, 1, 2, 1, 1, 4, 3, check_experts_up, make_experts_up},
+  {Op::kCarriedSelectiveScan, "carried_selective_scan", 4, 4, 1, 1, 1, 1, 2, 0, check_carried_selective_scan, make_carried_selective_scan},
+  {Op::kCarriedRgLru, "carried_rg_lru", 3, 3, 1, 1, 1, 1, 1, 0, check_carried_rg_lru, make_carried_rg_lru},
+  {Op::kCarriedLinearAttention, "carried_linear_attention", 1, 1, 1, 1, 1, 1, 3, 0, check_carried_linear_attention, make_carried_linear_attention},
+  {Op::kRouteByScore, "route_by_score", 1, 1, 0, 2, 2, 2, 8, 4, check_route_by_score, make_route_by_score},
+  {Op::kExpertsUp, "experts_up", 2, 3, 1, 2, 1, 1, 5, 3, check_experts_up, make_experts_up},
   {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 1, 0, check_experts_down, make_experts_down},
+  {Op::kConcat, "concat", 2, 4, 0, 0, 1, 1, 0, 0, check_concat, make_concat},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and

@@ -30,9 +30,11 @@ ModelFacts Plan::facts() const {
   facts.block_size = static_cast<int32_t>(header.block_size);
   facts.block_bytes.assign(header.cache_groups, 0);
   facts.group_windows.assign(header.cache_groups, 0);
+  facts.group_chunked.assign(header.cache_groups, 0);
   for (const KvLayerRecord& layer : kv_layers) {
     facts.block_bytes[layer.group] += static_cast<int64_t>(kv_block_bytes(layer));
     facts.group_windows[layer.group] = static_cast<int32_t>(layer.window);
+    facts.group_chunked[layer.group] = static_cast<uint8_t>(layer.chunked);
   }
   for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
   return facts;
@@ -113,6 +115,8 @@ void check_kv_layer(const Plan& plan, size_t index) {
   require(uint64_t{layer.kv_heads} * layer.head_dim <= (uint64_t{1} << 24), at, "kv_heads * head_dim is ",
           uint64_t{layer.kv_heads} * layer.head_dim, ", over 2^24");
   require(layer.window <= kMaxNumber, at, "window is ", layer.window, ", over ", kMaxNumber);
+  require(layer.chunked <= (layer.window > 0), at, "chunked must be 0, or 1 with a window, is ",
+          layer.chunked);
   if (layer.v_dim == 0) return;
   require(layer.kv_heads == 1 && layer.dtype != TW_I8, at,
           "v_dim needs one kv_head and a cache that is not int8, not ", layer.kv_heads, " in dtype ",
@@ -125,15 +129,17 @@ void check_kv_layer(const Plan& plan, size_t index) {
 // Checks that every group has a layer, and that the layers of a group have the same window, because the
 // scheduler frees the blocks of a group by its window.
 void check_groups(const Plan& plan) {
-  std::vector<int64_t> windows(plan.header.cache_groups, -1);
+  std::vector<const KvLayerRecord*> firsts(plan.header.cache_groups);
   for (size_t i = 0; i < plan.kv_layers.size(); ++i) {
     const KvLayerRecord& layer = plan.kv_layers[i];
-    int64_t& window = windows[layer.group];
-    if (window < 0) window = layer.window;
-    require(window == layer.window, "kv layer ", i, ": window must be its group's ", window, ", is ",
-            layer.window);
+    const KvLayerRecord*& first = firsts[layer.group];
+    if (!first) first = &layer;
+    require(first->window == layer.window, "kv layer ", i, ": window must be its group's ", first->window,
+            ", is ", layer.window);
+    require(first->chunked == layer.chunked, "kv layer ", i, ": chunked must be its group's ", first->chunked,
+            ", is ", layer.chunked);
   }
-  for (size_t i = 0; i < windows.size(); ++i) require(windows[i] >= 0, "cache group ", i, " has no kv layer");
+  for (size_t i = 0; i < firsts.size(); ++i) require(firsts[i], "cache group ", i, " has no kv layer");
 }
 
 void check_state(const Plan& plan, size_t index) {
@@ -184,15 +190,14 @@ void check_weight_type(const WeightRecord& weight, const std::string& at) {
       known = is_float_dtype(weight.dtype);
       break;
     case WeightLayout::kQuantized:
-      known = weight.dtype == TW_I8 || weight.dtype == TW_I4;
+      known = tw_codec(static_cast<int>(weight.dtype)).dtype != 0;
       break;
     default:
       refuse_plan(concat(at, "layout must be 0, 1 or 2, is ", weight.layout));
   }
   require(known, at, "dtype ", weight.dtype, " is unknown for layout ", weight.layout);
   const bool quantized = weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized);
-  const bool sized = group == 32 || group == 64 || group == 128;
-  require(quantized ? sized || (group == 0 && weight.dtype == TW_I8) : group == 0, at, "group ", group,
+  require(quantized ? tw_quantizes(static_cast<int>(weight.dtype), group) : group == 0, at, "group ", group,
           " is unknown for layout ", weight.layout, " and dtype ", weight.dtype);
 }
 

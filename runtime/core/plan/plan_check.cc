@@ -46,6 +46,18 @@ void check_whole_numbers(const Check& c) {
   }
 }
 
+// Notes the kv layer that an instruction writes. Attention must read one that an earlier instruction writes:
+// a page holds what another request left there until then.
+void check_caches(const Check& c, std::vector<bool>& written) {
+  const auto op = static_cast<Op>(c.instruction.op);
+  const auto layer = static_cast<size_t>(c.instruction.ints[0]);
+  if (op == Op::kPagedAttention)
+    c.require(written[layer], "reads kv layer ", layer, " before anything writes it");
+  // A rotary_kv_write of q alone writes nothing.
+  if (op == Op::kLatentKvWrite || (op == Op::kRotaryKvWrite && c.in(0)->cols > c.out(0)->cols))
+    written[layer] = true;
+}
+
 bool overlap(const BufferRecord& a, const BufferRecord& b) {
   return a.kind == b.kind && a.offset < b.offset + b.stride_bytes && b.offset < a.offset + a.stride_bytes;
 }
@@ -90,7 +102,7 @@ const char* op_name(uint32_t op) {
 }
 
 void check_instructions(const Plan& plan) {
-  std::vector<bool> written(plan.buffers.size(), false);
+  std::vector<bool> written(plan.buffers.size(), false), cached(plan.kv_layers.size(), false);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
     const OpRow* row = find_op(instruction.op);
@@ -103,6 +115,7 @@ void check_instructions(const Plan& plan) {
     }
     check_whole_numbers(check);
     row->check(check);
+    check_caches(check, cached);
     check_overlaps(check);
     for (int32_t out : instruction.out) {
       if (out >= 0) written[static_cast<size_t>(out)] = true;

@@ -9,7 +9,7 @@
 //   empty name.
 // * Reserved fields, and ints and floats that an op does not use, are 0. Operands that an op does not use
 //   are -1.
-// * An instruction reads only buffers that an earlier one wrote.
+// * An instruction reads only buffers, and attention only kv layers, that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
 //   where op_table.h allows it (kOpSharings).
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
@@ -49,8 +49,9 @@ static_assert(sizeof(PlanHeader) == 96);
 
 struct KvLayerRecord {
   uint32_t group, kv_heads, head_dim;
-  uint32_t dtype;   // the header's act_dtype, or TW_I8
-  uint32_t window;  // 0: none
+  uint16_t dtype;    // the header's act_dtype, or TW_I8
+  uint16_t chunked;  // 1: the window begins at a multiple of its length (base/first_seen.h); 0: it slides
+  uint32_t window;   // 0: none
   // 0: V has rows of its own. Else V is the first v_dim columns of K, of which there is one head.
   uint32_t v_dim;
 };
@@ -77,7 +78,7 @@ struct BufferRecord {
 };
 static_assert(sizeof(BufferRecord) == 24);
 
-// kQuantized: panels of plugins/quantized_matmul/layout.h, dtype TW_I8 or TW_I4.
+// kQuantized: panels of plugins/quantized_matmul/layout.h, with a dtype of quantized weights.
 enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1, kQuantized = 2 };
 
 struct WeightRecord {

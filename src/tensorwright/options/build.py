@@ -12,12 +12,22 @@ from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, parse_spec
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.declare import At, Door, Rule, check_values, declare, options_in, same_as, whole_number
+from tensorwright.options.declare import (
+    At,
+    Door,
+    Rule,
+    check_values,
+    declare,
+    options_in,
+    same_as,
+    whole_number,
+)
 
 FIRST_USE = TARGETS["cpu"]
 """The target of an engine that `run`, `serve` or `LLM` builds from a model directory on its first use."""
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
+CALIBRATIONS = ("none", "gptq")
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
@@ -33,10 +43,10 @@ ENGINES_OWN = At(AS_BUILT, default=None)
 """How `rebuild` shows an option whose value it takes from the engine."""
 
 _SPEC = (
-    f"Quantize the weights: int4, int8 (in groups of {DEFAULT_GROUP} along K; int4:g64, int8:g128 name others: "
-    f"{', '.join(map(str, GROUPS))}) or w8a8 (one scale per output row, one per token). Embedding and lm_head follow, "
-    "or have a FORMAT or none of their own: int4:g64,lm_head=int8,embedding=none. See docs/quantization.md. "
-    "[default: none, all in --dtype]"
+    f"Quantize the weights: int4, int8, uint4, uint8 (in groups of {DEFAULT_GROUP} along K; int4:g64, int8:g128 name "
+    f"others: {', '.join(map(str, GROUPS))}), mxfp4 or w8a8 (one scale per output row, one per token). Embedding and "
+    "lm_head follow, or have a FORMAT or none of their own: int4:g64,lm_head=int8,embedding=none. See "
+    "docs/quantization.md. [default: none, all in --dtype]"
 )
 _LIMIT = whole_number(f"a whole number from 1 to {MAX_STEP_TOKENS}", high=MAX_STEP_TOKENS)
 _NAMES_FORMATS = Rule(
@@ -58,6 +68,10 @@ _LENGTH_OF_FIRST_USE = At(
 )
 _FIRST_USE_DOORS = (Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH)
 """The commands that build an engine from a model on its first use."""
+_TOKENS = whole_number(f"a whole number from 2 to {MAX_POSITIONS}", low=2, high=MAX_POSITIONS)
+_IS_PATH = Rule(
+    "the path of a file of text", lambda value: isinstance(value, str) and bool(value.strip()) and "\0" not in value
+)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
 
@@ -115,6 +129,28 @@ class BuildFields:
             At("As in build-engine; full needs --model. [default: the engine's]", default=None),
         ),
     )
+    accuracy_tokens: int | None = declare(
+        None,
+        int,
+        rule=_TOKENS,
+        at=_everywhere(
+            At(
+                "The most tokens that accuracy is measured over. [default: quick 128 to 512, by the model's size; "
+                "full 8192]",
+                minimum=2,
+            ),
+            At("As in build-engine. [default: the engine's]", minimum=2),
+        ),
+    )
+    accuracy_text: str | None = declare(
+        None,
+        str,
+        rule=_IS_PATH,
+        at=_everywhere(
+            At("A file of UTF-8 text that accuracy is measured on. [default: a text of this package]", metavar="FILE"),
+            At("As in build-engine. [default: a text of this package]", metavar="FILE"),
+        ),
+    )
     quantize: str | None = declare(
         None,
         str,
@@ -149,6 +185,30 @@ class BuildFields:
                 flag="--keep-weights/--drop-weights",
                 default=None,
             ),
+        ),
+    )
+    calibrate: str = declare(
+        "none",
+        choices=CALIBRATIONS,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "How the codes of quantized matrices are chosen: each weight's nearest (none), or by what a text's "
+                "products need (gptq), which takes longer and is more accurate."
+            ),
+            Door.REBUILD: ENGINES_OWN,
+        },
+    )
+    calibration_text: str | None = declare(
+        None,
+        str,
+        rule=_IS_PATH,
+        targets=("cpu",),
+        at=_everywhere(
+            At(
+                "With --calibrate: a file of UTF-8 text to run through the model. [default: a text of this package]",
+                metavar="FILE",
+            )
         ),
     )
     activations: str = declare(
@@ -215,7 +275,9 @@ class SourceFields:
 
 
 OF_EVERY_TARGET = tuple(
-    option.name for option in options_in(BuildFields) if not option.targets and option.name != "keep_weights"
+    option.name
+    for option in options_in(BuildFields)
+    if not option.targets and option.name not in ("keep_weights", "accuracy_text")
 )
 """The options that `rebuild` takes from an engine of another target. The user must give the others again."""
 

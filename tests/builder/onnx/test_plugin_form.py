@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from support.plugin_form import PluginModel, lower
-from support.tiny_models import families_of_experts
+from support.tiny_families import families_of_experts
 from tensorwright.errors import LoweringError
 
 VARIANTS = (
@@ -31,6 +31,12 @@ def test_steps_equal_the_interpreter(case, variant: str, tmp_path: Path) -> None
 def test_mixtures_of_experts_are_refused_by_name(case, variant: str, tmp_path: Path) -> None:
     made = case(variant)
     with pytest.raises(LoweringError, match="route has no ONNX form for TensorRT"):
+        PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32"))
+
+
+def test_slopes_are_refused_by_name(case, tmp_path: Path) -> None:
+    made = case("bloom")
+    with pytest.raises(LoweringError, match=r"has slopes \(alibi\), which have no ONNX form for TensorRT"):
         PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -13,8 +14,8 @@ from tolerances import chain_tolerance
 
 from support.onnx_slots import Slots, write_model
 from support.places import ROOT
-from support.tiny_models import VARIANTS as ALL_VARIANTS
-from support.tiny_models import families_of_experts
+from support.tiny_families import VARIANTS as ALL_VARIANTS
+from support.tiny_families import families_of_experts
 from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
 from tensorwright.builder.emit.onnx.portable import emit_portable
 from tensorwright.builder.emit.onnx.portable_io import make_manifest
@@ -31,16 +32,25 @@ VARIANTS = (
     "llama", "qwen2", "mistral", "qwen3", "olmo2", "granite", "phi3_longrope_partial", "gemma", "gemma2", "flint",
     "gemma3", "olmo3", "starcoder2", "stablelm_head_norms", "gpt_neox", "gpt2", "falcon_groups", "cohere", "ernie4_5",
     "glm", "glm4", "helium", "nemotron", "smollm3", "opt", "biogpt", "gpt_bigcode", "gptj", "codegen", "nanochat",
-    "llama_mqa",
+    "llama_mqa", "apertus", "gpt_neo", "xglm",
 )  # fmt: skip
 """One of each family, and heads of 10 dims, which no kernel takes as they are."""
-REFUSED = {"hunyuan_v1_dense": "weights of norms behind the rotation of q and k have no portable ONNX form"}
+SLOPES = r"attention in transformer\.\S+ has slopes \(alibi\), which have no portable ONNX form"
+REFUSED = {
+    "hunyuan_v1_dense": "what q is multiplied by behind its rotation has no portable ONNX form",
+    **dict.fromkeys(("gemma4_experts", "gemma4_unified_text"), "a norm of columns must be of all of q or all of"),
+    **dict.fromkeys(("bloom", "mpt", "falcon_alibi"), SLOPES),
+}
 MIXTURES = families_of_experts()
 """Families with layers that have no portable form."""
 LATENTS = {"minicpm3": "minicpm3", "deepseek_v2_dense": "deepseek_v2", "deepseek_v3_dense": "deepseek_v3",
-           "glm4_moe_lite_dense": "glm4_moe_lite"}  # fmt: skip
+           "glm4_moe_lite_dense": "glm4_moe_lite", "deepseek_v32_dense": "deepseek_v32",
+           "glm_moe_dsa_dense": "glm_moe_dsa", "kimi_linear": "kimi_linear"}  # fmt: skip
 """Variants with latent attention, which has no portable form, and their families."""
-STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5_text", "qwen3_next")
+STATES = (
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
+    "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba2",
+)  # fmt: skip
 """Families with recurrent layers, whose states have no portable form."""
 LENGTHS = (41, 1, 23)
 """Past every window of 16."""
@@ -127,10 +137,26 @@ def test_states_of_recurrent_layers_are_refused_by_name(case, family, tmp_path):
             emit_form(made.graph, made.checkpoint, "float32")
 
 
+def test_layers_that_share_keys_and_values_are_refused_by_name(case, tmp_path):
+    made = case("gemma4_shared")
+    for emit_form in (emit_portable, lambda *given: emit_plugin_form(*given[:2], tmp_path, given[2])):
+        with pytest.raises(LoweringError, match=r"2 layers read the keys and values of other layers, .* target cpu"):
+            emit_form(made.graph, made.checkpoint, "float32")
+
+
+def test_chunks_are_refused_by_name(case, tmp_path):
+    made = case("mistral")
+    graph = made.graph.clone()
+    graph.facts.kv_layers = [replace(layer, chunked=True) for layer in graph.facts.kv_layers]
+    for emit_form in (emit_portable, lambda *given: emit_plugin_form(*given[:2], tmp_path, given[2])):
+        with pytest.raises(LoweringError, match=r"within chunks of 16 positions, .* --max-seq-len of at most 16"):
+            emit_form(graph, made.checkpoint, "float32")
+
+
 @pytest.mark.parametrize("variant", LATENTS)
 def test_latent_attention_is_refused_by_name(case, variant):
     made = case(variant)
-    with pytest.raises(LoweringError, match=r"latent attention in model.layers.0\S* has no portable ONNX form"):
+    with pytest.raises(LoweringError, match=r"latent attention in model.layers.\d+\S* has no portable ONNX form"):
         emit_portable(made.graph, made.checkpoint, "float32")
 
 

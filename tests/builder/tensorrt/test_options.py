@@ -61,7 +61,8 @@ def test_values_that_do_not_exist_are_refused(options, message):
         ({"sm": (75,), "quantize": "int4"}, "int4 cannot be built for SM 75"),
         ({"sm": (80,), "quantize": "w8a8"}, r"the format must not be w8a8: .*keeps activations"),
         ({"sm": (80,), "quantize": "int4,embedding=int4"}, "the embedding must be int8 or none, not int4"),
-        ({"sm": (80,), "quantize": "uint4"}, "a weight format must be .*not 'uint4'"),
+        ({"sm": (80,), "quantize": "uint4"}, r"the format must not be uint4:g32: .*no such products"),
+        ({"sm": (80,), "quantize": "int5"}, "a weight format must be .*not 'int5'"),
         (
             {"sm": (80,), "int4_kernel": "plugin"},
             "int4_kernel says who multiplies int4 weights, and none are asked for",

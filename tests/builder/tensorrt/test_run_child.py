@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.tensorrt_jobs import make_job
+from support.waiting import PATIENCE
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library
 from tensorwright.builder.emit.tensorrt.run_child import run_child
@@ -21,7 +23,7 @@ JOB = make_job(Path("/nowhere/model.onnx"))
 LIBRARY = Library(FLAVOURS["tensorrt-rtx"])
 
 
-def run(code: str, *, patience_s: float = 20.0, advance=lambda done, total: None):
+def run(code: str, *, patience_s: float = PATIENCE, advance=lambda done, total: None):
     """A child that runs `code` after it read its job."""
     text = f"import sys, os, json, time\njob = sys.stdin.readline()\n{code}"
     return run_child(JOB, LIBRARY, advance, command=(sys.executable, "-c", text), patience_s=patience_s)
@@ -81,11 +83,18 @@ def test_a_child_that_dies_before_it_reads_is_an_error():
         run_child(JOB, LIBRARY, lambda *_: None, command=(sys.executable, "-c", "import os; os._exit(3)"))
 
 
-def test_silence_ends_the_child(tmp_path):
-    path = tmp_path / "pid"
+def test_silence_ends_the_child(monkeypatch):
+    begun, start = [], subprocess.Popen
+
+    def popen(*arguments, **options):
+        begun.append(start(*arguments, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
     with pytest.raises(BuildError, match=r"said nothing for 0.5 seconds"):
-        run(f"open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)", patience_s=0.5)
-    assert not is_alive(int(path.read_text()))
+        run("time.sleep(600)", patience_s=0.5)
+    (child,) = begun
+    assert not is_alive(child.pid)
 
 
 def test_ctrl_c_ends_the_child_and_comes_through(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.fake_runtime import FakeEngine, fake_module, write_engine
+from support.waiting import PATIENCE
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.api import llm, model_cache
 from tensorwright.runtime.api.engine_cache import (
@@ -226,6 +227,6 @@ def test_several_processes(tmp_path: Path, cache: Path, monkeypatch: pytest.Monk
         )
         for n in range(4)
     ]
-    said = [process.communicate(timeout=120)[1] for process in crowd]
+    said = [process.communicate(timeout=PATIENCE)[1] for process in crowd]
     assert [process.returncode for process in crowd] == [0] * 4, said
     assert not [name for name in os.listdir(cache) if name.endswith(".partial")]

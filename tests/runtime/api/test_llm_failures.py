@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.fake_runtime import A, B, C, FakeEngine, fake_module, ids, write_engine
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.errors import (
     EngineStoppedError,
     LibraryError,
@@ -36,8 +36,8 @@ def test_a_request_that_fails_here_ends_alone(llm: LLM, fake: FakeEngine, monkey
     monkeypatch.setattr(bad._state, "apply", burst)
     fake.gate.set()
     with pytest.raises(RuntimeError, match="cannot decode"):
-        bad.result(5)
-    assert good.result(5).outputs[0].token_ids == [B, B]
+        bad.result(PATIENCE)
+    assert good.result(PATIENCE).outputs[0].token_ids == [B, B]
     assert llm.get_stats()["running"] == 0  # aborted in the engine too
 
 
@@ -61,8 +61,8 @@ def test_a_panic_of_a_library_ends_its_request_alone(
     llm.add_observer(panic)
     fake.gate.set()
     with pytest.raises(LibraryError, match=r"a library failed.*index out of bounds"):
-        bad.result(5)
-    assert [handle.result(5).outputs[0].token_ids for handle in (watched, good)] == [[B, B], [C, C]]
+        bad.result(PATIENCE)
+    assert [handle.result(PATIENCE).outputs[0].token_ids for handle in (watched, good)] == [[B, B], [C, C]]
     assert llm.running
 
 
@@ -71,8 +71,8 @@ def test_the_death_of_the_events_thread_is_told_and_seen(llm: LLM, fake: FakeEng
     handle = llm.generate_async(ids(A))
     fake.death = Panic("nobody expects it")  # type: ignore[assignment]
     with pytest.raises(EngineStoppedError, match="the engine stopped: nobody expects it"):
-        handle.result(5)
-    llm._client._thread.join(5)
+        handle.result(PATIENCE)
+    llm._client._thread.join(PATIENCE)
     assert (llm.running, fake.stopped) == (False, True)
     with pytest.raises(EngineStoppedError, match="the engine stopped: nobody expects it"):
         llm.generate_async(ids(A))
@@ -109,7 +109,7 @@ def test_how_long_requests_wait_for_an_event(llm: LLM, fake: FakeEngine, monkeyp
     now[0] = 112.0
     assert llm.stalled_seconds == 2
     fake.budget = None
-    handle.result(5)
+    handle.result(PATIENCE)
     other.abort()
     wait_until(lambda: not llm._client._requests)
     now[0] = 200.0
@@ -123,10 +123,10 @@ def test_a_request_that_fails_in_the_engine_ends_alone(llm: LLM, fake: FakeEngin
     fake.fail_request(odd.request_id, "NewKindOfError", "who knows")
     fake.gate.set()
     with pytest.raises(OutOfMemoryError, match="no block left"):
-        bad.result(5)
+        bad.result(PATIENCE)
     with pytest.raises(EngineStoppedError, match="NewKindOfError: who knows"):
-        odd.result(5)
-    assert good.result(5).outputs[0].token_ids == [C]
+        odd.result(PATIENCE)
+    assert good.result(PATIENCE).outputs[0].token_ids == [C]
 
 
 def test_a_failure_in_generate_aborts_the_others(llm: LLM, fake: FakeEngine) -> None:
@@ -143,7 +143,7 @@ def test_a_failure_in_generate_aborts_the_others(llm: LLM, fake: FakeEngine) -> 
     thread.start()
     wait_until(lambda: len(fake.submitted) == 2)
     fake.fail_request(min(fake.submitted), "OutOfMemoryError", "none")
-    thread.join(5)
+    thread.join(PATIENCE)
     assert errors
     assert llm.get_stats()["running"] == 0
 
@@ -158,7 +158,7 @@ def test_a_full_queue_refuses_or_is_waited_for(monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(QueueFullError):
             llm.generate_async(ids(A))
         fake.gate.set()
-        assert all(handle.result(5).finished for handle in waiting)
+        assert all(handle.result(PATIENCE).finished for handle in waiting)
         assert len(llm.generate([ids(A)] * 9, SamplingParams(max_tokens=3))) == 9
 
 
@@ -168,7 +168,7 @@ def test_shutdown_ends_what_runs(llm: LLM, fake: FakeEngine) -> None:
     llm.shutdown()
     llm.shutdown()
     with pytest.raises(RequestAbortedError, match="shut down"):
-        handle.result(5)
+        handle.result(PATIENCE)
     with pytest.raises(EngineStoppedError, match="shut down"):
         llm.generate(ids(A))
     with pytest.raises(EngineStoppedError, match="shut down"):
@@ -178,7 +178,7 @@ def test_shutdown_ends_what_runs(llm: LLM, fake: FakeEngine) -> None:
 def test_shutdown_with_drain_lets_requests_finish(llm: LLM) -> None:
     handle = llm.generate_async(ids(A), SamplingParams(max_tokens=20))
     llm.shutdown(drain=True, timeout=5)
-    assert len(handle.result(5).outputs[0].token_ids) == 20
+    assert len(handle.result(PATIENCE).outputs[0].token_ids) == 20
 
 
 def test_a_dead_engine_tells_everybody_why(llm: LLM, fake: FakeEngine) -> None:
@@ -186,7 +186,7 @@ def test_a_dead_engine_tells_everybody_why(llm: LLM, fake: FakeEngine) -> None:
     handle = llm.generate_async(ids(A))
     fake.death = EngineStoppedError("the loop met a bus error")
     with pytest.raises(EngineStoppedError, match="bus error"):
-        handle.result(5)
+        handle.result(PATIENCE)
     with pytest.raises(EngineStoppedError, match="bus error"):
         llm.generate_async(ids(A))
 
@@ -196,7 +196,7 @@ def test_a_dropped_llm_stops_its_engine(fake: FakeEngine, tmp_path: Path) -> Non
     thread = llm._client._thread
     del llm
     gc.collect()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert fake.stopped
 
@@ -246,7 +246,7 @@ def test_the_collector_may_close_an_engine_inside_its_own_lock(fake: FakeEngine,
         thread = client._thread
         del llm
         fake.gate.set()
-        thread.join(10)
+        thread.join(PATIENCE)
     finally:
         gc.enable()
     assert lock.collected
@@ -267,16 +267,16 @@ def test_an_iterator_that_the_collector_ends_takes_no_lock(llm: LLM, fake: FakeE
     def hold() -> None:
         with handle._changed:
             held.set()
-            done.wait(10)
+            done.wait(PATIENCE)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert held.wait(5)
+    assert held.wait(PATIENCE)
     leaver = threading.Thread(target=iterator.close)  # type: ignore[attr-defined]
     leaver.start()
-    leaver.join(5)
+    leaver.join(PATIENCE)
     assert not leaver.is_alive()
     done.set()
     holder.join()
     fake.budget = None
-    assert handle.result(5).outputs[0].finish_reason == "abort"
+    assert handle.result(PATIENCE).outputs[0].finish_reason == "abort"

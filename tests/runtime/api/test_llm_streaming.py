@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.fake_runtime import A, B, FakeEngine, ids
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.requests.outputs import RequestOutput
@@ -144,7 +144,7 @@ def test_abort_keeps_what_there_is(llm: LLM, fake: FakeEngine) -> None:
     handle = llm.generate_async(ids(A, B), SamplingParams(max_tokens=100))
     wait_until(lambda: fake.budget == 0)
     assert handle.abort() is True
-    output = handle.result(5)
+    output = handle.result(PATIENCE)
     assert output.finished
     assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", [A, B, A])
     assert handle.abort() is False
@@ -156,7 +156,7 @@ def test_result_may_time_out(llm: LLM, fake: FakeEngine) -> None:
     with pytest.raises(TimeoutError):
         handle.result(0.01)
     fake.gate.set()
-    assert handle.result(5).finished
+    assert handle.result(PATIENCE).finished
 
 
 def test_cancelling_the_waiting_task_aborts(llm: LLM, fake: FakeEngine) -> None:
@@ -177,7 +177,7 @@ def test_leaving_a_loop_early_aborts(llm: LLM, fake: FakeEngine) -> None:
     handle = llm.generate_async(ids(A), SamplingParams(max_tokens=120))
     for _ in handle:
         break
-    assert handle.result(5).outputs[0].finish_reason == "abort"
+    assert handle.result(PATIENCE).outputs[0].finish_reason == "abort"
 
 
 def test_a_loop_closed_under_its_waiter_harms_nobody(llm: LLM, fake: FakeEngine) -> None:
@@ -188,7 +188,7 @@ def test_a_loop_closed_under_its_waiter_harms_nobody(llm: LLM, fake: FakeEngine)
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     fake.gate.set()
-    assert handle.result(5).finished
+    assert handle.result(PATIENCE).finished
     assert llm.generate(ids(B), SamplingParams(max_tokens=1)).outputs[0].token_ids == [B]
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -204,5 +204,5 @@ def test_threads_share_one_llm(llm: LLM) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert {number: text[:8] for number, text in texts.items()} == {n: f"thread {n}" for n in range(8)}

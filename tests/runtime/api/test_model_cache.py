@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
+from support.waiting import PATIENCE
 from tensorwright.builder.options import BuildOptions
 from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, MissingDependencyError
 from tensorwright.runtime.api import llm, model_cache
@@ -121,7 +122,7 @@ def test_others_wait_for_the_one_that_builds(model: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert len(builds) == 1
     assert len(found) == 4
     assert len(set(found)) == 1
@@ -195,7 +196,7 @@ def test_llm_refuses_what_names_no_format(model: Path, quantize: object) -> None
 
 
 def test_a_model_directory_is_offered_the_formats_of_target_cpu(model: Path, tmp_path: Path) -> None:
-    of_cpu = r"must be int4, int8 \(.*\) or w8a8, not 'int5'"
+    of_cpu = r"must be int4, int8, uint4, uint8 \(.*\), mxfp4 or w8a8, not 'int5'"
     with pytest.raises(InvalidOptionError, match=of_cpu):
         llm.LLM(model, quantize="int5")
     with pytest.raises(InvalidOptionError, match=of_cpu):

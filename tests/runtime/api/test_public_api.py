@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.fake_runtime import EOS, FakeEngine, write_engine
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 
@@ -26,7 +27,7 @@ def public(thing: Any) -> set[str]:
 
 def test_only_what_callers_may_use_is_public(llm: LLM) -> None:
     handle = llm.generate_async("ab", SamplingParams(max_tokens=2))
-    assert handle.result(5).finished
+    assert handle.result(PATIENCE).finished
     assert (public(handle), public(llm), public(llm.tokenizer)) == (HANDLE, LLM_NAMES, TOKENIZER)
 
 

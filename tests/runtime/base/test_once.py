@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from support.waiting import PATIENCE
 from tensorwright.runtime.base.once import kept_with, once
 from tensorwright.runtime.engine.engine_dir import EngineDir
 
@@ -17,7 +18,7 @@ class Slow:
         """What it is."""
         self.computed += 1
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(PATIENCE)
         return self.computed
 
 
@@ -29,7 +30,7 @@ def test_one_object_does_not_wait_for_another_and_each_is_computed_once() -> Non
     threads = [threading.Thread(target=lambda: found.append(slow.value)) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(PATIENCE)
     assert other.value == 1  # while the first is at work: functools.cached_property of Python 3.11 would wait for it
     assert not found
     go_on.set()

@@ -17,7 +17,7 @@ from support.ragged import Ragged
 from support.toy_engine import MAX_SEQ_LEN, make_toy, seal, write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidRequestError, NumericalError
-from tensorwright.runtime.commands.eval import cut, score_of
+from tensorwright.runtime.commands.eval import Scored, cut, read_file, score_of
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.tools import evaluate
@@ -52,12 +52,26 @@ def test_windows_lie_side_by_side() -> None:
 
 
 def test_a_score_is_the_mean() -> None:
-    score = score_of("f", [-1.0, -2.0, -6.0], 2, 0.5)
+    text = Scored("f", [[1, 2], [3, 4, 5]], "né")
+    score = score_of(text, [-1.0, -2.0, -6.0], 0.5)
     assert (score.nll, score.tokens, score.windows) == (3.0, 3, 2)
     assert score.perplexity == math.exp(3.0)
-    assert score_of("f", [-1000.0], 1, 0.5).perplexity is None
+    assert (score.bytes, score.characters) == (3, 2)
+    assert score.bits_per_byte == pytest.approx(9 / math.log(2) / 3, rel=1e-12)
+    assert score.bits_per_character == pytest.approx(9 / math.log(2) / 2, rel=1e-12)
+    assert score_of(text, [-1000.0], 0.5).perplexity is None
     with pytest.raises(NumericalError, match="probability 0"):
-        score_of("f", [-1.0, -math.inf], 1, 0.5)
+        score_of(text, [-1.0, -math.inf], 0.5)
+
+
+def test_the_text_of_the_tokens_that_are_scored(engine: EngineDir, tmp_path: Path) -> None:
+    """One token is one byte. The first of each window is not scored, and a character counts with its first token."""
+    (tmp_path / "text.txt").write_text("0123456é89")  # The window that begins after 8 tokens begins within the é.
+    scored = read_file(str(tmp_path / "text.txt"), engine, 4)
+    assert [len(ids) for ids in scored.windows] == [4, 4, 3]
+    assert scored.text == "123" + "56é" + "89"
+    (tmp_path / "marked.txt").write_text("0123456é89", encoding="utf-8-sig")
+    assert read_file(str(tmp_path / "marked.txt"), engine, 4).windows == scored.windows
 
 
 def test_scores_are_the_log_softmax_of_the_logits(engine: EngineDir) -> None:
@@ -172,7 +186,7 @@ def test_wrong_input(
 
 
 def test_wrong_places(engine: EngineDir, text: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert "Missing argument 'FILE...'" in call(capsys, "eval", str(engine.path))[2]
+    assert "give text FILEs, or --tasks" in call(capsys, "eval", str(engine.path))[2]
     assert "is a directory" in call(capsys, "eval", str(engine.path), str(tmp_path))[2]
     code, out, err = call(capsys, "eval", str(tmp_path / "none"), str(text), "--json")
     assert (code, json.loads(out)["error"]) == (2, "EngineError")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from support.toy_llama import ToyLlama
+from support.waiting import PATIENCE
 from tensorwright.errors import (
     EngineError,
     EngineStoppedError,
@@ -231,7 +232,7 @@ def test_an_engine_may_go_at_any_moment(make, paths):
             engine.submit(i, [1, 2, 3], sampling(200))
         time.sleep(wait)
         engine.shutdown(False)
-        waiter.join(10)
+        waiter.join(PATIENCE)
         assert not waiter.is_alive()
         assert engine.stopped
         assert engine.cause == SHUT_DOWN
@@ -254,5 +255,5 @@ s.max_tokens = 200
 engine.submit(1, [1, 2, 3], s)
 print("started", end="")
 """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "started"), done.stderr

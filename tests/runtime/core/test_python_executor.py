@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.toy_executor import VOCAB, ToyExecutor, collect, continuation, options, sampling
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.errors import (
     InvalidOptionError,
     InvalidRequestError,
@@ -74,7 +74,7 @@ def test_forks_copy_blocks_and_aborts_free_them(start: Any) -> None:
     engine.submit(1, [1, 2, 3], sampling(30, n=3, temperature=1.0, seed=1))
     engine.submit(2, [4, 5], sampling(200))
     executor_gate = threading.Event()
-    executor.hook = lambda step: executor_gate.wait(20)
+    executor.hook = lambda step: executor_gate.wait(PATIENCE)
     assert engine.abort(2)
     executor_gate.set()
     tokens, last = collect(engine, 4)

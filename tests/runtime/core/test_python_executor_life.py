@@ -14,7 +14,7 @@ import pytest
 from support.fake_runtime import engine_config, write_engine
 from support.places import TESTS
 from support.toy_executor import VOCAB, ToyExecutor, options, sampling
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, RequestAbortedError
 from tensorwright.runtime import _runtime
@@ -26,20 +26,20 @@ def test_shutdown_closes_it_while_a_step_runs_and_requests_wait(start: Any) -> N
 
     def hold(step: Any) -> None:
         running.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
 
     executor = ToyExecutor(hook=hold)
     engine = start(executor)
     for i in range(3):
         engine.submit(i, [1, 2, 3], sampling(200))
-    assert running.wait(20)
+    assert running.wait(PATIENCE)
     stopper = threading.Thread(target=lambda: engine.shutdown(False))
     stopper.start()
     with pytest.raises(EngineStoppedError):
         wait_until(lambda: engine.submit(9, [1], sampling(1)) is not None)
     assert not executor.closed.is_set()
     go_on.set()
-    stopper.join(20)
+    stopper.join(PATIENCE)
     assert not stopper.is_alive()
     assert executor.closed.is_set()
     engine.shutdown(False)  # closes once only: the toy asserts it
@@ -62,7 +62,7 @@ def test_its_own_thread_may_neither_stop_the_engine_nor_hang_by_dropping_it() ->
     held.append(_runtime.Engine(executor, options(executor)))
     assert not held[0].called_here
     held[0].submit(1, [1, 2], sampling(50))
-    assert executor.closed.wait(20)
+    assert executor.closed.wait(PATIENCE)
     assert "it would wait for itself" in str(said[0])
     assert len(executor.batches) == 1
 
@@ -78,7 +78,7 @@ def test_an_executor_that_refers_to_its_engine_is_collected_with_it() -> None:
         gc.collect()  # finds nothing while the engine's own thread is inside a step: its frames hold the executor
         return closed.is_set()
 
-    wait_until(collected, 20)
+    wait_until(collected)
 
 
 def test_an_llm_may_be_collected_by_its_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_an_llm_may_be_collected_by_its_engines_thread(tmp_path: Path, monkeypat
     handle = held[0].generate_async({"prompt_token_ids": [1, 2]}, params)
     with pytest.raises(RequestAbortedError):
         handle.result()
-    assert executor.closed.wait(20)
+    assert executor.closed.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("how", ["in a step", "idle", "dropped by a step"])
@@ -127,5 +127,5 @@ if {how!r} != "idle":
     running.wait()
 print("started", end="")
 """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "started", "")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from support.toy_llama import ToyLlama
+from support.waiting import PATIENCE
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime import _runtime, _testing
 
@@ -101,7 +102,7 @@ class Consumer:
                     self.late.add(name)
 
     def until(self, done) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not done():
             assert time.monotonic() < deadline, f"only {sorted(self.last)} ended"
             self.poll()
@@ -246,7 +247,7 @@ def test_shutdown_does_not_wait_for_a_consumer_that_never_answers(make, drain):
     consumer.until(lambda: consumer.tokens.get((1, 0)))
     stopping = threading.Thread(target=consumer.engine.shutdown, args=(drain, 0.05))
     stopping.start()
-    stopping.join(30)
+    stopping.join(PATIENCE)
     assert not stopping.is_alive()
     consumer.run(1)
     assert consumer.last[1, 0].finish == "abort"

@@ -18,7 +18,7 @@ import pytest
 from support import hostile_grammars as hostile
 from support.grammar_process import begin_compiling, children, engine
 from support.places import TESTS
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, TemporarilyUnavailableError
 from tensorwright.runtime.guided import child_link, compile_process, grammar, other_python
@@ -44,7 +44,7 @@ def test_a_killed_child_is_replaced(known: GuidedVocabulary, monkeypatch: pytest
 
 def kill_at_work(known: GuidedVocabulary, is_meant: Callable[[int | None], bool]) -> None:
     """Once the child that is meant compiles something."""
-    wait_until(lambda: is_meant(known.compiler.pid) and children(known.compiler.pid), 30)
+    wait_until(lambda: is_meant(known.compiler.pid) and children(known.compiler.pid))
     os.kill(known.compiler.pid or 0, signal.SIGKILL)
 
 
@@ -83,7 +83,7 @@ def test_nobody_waits_long_for_a_child_that_starts_again(
 
     def slow(*given: Any) -> Any:
         begun.append(threading.current_thread().name)
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         return start(*given)
 
     familiar = GuidedDecodingParams(regex="k+")
@@ -165,14 +165,14 @@ def test_closing_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
     errors: list[Exception] = []
     child = reader.get().compiler.pid
     asking = begin_compiling(reader.get(), GuidedDecodingParams(**hostile.ENDLESS), errors)
-    wait_until(lambda: children(child), 20)
+    wait_until(lambda: children(child))
     reader.close()
     asking.join()
     assert isinstance(errors[0], InvalidRequestError)
     assert "cannot be followed" in str(errors[0])  # by its time or its size, whichever comes first
     errors.clear()
     del asking
-    wait_until(lambda: not Path(f"/proc/{child}").exists(), 20)
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
 
 
 PARENT = """
@@ -203,12 +203,12 @@ def test_the_child_goes_when_its_parent_is_killed() -> None:
     assert parent.stdout is not None
     with parent.stdin, parent.stdout:
         child = int(parent.stdout.readline())
-        wait_until(lambda: children(child), 20)
+        wait_until(lambda: children(child))
         forks = children(child)
         parent.kill()
         parent.wait()
         for process in (child, *forks):
-            wait_until(lambda: gone(process), 20)  # noqa: B023
+            wait_until(lambda: gone(process))  # noqa: B023
 
 
 def test_the_child_goes_when_its_parent_was_killed_before_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_the_child_goes_when_its_parent_was_killed_before_it_looked(monkeypatch:
     header = child_link.SpelledVocabulary.header
     monkeypatch.setattr(child_link.SpelledVocabulary, "header", lambda self: header(self) | {"parent": os.getppid()})
     orphan = child_link.Child(spelled())
-    wait_until(lambda: not orphan.runs, 20)
+    wait_until(lambda: not orphan.runs)
 
 
 def test_a_fork_finds_the_locks_free() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.errors import QueueFullError
 from tensorwright.runtime.guided import compile_queue
 from tensorwright.runtime.guided.compile_queue import CompileQueue, Place, on_behalf_of
@@ -17,7 +17,7 @@ from tensorwright.runtime.guided.compile_queue import CompileQueue, Place, on_be
 
 def test_the_queue_is_bounded_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_queue, "MAX_WAITING", 2)
-    queue, later = CompileQueue(), time.monotonic() + 30
+    queue, later = CompileQueue(), time.monotonic() + PATIENCE
     order: list[int] = []
 
     def enter(number: int) -> None:
@@ -83,7 +83,7 @@ def test_no_client_has_both_quick_places() -> None:
     with place_of(queue, "greedy"):
         waiting = threading.Thread(target=follow)
         waiting.start()
-        wait_until(lambda: queue._waiting, 30)
+        wait_until(lambda: queue._waiting)
         with place_of(queue, "polite"):
             order.append("polite")
         assert not done.is_set()
@@ -93,7 +93,7 @@ def test_no_client_has_both_quick_places() -> None:
 
 def test_where_nobody_tells_clients_apart_one_has_all_places() -> None:
     queue = CompileQueue()
-    later = time.monotonic() + 60
+    later = time.monotonic() + PATIENCE
     with queue.place(later) as first, place_of(queue, "") as second:
         first.took_long()
         second.took_long()

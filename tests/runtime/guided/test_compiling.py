@@ -15,7 +15,7 @@ import pytest
 
 from support import hostile_grammars as hostile
 from support.grammar_process import DIGITS, begin_compiling, children
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError, QueueFullError
 from tensorwright.runtime.guided import (
@@ -57,14 +57,14 @@ def test_what_never_ends_is_ended(known: GuidedVocabulary, monkeypatch: pytest.M
 
 
 def test_empty_lines_and_comments_take_no_longer_than_their_length() -> None:
-    """Twice as many take twice as long, not four times; ten times as many are room for a busy machine."""
+    """Ten times as many take ten times as long, not a hundred times; the rest is room for a busy machine."""
 
     def seconds(lines: int) -> float:
         start = time.thread_time()
         assert not translation.RULE.search("\n" * lines)
         return time.thread_time() - start
 
-    assert min(seconds(60_000) for _ in range(3)) < 10 * max(min(seconds(6_000) for _ in range(3)), 1e-3)
+    assert min(seconds(60_000) for _ in range(3)) < 40 * max(min(seconds(6_000) for _ in range(3)), 1e-3)
 
 
 @pytest.mark.parametrize("asked", [hostile.BLANK_LINES, hostile.COMMENTS, hostile.TERMINALS], ids=["blank", "#", "T"])
@@ -224,7 +224,7 @@ def test_who_asks_for_the_same_does_not_share_a_refusal_for_want_of_a_place(
         calls.append(threading.current_thread().name)
         if len(calls) == 1:
             begun.set()
-            refused.wait(20)
+            refused.wait(PATIENCE)
             raise QueueFullError("no place")
         return compile_one(*asked)
 
@@ -240,7 +240,7 @@ def test_who_asks_for_the_same_does_not_share_a_refusal_for_want_of_a_place(
 
     first, second = (threading.Thread(target=ask, name=name) for name in ("first", "second"))
     first.start()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     coming = known._compiling[params]
     second.start()
     wait_until(lambda: coming._condition._waiters)  # type: ignore[attr-defined]
@@ -260,8 +260,8 @@ def test_slow_ones_leave_their_places_to_others(known: GuidedVocabulary, monkeyp
     slow = [GuidedDecodingParams(regex=hostile.ENDLESS["regex"] + "b" * number) for number in range(many)]
     threads = [begin_compiling(known, params, errors) for params in slow]
     try:
-        wait_until(lambda: len(errors) == many - compile_queue.SLOW_PLACES, 30)  # the others have the slow places
-        wait_until(lambda: compiles(known, DIGITS), 30)
+        wait_until(lambda: len(errors) == many - compile_queue.SLOW_PLACES)  # the others have the slow places
+        wait_until(lambda: compiles(known, DIGITS))
         assert len(children(known.compiler.pid)) >= compile_queue.SLOW_PLACES
     finally:
         for child in children(known.compiler.pid):

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from support.fake_runtime import EOS, FakeEngine, engine_config, write_engine
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.engine import native
@@ -173,7 +173,7 @@ def test_no_mask_waits_for_a_text(llm: LLM, fake: FakeEngine, monkeypatch: pytes
 
     monkeypatch.setattr(EngineClient, "_dispatch", dispatch)
     fake.gate.set()
-    assert [handle.result(20).outputs[0].text for handle in handles] == ["abcd"] * 3
+    assert [handle.result(PATIENCE).outputs[0].text for handle in handles] == ["abcd"] * 3
     assert len(fake.masks) == 3 * 5
 
 
@@ -232,7 +232,7 @@ def test_min_tokens_beyond_the_grammars_end(endless: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="min_tokens must be at most 2, for nothing may follow"):
         endless.generate("abcabc", guided(regex="ab", min_tokens=3))
     assert endless.generate("abcabc", guided(regex="ab", min_tokens=2)).outputs[0].text == "ab"
-    assert len(other.result(5).outputs[0].text) == 40
+    assert len(other.result(PATIENCE).outputs[0].text) == 40
 
 
 def test_each_completion_has_its_own_place(llm: LLM) -> None:
@@ -258,9 +258,9 @@ def test_a_matcher_that_fails_ends_its_request_alone(llm: LLM, fake: FakeEngine)
     free = llm.generate_async("xyz", SamplingParams(max_tokens=50))
     bad, good = (llm.generate_async(prompt, guided(max_tokens=50, regex="a+", n=2)) for prompt in ("ab", "aa"))
     with pytest.raises(InvalidRequestError, match=r"guided_decoding: regex could not be followed after 0 tokens: .*b"):
-        bad.result(5)
-    assert [output.text for output in good.result(5).outputs] == ["a" * 50] * 2
-    assert free.result(5).outputs[0].text == ("xyz" * 17)[:50]
+        bad.result(PATIENCE)
+    assert [output.text for output in good.result(PATIENCE).outputs] == ["a" * 50] * 2
+    assert free.result(PATIENCE).outputs[0].text == ("xyz" * 17)[:50]
     assert not fake._alive
 
 
@@ -277,8 +277,8 @@ def test_a_mask_that_is_not_taken_ends_its_request_alone(
     monkeypatch.setattr(fake, "set_mask", set_mask)
     bad, good = (llm.generate_async("aa", guided(max_tokens=50, regex="a+")) for _ in range(2))
     with pytest.raises(InvalidRequestError, match="of a wrong length"):
-        bad.result(5)
-    assert good.result(5).outputs[0].text == "a" * 50
+        bad.result(PATIENCE)
+    assert good.result(PATIENCE).outputs[0].text == "a" * 50
 
 
 def test_a_grammar_that_gets_too_complex_ends_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,4 +287,4 @@ def test_a_grammar_that_gets_too_complex_ends_its_request_alone(llm: LLM, monkey
     ambiguous = 'root ::= expr\nexpr ::= expr expr | expr expr expr | "a"'
     with pytest.raises(InvalidRequestError, match=r"could not be followed after [1-9][0-9]* tokens: "):
         llm.generate("aa", guided(max_tokens=60, grammar=ambiguous))
-    assert other.result(5).outputs[0].text == "a" * 60
+    assert other.result(PATIENCE).outputs[0].text == "a" * 60

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support import hostile_grammars as hostile
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, CompletionOutput, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError
 
@@ -156,6 +156,6 @@ def test_those_that_fail_end_alone(pico: LLM) -> None:
         with pytest.raises(InvalidRequestError, match="guided_decoding: grammar could not be followed after"):
             complex_one.result(120)
     with pytest.raises(InvalidRequestError, match="token"):
-        cornered.result(30)
-    assert [handle.result(30).outputs[0] for handle in handles] == alone
+        cornered.result(PATIENCE)
+    assert [handle.result(PATIENCE).outputs[0] for handle in handles] == alone
     wait_until(lambda: pico.get_stats()["running"] == 0)  # a handle can tell of its end before the engine acts on it

@@ -13,7 +13,7 @@ import pytest
 
 from support import hostile_grammars as hostile
 from support.fake_runtime import byte_tokenizer
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library
@@ -90,7 +90,7 @@ def test_nobody_waits_for_a_slow_one(threads: MaskThreads) -> None:
         assert not slow.all
     finally:
         go_on.set()
-    wait_until(lambda: len(slow.all) == 2 * SLOW_THREADS, 30)
+    wait_until(lambda: len(slow.all) == 2 * SLOW_THREADS)
 
 
 def test_the_consumer_waits_for_a_quick_one_only_so_long(threads: MaskThreads) -> None:
@@ -100,7 +100,7 @@ def test_the_consumer_waits_for_a_quick_one_only_so_long(threads: MaskThreads) -
         assert not told.all
     finally:
         go_on.set()
-    wait_until(lambda: told.all == [(MASK, None)], 30)
+    wait_until(lambda: told.all == [(MASK, None)])
 
 
 def test_one_that_was_slow_is_computed_apart_until_it_is_quick_again(threads: MaskThreads) -> None:
@@ -108,7 +108,7 @@ def test_one_that_was_slow_is_computed_apart_until_it_is_quick_again(threads: Ma
     matcher, told = Matcher(lambda: burn(work.pop(0))), Told()
     for count in range(1, 6):
         threads.compute([MaskJob(matcher, [1], told)], 60)  # type: ignore[arg-type]
-        wait_until(lambda: len(told.all) == count, 30)  # noqa: B023
+        wait_until(lambda: len(told.all) == count)  # noqa: B023
     assert matcher.threads[0] == "tensorwright-masks"
     assert matcher.threads[1].startswith("tensorwright-slow-masks")
     assert matcher.threads[-1] == "tensorwright-masks"
@@ -129,7 +129,7 @@ def test_what_takes_too_long_is_cancelled(threads: MaskThreads) -> None:
 
     matcher = Matcher(endless)
     threads.compute([MaskJob(matcher, [1], told)], 0.001)  # type: ignore[arg-type]
-    wait_until(lambda: told.all, 30)
+    wait_until(lambda: told.all)
     assert told.all[0][0] is None
     assert "its masks take longer than 10 ms each" in str(told.all[0][1])
 
@@ -157,7 +157,7 @@ def test_what_begins_at_any_moment_is_watched(threads: MaskThreads, at: int) -> 
         while not matcher.cancelled.is_set() and time.monotonic() < end:
             burn(0.001)
 
-    matcher, started, end = Matcher(endless), threading.Event(), time.monotonic() + 20
+    matcher, started, end = Matcher(endless), threading.Event(), time.monotonic() + PATIENCE
     threading.settrace(trace)
     try:
         threads.compute([MaskJob(Matcher(), [1], Told())], 60)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_what_begins_at_any_moment_is_watched(threads: MaskThreads, at: int) -> 
         threads.compute([MaskJob(Matcher(lambda: held.wait(0.3)), [1], Told())], 60)  # type: ignore[arg-type]
     threads.compute([MaskJob(matcher, [1], told)], 0.001)  # type: ignore[arg-type]
     go_on.set()
-    wait_until(lambda: told.all, 70)
+    wait_until(lambda: told.all)
     assert matcher.cancelled.is_set()
 
 
@@ -222,7 +222,7 @@ def test_closing_waits_for_no_mask() -> None:
         begun.acquire()
     closing = threading.Thread(target=lambda: made.close() or ended.set(), daemon=True)  # type: ignore[func-returns-value]
     closing.start()
-    assert ended.wait(30)
+    assert ended.wait(PATIENCE)
     assert sum(bool(matcher.threads) for matcher in matchers) == SLOW_THREADS
 
 
@@ -241,7 +241,7 @@ def test_a_wait_costs_nothing(threads: MaskThreads) -> None:
     """Only what a processor did counts: on a busy machine a mask takes long by the clock."""
     told = Told()
     threads.compute([MaskJob(Matcher(lambda: time.sleep(3 * MAX_S)), [1], told)], 60)  # type: ignore[arg-type]
-    wait_until(lambda: told.all == [(MASK, None)], 30)
+    wait_until(lambda: told.all == [(MASK, None)])
 
 
 def test_the_budget() -> None:
@@ -321,7 +321,7 @@ def follow(vocabulary: GuidedVocabulary, threads: MaskThreads, asked: dict[str, 
     told = Told()
     for count in range(1, 2000):
         threads.compute([MaskJob(matcher, [letter], told)], 60)
-        wait_until(lambda: len(told.all) == count, 60)  # noqa: B023
+        wait_until(lambda: len(told.all) == count)  # noqa: B023
         if told.all[-1][1] is not None:
             return str(told.all[-1][1])
     return ""

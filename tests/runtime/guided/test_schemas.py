@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 
 from support.random_schemas import SchemaMaker
+from support.waiting import PATIENCE
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided.reader import guided_vocabulary
@@ -62,7 +63,7 @@ def test_random_schemas(pico_engine: Path) -> None:
                 followed.append((schema, params))
         cut = 0
         for (schema, params), handle in zip(followed, handles, strict=True):
-            output = handle.result(60).outputs[0]
+            output = handle.result(PATIENCE).outputs[0]
             assert output.finish_reason in ("stop", "length")
             if output.finish_reason == "stop":
                 check = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from support.places import ROOT
+from support.waiting import PATIENCE
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.guided import library, vocabulary
@@ -174,7 +175,7 @@ def test_read_once_and_when_it_is_asked_for(
 ) -> None:
     params = SamplingParams(max_tokens=4, guided_decoding=GuidedDecodingParams(regex="ab"))
     with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB", guided_vocabulary=when) as llm:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while when == "eager" and not reads and time.monotonic() < deadline:
             time.sleep(0.005)
         assert reads == ([reader] if when == "eager" else [])
@@ -197,14 +198,14 @@ def test_no_engine_waits_for_anothers_vocabulary(monkeypatch: pytest.MonkeyPatch
     def read(engine: Any) -> str:
         if engine == "slow":
             begun.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE)
         return engine
 
     monkeypatch.setattr(vocabulary, "GuidedVocabulary", read)
     engines: dict[str, Any] = {name: VocabularyReader(name) for name in ("slow", "other")}  # type: ignore[arg-type]
     engines["slow"].start()
     try:
-        assert begun.wait(30)
+        assert begun.wait(PATIENCE)
         assert engines["other"].get() == "other"
     finally:
         go_on.set()

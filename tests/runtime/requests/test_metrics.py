@@ -47,6 +47,14 @@ def test_names_follow_one_form_and_are_unique() -> None:
         assert metric.help.endswith(".")
 
 
+def test_a_window_and_a_chunk_of_one_length_have_samples_of_their_own(llm: LLM) -> None:
+    stats = llm.get_stats()
+    (group,) = stats["groups"]
+    stats["groups"] = [{**group, "window": 16, "chunked": chunked} for chunked in (False, True)]
+    labels = [sample.labels for sample in engine_samples(stats) if sample.metric.name == "tensorwright_kv_blocks"]
+    assert labels == [(("window", "16"),), (("window", "16 chunked"),)]
+
+
 def test_every_stat_of_the_engine_has_its_sample(llm: LLM) -> None:
     llm.generate("import os", SamplingParams(max_tokens=3, ignore_eos=True))
     stats = llm.get_stats()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.fake_runtime import FakeEngine, write_engine
+from support.waiting import PATIENCE
 from tensorwright.errors import InvalidRequestError, NumericalError, PromptTooLongError
 from tensorwright.runtime import _testing
 from tensorwright.runtime.api.llm import LLM
@@ -74,7 +75,7 @@ def test_a_stop_string_ends_one_completion(llm: LLM, fake: FakeEngine) -> None:
     handle = llm.generate_async("abcd", SamplingParams(n=2, max_tokens=50, stop="ab"))
     fake.budget = 5
     fake.gate.set()
-    assert [c.text for c in handle.result(10).outputs] == ["", "bcd"]
+    assert [c.text for c in handle.result(PATIENCE).outputs] == ["", "bcd"]
     while fake.stats()["running"]:  # both were aborted in the engine, one by one
         time.sleep(0.001)
 
@@ -85,12 +86,12 @@ def test_the_end_of_a_request_is_that_of_all_its_completions(llm: LLM, fake: Fak
         fake.gate.clear()
         end(handle.request_id)
         fake.gate.set()
-        assert {c.finish_reason for c in handle.result(10).outputs} == {words}
+        assert {c.finish_reason for c in handle.result(PATIENCE).outputs} == {words}
     fake.gate.clear()
     handle = llm.generate_async(IDS, SamplingParams(n=2))
     fake.fail_request(handle.request_id, "NumericalError", "NaN")
     with pytest.raises(NumericalError, match="NaN"):
-        handle.result(10)
+        handle.result(PATIENCE)
 
 
 def test_more_completions_than_there_is_room_for_are_refused(fake: FakeEngine, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_timeout_is_a_finish_and_costs_no_other_request(llm: LLM, fake: FakeEn
     partial = iter(slow)  # kept: an iterator that goes away aborts its request
     assert not next(partial).finished
     fake.time_out(slow.request_id)
-    completion = slow.result(10).outputs[0]
+    completion = slow.result(PATIENCE).outputs[0]
     assert (completion.token_ids, completion.finish_reason, completion.stop_reason) == ([10], "timeout", None)
     fake.budget = None
     assert llm.generate(IDS).finished
@@ -155,6 +156,6 @@ def test_abort_by_id(llm: LLM, fake: FakeEngine) -> None:
     fake.budget = 1
     handle = llm.generate_async(IDS, SamplingParams(max_tokens=50))
     assert llm.abort(handle.request_id)
-    assert handle.result(10).outputs[0].finish_reason == "abort"
+    assert handle.result(PATIENCE).outputs[0].finish_reason == "abort"
     assert not llm.abort(handle.request_id)
     assert not llm.abort(12345)

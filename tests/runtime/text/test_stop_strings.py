@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fake_runtime import FakeEngine, byte_tokenizer
+from support.waiting import PATIENCE
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.requests.request_state import RequestState
@@ -107,7 +108,7 @@ def test_a_stop_string_over_tokens_ends_the_request(llm: LLM, fake: FakeEngine, 
     assert completion.token_ids == output.prompt_token_ids[:8]  # a byte each
     assert completion.logprobs is not None
     assert len(completion.logprobs) == 8
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while fake.stats()["running"]:
         assert time.monotonic() < deadline, "the engine was not told"
     assert output.metrics.time_per_output_token is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, serve
+from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, serve
+from support.toy_engine import ENDLESS
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +29,9 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Without keys; it has CORS, logs prompts but no probes, ends requests after a second, and bounds what an
-    address has."""
+def open_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Of the toy engine, without keys; it has CORS, logs prompts but no probes, ends requests after a second, and
+    bounds what an address has."""
     options = (
         "--cors-origin",
         PAGE,
@@ -43,5 +46,25 @@ def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         "--max-requests-per-address",
         str(PER_ADDRESS),
     )
-    with serve(pico_engine, tmp_path_factory.mktemp("open"), *options) as server:
+    with serve(toy_engine, tmp_path_factory.mktemp("open"), *options) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def endless_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Of the toy engine, so that a request of ENDLESS tokens runs until it is left. Two run at once, and one waits."""
+    options = ("--max-batch-size", "2", "--max-queue-size", "1", "--retry-after", "3")
+    with serve(toy_engine, tmp_path_factory.mktemp("endless"), *options) as server:
+        yield server
+
+
+@pytest.fixture
+def leave(endless_served: Served) -> Iterator[Callable[[], None]]:
+    """Two requests run in `endless_served`. What this gives ends them."""
+    with ExitStack() as streams:
+        for _ in range(2):
+            body = completion(max_tokens=ENDLESS, stream=True)
+            answer = streams.enter_context(endless_served.client.stream("POST", "/v1/completions", json=body))
+            next(streams.enter_context(closing(answer.iter_lines())))
+        yield streams.close
+    wait_until(lambda: endless_served.metric("tensorwright_requests_running") == 0)

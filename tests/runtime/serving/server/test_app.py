@@ -16,6 +16,8 @@ from fastapi.responses import StreamingResponse
 
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from support.served import completion
+from support.toy_engine import ENDLESS
+from support.waiting import PATIENCE
 from tensorwright import LLM
 from tensorwright.errors import EngineError, EngineStoppedError, InvalidOptionError, NumericalError
 from tensorwright.runtime.engine import native
@@ -137,7 +139,7 @@ def test_an_engine_in_trouble_is_not_ready(monkeypatch: pytest.MonkeyPatch, tmp_
         elif trouble == "no events thread":
             fake.death = RuntimeError("/dev/nvidia0 is gone")
             with pytest.raises(EngineStoppedError, match="nvidia0"):
-                handle.result(5)
+                handle.result(PATIENCE)
         else:
             now[0] += 1
         ready = call(app, "GET", "/ready")
@@ -154,7 +156,7 @@ def test_an_engine_in_trouble_is_not_ready(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize("greed", [{"prompt": [1]}, {"prompt": [[1], [2], [3]]}, {"prompt": [1], "n": 3}])
-def test_a_polite_key_is_served_beside_one_that_takes_all_it_may(pico_engine: Path, greed: dict[str, Any]) -> None:
+def test_a_polite_key_is_served_beside_one_that_takes_all_it_may(toy_engine: Path, greed: dict[str, Any]) -> None:
     """The greedy one asks for more than engine and queue hold, and keeps what it gets; a row of the batch is left."""
     options = ServerOptions(api_keys=("greedy", "polite"), max_requests_per_key=3)
 
@@ -166,7 +168,7 @@ def test_a_polite_key_is_served_beside_one_that_takes_all_it_may(pico_engine: Pa
                 body = completion(**fields)
                 return client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
 
-            asked = [asyncio.ensure_future(ask("greedy", max_tokens=1900, **greed)) for _ in range(12)]
+            asked = [asyncio.ensure_future(ask("greedy", max_tokens=ENDLESS // 4, **greed)) for _ in range(12)]
             held = 3 if greed == {"prompt": [1]} else 1
             while sum(not task.done() for task in asked) > held:
                 await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +183,7 @@ def test_a_polite_key_is_served_beside_one_that_takes_all_it_may(pico_engine: Pa
             assert dict(app.state.shares.of_keys()) == {}
             return polite
 
-    with LLM(pico_engine, threads=1, kv_cache_memory="64MiB", max_batch_size=4, max_queue_size=4) as llm:
+    with LLM(toy_engine, threads=1, kv_cache_memory="64MiB", max_batch_size=4, max_queue_size=4) as llm:
         app = create_app({"pico": llm}, options)
         assert asyncio.run(run(app)).status_code == 200
         by_itself = create_app({"pico": llm}, ServerOptions(api_keys=("a", "b"))).state.shares

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 
 import pytest
 
 from support.command_line import call
 from support.served import KEY, Served
+from support.waiting import wait_until
 
 Capture = pytest.CaptureFixture[str]
 COMMON = ("--profile", "code", "--input-len", "60", "--output-len", "12", "--seed", "3", "--json")
@@ -33,14 +36,29 @@ def test_prompts_are_of_the_length_that_the_server_counts(served: Served, capsys
     assert (after[0] - before[0], after[1] - before[1]) == (tokens["input"], tokens["output"])
 
 
-def test_a_full_queue_is_counted(served: Served, capsys: Capture) -> None:
-    """Two run and one waits: of twelve at once some are refused, and the others are answered."""
-    command = ("bench", "serve", served.url, "--api-key", KEY, "--requests", "12", "--arrival", "burst")
+def test_a_full_queue_is_counted(endless_served: Served, leave: Callable[[], None], capsys: Capture) -> None:
+    """Two run already and one may wait: of twelve at once eleven are refused, and the one that waits is answered."""
+
+    counter = "tensorwright_http_requests_total"
+
+    def refused() -> float:
+        samples = endless_served.metrics()
+        return sum(value for name, labels, value in samples if name == counter and labels["status"] == "429")
+
+    def leave_later() -> None:
+        wait_until(lambda: refused() == before + 11)
+        leave()
+
+    before = refused()
+    leaving = threading.Thread(target=leave_later)
+    leaving.start()
+    command = ("bench", "serve", endless_served.url, "--requests", "12", "--arrival", "burst", "--warmup", "0")
     result = json.loads(call(capsys, *command, *COMMON)[1])
-    errors = result["requests"]["errors"]
-    assert set(errors) == {"http 429"}
-    assert result["requests"]["completed"] + errors["http 429"]["count"] == 12
-    assert result["goodput"]["share"] == result["requests"]["completed"] / 12
+    leaving.join()
+    assert result["requests"]["errors"]["http 429"]["count"] == 11
+    assert set(result["requests"]["errors"]) == {"http 429"}
+    assert result["requests"]["completed"] == 1
+    assert result["goodput"]["share"] == 1 / 12
 
 
 def test_a_wrong_key_is_refused(served: Served, capsys: Capture) -> None:

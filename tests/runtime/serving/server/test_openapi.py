@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from support.served import Served
+from support.waiting import PATIENCE
 
 PATHS = {
     "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
@@ -43,7 +44,7 @@ def test_made_up_requests_are_answered(served: Served) -> None:
         def check(case: Any) -> None:
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
                 case.body["model"] = "pico"  # or hardly any comes to an engine
-            answer = case.call(base_url=served.url, headers=dict(served.client.headers), timeout=20)
+            answer = case.call(base_url=served.url, headers=dict(served.client.headers), timeout=PATIENCE)
             statuses.add(answer.status_code)
             assert answer.status_code < 500, (answer.status_code, answer.content[:300])
             if answer.status_code >= 400:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from support.command_line import call
 from support.fake_runtime import write_engine
+from support.waiting import PATIENCE
 from tensorwright.errors import InvalidOptionError
 from tensorwright.installing import install
 from tensorwright.runtime.api.llm import LLM
@@ -138,7 +139,7 @@ def test_a_missing_package_is_told(
 
 def test_an_engine_that_is_none_ends_like_everywhere(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", "serve", str(tmp_path), "--port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: ")
     assert str(tmp_path) in ended.stderr

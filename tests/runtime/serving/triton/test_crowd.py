@@ -12,6 +12,7 @@ import pytest
 
 from support.fake_triton import Request, TritonError
 from support.triton_models import as_inputs, load
+from support.waiting import PATIENCE
 from tensorwright import SamplingParams
 from tensorwright.runtime.guided.child_link import STARTING_THREAD
 from tensorwright.runtime.guided.reader import THREAD
@@ -36,7 +37,7 @@ def text_of(request: Request) -> str:
 
 
 def wait_until_idle(model: TritonPythonModel) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while (stats := model.llm.get_stats())["running"] or stats["waiting"] or model.exchange._streams:
         assert time.monotonic() < deadline, stats
         time.sleep(0.001)

@@ -12,6 +12,7 @@ import pytest
 
 from support import hostile_grammars as hostile
 from support.fake_triton import Request, TritonError
+from support.waiting import PATIENCE
 from tensorwright.errors import QueueFullError
 from tensorwright.runtime.guided import child_link, compile_process
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -75,7 +76,7 @@ def test_a_new_guide_holds_up_nobody(
 
     def held(self: GuidedVocabulary, *args: Any) -> Any:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         return compile_guide(self, *args)
 
     monkeypatch.setattr(GuidedVocabulary, "compile", held)
@@ -83,7 +84,7 @@ def test_a_new_guide_holds_up_nobody(
     waiting = ask(text_input="x = ", max_tokens=8, exclude_input_in_output=True, **guided)
     stopped = ask("stop me", text_input="x = ", max_tokens=8, **guided | {"guided_decoding_guide": "[ef]{9}"})
     try:
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         assert ask(text_input="x", max_tokens=3).sender.wait()
         ask("stop me", text_input="x", max_tokens=1, stop=True).sender.wait()
         assert not waiting.sender.final.is_set()
@@ -135,7 +136,7 @@ def test_a_compiler_that_is_killed_is_not_the_engines_end(
 def test_too_many_that_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "MAX_STARTING", 1)
     held, ended = starting.Starting(), threading.Event()
-    held.start("a", lambda stopped: ended.wait(60) and None)  # type: ignore[arg-type,return-value]
+    held.start("a", lambda stopped: ended.wait(PATIENCE) and None)  # type: ignore[arg-type,return-value]
     with pytest.raises(QueueFullError, match="1 requests wait for their grammars already"):
         held.start("b", lambda stopped: None)
     ended.set()

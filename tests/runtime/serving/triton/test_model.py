@@ -14,6 +14,7 @@ import pytest
 from support.fake_triton import ModelConfig, Request, Sender, TritonError
 from support.snapshots import count_snapshots
 from support.triton_models import as_inputs, load
+from support.waiting import PATIENCE
 from tensorwright import SamplingParams
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.serving.triton.interfaces import INTERFACES
@@ -38,7 +39,7 @@ def error_of(request: Request) -> TritonError:
 
 
 def wait_until_idle(model: TritonPythonModel) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while (stats := model.llm.get_stats())["running"] or stats["waiting"]:
         assert time.monotonic() < deadline, stats
         time.sleep(0.001)

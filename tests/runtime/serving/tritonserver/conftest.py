@@ -24,10 +24,10 @@ def venv() -> ServerVenv:
 
 @pytest.fixture(scope="session")
 def server(
-    venv: ServerVenv, pico_engine: Path, pico_engine_float32: Path, tmp_path_factory: pytest.TempPathFactory
+    venv: ServerVenv, pico_engine: Path, toy_engine: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """Models: `tensorwright`, TensorRT-LLM's `ensemble` and `tensorrt_llm`, its LLM API's as `llmapi`; and `second`,
-    another engine under the backend `tensorwright`, which runs one completion at a time."""
+    """Models of pico: `tensorwright`, TensorRT-LLM's `ensemble` and `tensorrt_llm`, its LLM API's as `llmapi`.
+    Of the toy engine: `endless`, and under the backend `tensorwright` `second`, which runs one completion at a time."""
     base = tmp_path_factory.mktemp("triton")
     repository = base / "repository"
     trtllm = RepositoryOptions(trtllm_names=("ensemble", "tensorrt_llm"), parameters=SMALL)
@@ -39,7 +39,8 @@ def server(
         max_batch_size=1,
         parameters={**SMALL, "max_queue_size": "8", "max_priority": "5"},
     )
-    write_repository(pico_engine_float32, repository, second)
+    write_repository(toy_engine, repository, second)
+    write_repository(toy_engine, repository, RepositoryOptions(name="endless", parameters=SMALL))
     backends = base / "backends"
     write_backend(backends)
     (backends / "python").symlink_to(venv.root / "backends" / "python")

@@ -7,17 +7,18 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.toy_engine import ENDLESS
 from support.triton_client import GrpcStream, text_of
 from support.triton_server import ServerVenv, TritonServer
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
 
+SMALL = {"kv_cache_memory": "32MiB", "threads": "2"}
 ASKED = {"text_input": "import os", "max_tokens": 4}
 LONG = {"text_input": "import os", "max_tokens": 900, "min_tokens": 900, "stream": True}
 
@@ -25,7 +26,7 @@ LONG = {"text_input": "import os", "max_tokens": 900, "min_tokens": 900, "stream
 @pytest.fixture(scope="module")
 def repository(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lifecycle") / "repository"
-    write_repository(pico_engine, folder, RepositoryOptions(parameters={"kv_cache_memory": "32MiB", "threads": "2"}))
+    write_repository(pico_engine, folder, RepositoryOptions(parameters=SMALL))
     return folder
 
 
@@ -56,7 +57,7 @@ def test_loading_and_unloading_leaves_nothing_behind(server: TritonServer) -> No
         assert len(server.processes()) == 1
         texts.add(generate(server))
         assert server.unload("tensorwright") == (200, "")
-        wait_until(lambda: not server.processes(), 10, "the end of the model's process")
+        wait_until(lambda: not server.processes(), "the end of the model's process")
         assert not server.is_ready("tensorwright")
         assert "no available versions" in generate(server)
         assert server.shared_memory() == []
@@ -76,7 +77,7 @@ def test_unloading_waits_for_what_runs(server: TritonServer) -> None:
         assert server.unload("tensorwright")[0] == 200
         assert not server.is_ready("tensorwright")
         assert sum(1 for _ in stream.answers(["1"])["1"]) > 1
-    wait_until(lambda: not server.processes(), 10, "the end of the model's process")
+    wait_until(lambda: not server.processes(), "the end of the model's process")
 
 
 def test_a_model_that_cannot_load_says_why(server: TritonServer, repository: Path) -> None:
@@ -107,36 +108,34 @@ class TritonPythonModel(Base):
 '''
 
 
-def test_a_model_whose_engine_died_is_not_ready(server: TritonServer, repository: Path, pico_engine: Path) -> None:
+def test_a_model_whose_engine_died_is_not_ready(server: TritonServer, repository: Path, toy_engine: Path) -> None:
     """It unloads itself, which Triton allows in explicit mode only; without, its requests have the engine's error."""
-    (folder,) = write_repository(pico_engine, repository, RepositoryOptions(name="dying"))
+    (folder,) = write_repository(toy_engine, repository, RepositoryOptions(name="dying", parameters=SMALL))
     (folder / "1" / "model.py").write_text(DYING)
     assert server.load("dying") == (200, "")
     with GrpcStream(server.grpc) as stream:
-        stream.ask("dying", "1", LONG)
+        stream.ask("dying", "1", {**LONG, "max_tokens": ENDLESS, "min_tokens": ENDLESS})
         stream.next()
         (folder / "die").touch()
         with pytest.raises(Exception, match="shut down"):
             stream.answers(["1"])
-    wait_until(lambda: not server.is_ready("dying"), 5, "a model that is not ready")
-    wait_until(lambda: not server.processes(), 10, "the end of the model's process")
+    wait_until(lambda: not server.is_ready("dying"), "a model that is not ready")
+    wait_until(lambda: not server.processes(), "the end of the model's process")
     assert server.shared_memory() == []
     (folder / "die").unlink()
     assert server.load("dying") == (200, "")
     assert server.unload("dying") == (200, "")
-    wait_until(lambda: not server.processes(), 10, "the end of the model's process")
+    wait_until(lambda: not server.processes(), "the end of the model's process")
     shutil.rmtree(folder)
 
 
 def test_a_model_whose_process_was_killed_answers_with_an_error_and_can_be_loaded_again(server: TritonServer) -> None:
-    """What Triton 2.51 does, as seen: the model stays "ready", its requests are answered with an error within seconds,
-    and `load` (not `unload`) brings it back."""
+    """What Triton 2.51 does, as seen: the model stays "ready", its requests are answered with an error, and
+    `load` (not `unload`) brings it back."""
     assert server.load("tensorwright")[0] == 200
     (process,) = server.processes()
     os.kill(process, signal.SIGKILL)
-    begin = time.monotonic()
     assert "is not healthy" in generate(server)
-    assert time.monotonic() - begin < 10
     assert server.is_ready("tensorwright")
     server.unload("tensorwright")
     assert server.load("tensorwright")[0] == 200
@@ -146,12 +145,12 @@ def test_a_model_whose_process_was_killed_answers_with_an_error_and_can_be_loade
 def test_a_server_stopped_under_load_lets_requests_finish(venv: ServerVenv, repository: Path) -> None:
     """As long as its exit timeout allows: 16 streams over gRPC and one over HTTP come to their end."""
     asked = {**LONG, "max_tokens": 64, "min_tokens": 64}
-    with TritonServer(venv, repository, repository.parent / "finishing.log", exit_timeout=30) as server:
+    with TritonServer(venv, repository, repository.parent / "finishing.log", exit_timeout=120) as server:
         streams = [GrpcStream(server.grpc) for _ in range(4)]
         for stream in streams:
             for index in range(4):
                 stream.ask("tensorwright", str(index), asked)
-        connection = http.client.HTTPConnection(server.http, timeout=30)
+        connection = http.client.HTTPConnection(server.http, timeout=PATIENCE)
         connection.request("POST", "/v2/models/tensorwright/generate_stream", json.dumps(asked))
         answer = connection.getresponse()
         for stream in streams:

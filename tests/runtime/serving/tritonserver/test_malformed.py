@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from support.triton_client import GrpcStream, text_of
 from support.triton_server import TritonServer
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 
 TEXT = {"text_input": "import os", "max_tokens": 4}
@@ -88,7 +89,7 @@ def test_each_wrong_request_has_its_own_answer_and_harms_nobody(server: TritonSe
 @pytest.mark.parametrize("door", ["generate", "generate_stream"])
 def test_http_says_what_is_wrong(server: TritonServer, door: str, body: str, status: int, message: str) -> None:
     """Of JSON that does not fit a tensor Triton says so itself, without the tensor's name."""
-    connection = http.client.HTTPConnection(server.http, timeout=20)
+    connection = http.client.HTTPConnection(server.http, timeout=PATIENCE)
     connection.request("POST", f"/v2/models/tensorwright/{door}", body)
     answer = connection.getresponse()
     text = answer.read().decode()

@@ -21,7 +21,7 @@ def events(body: str) -> list[dict[str, object]]:
 
 def test_every_model_is_ready_and_says_what_it_takes(server: TritonServer) -> None:
     assert server.get("/v2/health/live")[0] == 200
-    for model in ("tensorwright", "second", "ensemble", "tensorrt_llm", "llmapi"):
+    for model in ("tensorwright", "second", "endless", "ensemble", "tensorrt_llm", "llmapi"):
         assert server.is_ready(model)
         config = json.loads(server.get(f"/v2/models/{model}/config")[1])
         assert config["model_transaction_policy"] == {"decoupled": True}
@@ -84,12 +84,9 @@ def test_the_llm_api_model_answers_with_the_whole_text_so_far(server: TritonServ
     assert answers[-1]["finish_reason"][0] == b"length"
 
 
-def test_two_engines_answer_side_by_side(
-    server: TritonServer, llm: LLM, prompts: list[str], pico_engine_float32: object
-) -> None:
+def test_two_engines_answer_side_by_side(server: TritonServer, llm: LLM, toy_llm: LLM, prompts: list[str]) -> None:
     first = llm.generate(prompts[:4], GREEDY)
-    with LLM(str(pico_engine_float32), kv_cache_memory="32MiB", threads=1) as other:
-        second = other.generate(prompts[:4], GREEDY)
+    second = toy_llm.generate(prompts[:4], GREEDY)
     with GrpcStream(server.grpc) as stream:
         for model in ("tensorwright", "second"):
             for index, prompt in enumerate(prompts[:4]):

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.triton_server import free_ports
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
 from tensorwright.runtime.serving.triton.wheel_server import ServerVenv
@@ -36,26 +36,27 @@ def address(venv: ServerVenv, pico_engine: Path, tmp_path: Path) -> Iterator[str
     try:
         yield f"http://127.0.0.1:{ports['http']}"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
-        process.wait(20)
+        process.wait()
 
 
 def post(url: str, body: object) -> dict[str, object]:
-    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=30) as answer:
+    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE) as answer:
         return json.load(answer)
 
 
+def ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/v2/health/ready", timeout=PATIENCE):
+            return True
+    except OSError:
+        return False
+
+
 def test_it_serves_and_several_prompts_have_one_answer(address: str, llm: LLM, prompts: list[str]) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(f"{address}/v2/health/ready", timeout=5)
-            break
-        except OSError:
-            assert time.monotonic() < deadline, "it did not get ready"
-            time.sleep(0.1)
+    wait_until(lambda: ready(address), "a server that is ready")
     count = len(prompts)
     inputs = [
         {"name": "text_input", "datatype": "BYTES", "shape": [count, 1], "data": prompts},

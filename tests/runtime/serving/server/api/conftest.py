@@ -13,7 +13,7 @@ import uvicorn
 import xxhash
 from fastapi import FastAPI
 
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM
 from tensorwright.engine_format.checksums import checksum_text, read_checksums
 from tensorwright.runtime.serving.server.app import create_app
@@ -42,9 +42,9 @@ def llm(chat_engine: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="session")
-def tiny_llm(chat_engine: Path) -> Iterator[LLM]:
-    """Its queue is soon full."""
-    with LLM(chat_engine, kv_cache_memory="16MiB", threads=1, max_batch_size=1, max_queue_size=1) as llm:
+def tiny_llm(toy_engine: Path) -> Iterator[LLM]:
+    """Its queue is soon full, and a request of ENDLESS tokens runs until it is left."""
+    with LLM(toy_engine, kv_cache_memory="32MiB", threads=1, max_batch_size=1, max_queue_size=1) as llm:
         yield llm
 
 
@@ -62,13 +62,13 @@ def url(app: FastAPI) -> Iterator[str]:
     wait_until(lambda: server.started)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 
 TALK: Any = [
@@ -79,13 +80,13 @@ def test_a_model_without_template_is_named_and_what_to_do(
     """Nothing of the server's inside is told."""
     monkeypatch.setitem(llm.engine.__dict__, "chat_templates", {})
     body = {"model": "pico", "messages": TALK, **fields}
-    answer = httpx.post(f"{url}{path}", json=body, timeout=60)
+    answer = httpx.post(f"{url}{path}", json=body, timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == (
         "model 'pico' has no chat template: use /v1/completions, or have the server started with --chat-template FILE"
     )
     monkeypatch.setattr(llm, "chat_template", "{{ messages[0].content }}")
-    assert httpx.post(f"{url}{path}", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{url}{path}", json=body, timeout=PATIENCE).status_code == 200
 
 
 @pytest.mark.parametrize("top", [0, 3])

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 
 PROMPTS = ["def read_file(", "import os\nimport", "class Node:\n    def __init__("]
@@ -173,7 +174,7 @@ def test_cached_tokens_and_fingerprints(client: openai.OpenAI) -> None:
 
 def test_the_form_of_an_answer(url: str) -> None:
     body = {"model": "pico", "prompt": "x", "max_tokens": 2, "suffix": None, "user": "me", "stream": False}
-    answer = httpx.post(f"{url}/v1/completions", json=body).json()
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
     assert set(answer) == {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
     assert (answer["object"], answer["model"]) == ("text_completion", "pico")
     assert set(answer["choices"][0]) == {"index", "text", "logprobs", "finish_reason", "stop_reason"}

@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from support.waiting import wait_until
+from support.toy_engine import ENDLESS
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
-ENDLESS: dict[str, Any] = {"prompt": "def read(", "max_tokens": 2000, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": "def read(", "max_tokens": 2000, "ignore_eos": True}
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "ignore_eos": True
 }  # fmt: skip
@@ -23,9 +24,9 @@ CHAT: dict[str, Any] = {
 
 async def leave_when(url: str, path: str, bodies: list[dict[str, Any]], ready: Callable[[], bool]) -> None:
     """Asks all at once, and hangs up as soon as `ready`."""
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         asking = [asyncio.ensure_future(client.post(f"{url}{path}", json=body)) for body in bodies]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while not ready():
             assert time.monotonic() < deadline
             assert not any(task.done() for task in asking)
@@ -39,8 +40,8 @@ async def leave_when(url: str, path: str, bodies: list[dict[str, Any]], ready: C
 @pytest.mark.parametrize(
     ("path", "shape", "requests", "sequences"),
     [
-        ("/v1/completions", ENDLESS, 1, 1),
-        ("/v1/completions", {**ENDLESS, "prompt": ["a", "b", "c"]}, 3, 3),
+        ("/v1/completions", LONG, 1, 1),
+        ("/v1/completions", {**LONG, "prompt": ["a", "b", "c"]}, 3, 3),
         ("/v1/chat/completions", {**CHAT, "n": 3}, 1, 3),
     ],
 )
@@ -59,7 +60,7 @@ def running(llm: LLM) -> bool:
 
 def test_a_storm_of_clients_that_leave(url: str, llm: LLM) -> None:
     before = llm.get_stats()["requests_aborted"]
-    bodies = [{"model": "pico", "stream": number % 2 == 0, **ENDLESS, "prompt": f"f{number}("} for number in range(32)]
+    bodies = [{"model": "pico", "stream": number % 2 == 0, **LONG, "prompt": f"f{number}("} for number in range(32)]
     asyncio.run(leave_when(url, "/v1/completions", bodies, lambda: llm.get_stats()["running"] == 32))
     wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 32)
 
@@ -67,7 +68,7 @@ def test_a_storm_of_clients_that_leave(url: str, llm: LLM) -> None:
 @pytest.fixture
 def occupied(tiny_llm: LLM) -> Iterator[LLM]:
     """Its only place is taken."""
-    handle = tiny_llm.generate_async("x", SamplingParams(max_tokens=2000, ignore_eos=True))
+    handle = tiny_llm.generate_async("x", SamplingParams(max_tokens=ENDLESS, ignore_eos=True))
     wait_until(lambda: running(tiny_llm))
     yield tiny_llm
     assert handle.abort(), "it should have been running all the time"
@@ -75,7 +76,7 @@ def occupied(tiny_llm: LLM) -> Iterator[LLM]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_waiting_requests_end(url: str, occupied: LLM, stream: bool) -> None:
-    body = {"model": "some/tiny", "stream": stream, **ENDLESS}
+    body = {"model": "some/tiny", "stream": stream, **LONG}
     asyncio.run(leave_when(url, "/v1/completions", [body], lambda: occupied.get_stats()["waiting"] == 1))
     wait_until(lambda: occupied.get_stats()["waiting"] == 0)
 
@@ -83,7 +84,7 @@ def test_waiting_requests_end(url: str, occupied: LLM, stream: bool) -> None:
 @pytest.mark.parametrize("prompts", [["x"], ["x", "y"]])
 def test_a_full_queue_is_told_with_a_time_to_come_back(url: str, occupied: LLM, prompts: list[str]) -> None:
     filler = occupied.generate_async("y", SamplingParams(max_tokens=2000))
-    answer = httpx.post(f"{url}/v1/completions", json={"model": "some/tiny", "prompt": prompts})
+    answer = httpx.post(f"{url}/v1/completions", json={"model": "some/tiny", "prompt": prompts}, timeout=PATIENCE)
     filler.abort()
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1"
@@ -91,14 +92,14 @@ def test_a_full_queue_is_told_with_a_time_to_come_back(url: str, occupied: LLM, 
 
 
 def test_if_one_prompt_finds_no_place_none_is_worked_on(url: str, occupied: LLM) -> None:
-    body = {"model": "some/tiny", **ENDLESS, "prompt": ["a", "b"]}
-    assert httpx.post(f"{url}/v1/completions", json=body).status_code == 429
+    body = {"model": "some/tiny", **LONG, "prompt": ["a", "b"]}
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).status_code == 429
     # nothing_left_behind sees that those before it ended
 
 
 def test_more_prompts_than_there_are_places_are_no_matter_of_time(url: str) -> None:
-    body = {"model": "some/tiny", **ENDLESS, "prompt": list("abc")}
-    answer = httpx.post(f"{url}/v1/completions", json=body)
+    body = {"model": "some/tiny", **LONG, "prompt": list("abc")}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
     assert answer.status_code == 400
     assert "prompt must have at most 2 prompts" in answer.json()["error"]["message"]
 
@@ -111,7 +112,7 @@ def slow_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.
 
     def wait_and_encode(self: Tokenizer, *arguments: Any) -> Any:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         return encode(self, *arguments)
 
     monkeypatch.setattr(Tokenizer, "encode_within", wait_and_encode)
@@ -119,13 +120,13 @@ def slow_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.
     go_on.set()
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", ENDLESS), ("/v1/chat/completions", CHAT)])
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", LONG), ("/v1/chat/completions", CHAT)])
 def test_tokenizing_holds_nobody_up_and_may_be_left(
     url: str, llm: LLM, slow_tokenizer: Any, path: str, body: dict[str, Any]
 ) -> None:
     begun, go_on = slow_tokenizer
     before = llm.get_stats()["requests_aborted"]
     asyncio.run(leave_when(url, path, [{"model": "pico", **body}], begun.is_set))
-    assert httpx.get(f"{url}/v1/models", timeout=10).status_code == 200  # while a thread still waits
+    assert httpx.get(f"{url}/v1/models", timeout=PATIENCE).status_code == 200  # while a thread still waits
     go_on.set()
     wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 1)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from support import hostile_grammars as hostile
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.guided import child_link, compile_process
 from tensorwright.runtime.guided.params import GuidedDecodingParams
@@ -72,7 +73,7 @@ def test_a_chat_answers_in_the_schema(client: openai.OpenAI) -> None:
 )
 def test_what_cannot_be_followed_is_refused(url: str, fields: dict[str, Any]) -> None:
     body = {"model": "pico", "prompt": "x", **fields}
-    answer = httpx.post(f"{url}/v1/completions", json=body)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -83,11 +84,11 @@ def test_a_grammar_that_would_end_the_server_is_refused(url: str, shape: str, mo
     monkeypatch.setattr(compile_process, "LIMIT_S", 1.0)
     for links in (16_000, hostile.LONGEST[shape]):
         asked = {f"guided_{name}": text for name, text in hostile.chain(shape, links).items()}
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "pico", "prompt": "x", **asked}, timeout=60)
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "pico", "prompt": "x", **asked}, timeout=PATIENCE)
         assert answer.status_code in (400, 413)
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
     polite = {"model": "pico", "prompt": "x", "max_tokens": 3, "guided_regex": "[a-z]{3}"}
-    assert httpx.post(f"{url}/v1/completions", json=polite, timeout=60).status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=polite, timeout=PATIENCE).status_code == 200
 
 
 def test_a_compiler_that_is_killed_is_not_the_engines_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +100,11 @@ def test_a_compiler_that_is_killed_is_not_the_engines_end(url: str, monkeypatch:
     asked = {"model": "pico", "prompt": "x", "max_tokens": 3, "guided_regex": "[x-z]{3}"}
     with monkeypatch.context() as patch:
         patch.setattr(child_link.Child, "ask", killed)
-        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
-        assert httpx.get(f"{url}/ready").status_code == 200
+        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE)
+        assert httpx.get(f"{url}/ready", timeout=PATIENCE).status_code == 200
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"], answer.headers["retry-after"]) == (
         503, "service_unavailable_error", "temporarily_unavailable", "1",
     )  # fmt: skip
     assert error["message"].endswith("try again later")
-    assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE).status_code == 200

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import LLM
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -107,7 +108,7 @@ CASES = [(path, *case) for path in (COMPLETION, CHAT) for case in BOTH] + [
 @pytest.mark.parametrize(("path", "fields", "named"), CASES)
 def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], named: str, chat_engine: Path) -> None:
     body = json.dumps({**BASE[path], **fields})  # in ASCII, so that a lone surrogate can be sent
-    answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"}, timeout=PATIENCE)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert set(answer.json()) == {"error"}
@@ -120,7 +121,7 @@ def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], name
 @pytest.mark.parametrize("path", BASE)
 def test_unknown_models_are_not_found(url: str, path: str) -> None:
     more = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}.get(path, {})
-    answer = httpx.post(f"{url}{path}", json={**BASE[path], **more, "model": "gpt"})
+    answer = httpx.post(f"{url}{path}", json={**BASE[path], **more, "model": "gpt"}, timeout=PATIENCE)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
     assert "pico" in answer.json()["error"]["message"]
@@ -129,7 +130,8 @@ def test_unknown_models_are_not_found(url: str, path: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b"null", b"[" * 100000])
 def test_bodies_that_are_no_request(url: str, body: bytes) -> None:
     for path in BASE:
-        answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(f"{url}{path}", content=body, headers=headers, timeout=PATIENCE)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]
 
@@ -149,6 +151,7 @@ def test_what_is_too_long_has_a_code_and_words_that_clients_know(client: openai.
 
 
 def test_a_stream_that_cannot_begin_is_refused_like_any_other(url: str) -> None:
-    answer = httpx.post(f"{url}{COMPLETION}", json={**BASE[COMPLETION], "stream": True, "max_tokens": 100000})
+    body = {**BASE[COMPLETION], "stream": True, "max_tokens": 100000}
+    answer = httpx.post(f"{url}{COMPLETION}", json=body, timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/json"

@@ -13,7 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from support.snapshots import count_snapshots
-from support.waiting import wait_until
+from support.toy_engine import ENDLESS
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import NumericalError
 from tensorwright.runtime.requests.request_handle import RequestHandle
@@ -34,7 +35,7 @@ SHAPES: list[dict[str, Any]] = [
 
 def events_of(url: str, path: str, body: dict[str, Any]) -> list[Any]:
     """Every event as JSON; the raw bytes of each are whole UTF-8."""
-    with httpx.stream("POST", f"{url}{path}", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{url}{path}", json=body, timeout=PATIENCE) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert "content-length" not in answer.headers
@@ -62,7 +63,7 @@ def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape))
 def test_a_streamed_completion_is_the_whole_one(url: str, shape: dict[str, Any]) -> None:
     body = {"model": "pico", **shape}
-    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last, done = events_of(url, "/v1/completions", {**body, **options})
     assert done == "[DONE]"
@@ -131,17 +132,17 @@ def test_an_error_in_midstream_is_the_last_event(
 def ask_in_process(app: FastAPI, body: dict[str, Any]) -> httpx.Response:
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
-            return await client.post("/v1/completions", json=body, timeout=60)
+            return await client.post("/v1/completions", json=body, timeout=PATIENCE)
 
     return asyncio.run(ask())
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_whose_time_is_up_ends_with_what_it_has(llm: LLM, stream: bool) -> None:
-    app = create_app({"pico": llm}, ServerOptions(request_timeout=1))
-    body = {"model": "pico", "prompt": ["x", "y"], "n": 3, "max_tokens": 1900, "ignore_eos": True, "stream": stream}
-    timed_out = llm.get_stats()["requests_timed_out"]
-    answer = ask_in_process(app, body)
+def test_a_request_whose_time_is_up_ends_with_what_it_has(toy_llm: LLM, stream: bool) -> None:
+    app = create_app({"toy": toy_llm}, ServerOptions(request_timeout=1))
+    body = {"prompt": ["x", "y"], "n": 3, "max_tokens": ENDLESS // 6, "ignore_eos": True, "stream": stream}
+    timed_out = toy_llm.get_stats()["requests_timed_out"]
+    answer = ask_in_process(app, {"model": "toy", **body})
     assert answer.status_code == 200
     if stream:
         *events, done = answer.text.split("\n\n")[:-1]
@@ -151,23 +152,23 @@ def test_a_request_whose_time_is_up_ends_with_what_it_has(llm: LLM, stream: bool
         choices = answer.json()["choices"]
     ends = {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"]}
     assert ends == dict.fromkeys(range(6), "timeout")
-    assert llm.get_stats()["requests_timed_out"] == timed_out + 2
+    assert toy_llm.get_stats()["requests_timed_out"] == timed_out + 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_does_not_end_a_request_in_time_is_not_waited_for(
-    llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch
+    toy_llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Deadline, "bound", lambda self, params: params)
     monkeypatch.setattr(request_time, "GRACE", 0.0)
-    app = create_app({"pico": llm}, ServerOptions(request_timeout=0.2))
-    body = {"model": "pico", "prompt": ["x", "y"], "max_tokens": 2000, "ignore_eos": True, "stream": stream}
-    aborted = llm.get_stats()["requests_aborted"]
+    app = create_app({"toy": toy_llm}, ServerOptions(request_timeout=1))
+    body = {"model": "toy", "prompt": ["x", "y"], "max_tokens": ENDLESS // 2, "ignore_eos": True, "stream": stream}
+    aborted = toy_llm.get_stats()["requests_aborted"]
     answer = ask_in_process(app, body)
     assert answer.status_code == (200 if stream else 504)
     last = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
     assert json.loads(last)["error"]["type"] == "timeout_error"
-    wait_until(lambda: llm.get_stats()["requests_aborted"] == aborted + 2)
+    wait_until(lambda: toy_llm.get_stats()["requests_aborted"] == aborted + 2)
 
 
 def test_what_is_not_generating_when_its_time_is_up_gets_an_error(llm: LLM) -> None:

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.serving.server.app import create_app
 
@@ -17,7 +18,7 @@ TALK = [{"role": "user", "content": "日本 🙂"}]
 
 
 def post(url: str, path: str, **body: Any) -> Any:
-    answer = httpx.post(f"{url}{path}", json=body)
+    answer = httpx.post(f"{url}{path}", json=body, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -62,7 +63,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", ASKED)
 def test_a_model_must_be_named_where_there_are_two(url: str, path: str) -> None:
-    answer = httpx.post(f"{url}{path}", json=ASKED[path])
+    answer = httpx.post(f"{url}{path}", json=ASKED[path], timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "model must be one of pico, some/tiny, got none"
 
@@ -87,13 +88,13 @@ def test_a_model_alone_need_not_be_named(llm: LLM, path: str, more: dict[str, An
     assert {json.loads(text)["model"] for text in texts} == {"only"}
 
 
-def test_models(client: openai.OpenAI, llm: LLM) -> None:
+def test_models(client: openai.OpenAI, llm: LLM, tiny_llm: LLM) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == ["pico", "some/tiny"]
-    for model in models:
+    for model, served in zip(models, (llm, tiny_llm), strict=True):
         assert client.models.retrieve(model.id) == model
         assert model.owned_by == "tensorwright"
-        assert model.model_extra == {"max_model_len": llm.engine.max_seq_len}
+        assert model.model_extra == {"max_model_len": served.engine.max_seq_len}
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt")
     assert caught.value.code == "model_not_found"

@@ -1,0 +1,111 @@
+"""Multiplies like the engine that is to be, and chooses the codes of each matrix when the text first reaches it.
+
+So the inputs of a product are what the calibrated layers before it made, rounded as the kernels round them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from tensorwright.builder.calibrate.chosen_codes import ChosenCodes, ChosenPanels
+from tensorwright.builder.calibrate.gptq import choose_codes, factorise
+from tensorwright.builder.emit.quantized_weights import PackedPanels
+from tensorwright.builder.measure.streamed_weights import StreamedMatrices, StreamedWeights, parts_of, stored
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.ir.graph import Node, Value
+from tensorwright.ir.weights import WeightExpr
+from tensorwright.models.read_weights import TensorSource
+from tensorwright.plugins.quantized_matmul.quantize import (
+    Quantized,
+    dequantized,
+    in_groups,
+    quantize_activations,
+    unpack,
+)
+
+_ROUNDED_ROWS = 1024
+"""Rows of inputs that are rounded and multiplied at a time."""
+_MOMENT_COLUMNS = 512
+"""Columns of H = X^T X that one thread computes at a time, so that its bits do not depend on the number of threads."""
+
+
+class CalibratingWeights:
+    """A `ProductSource` for the interpreter, which puts the codes of the products of `nodes` into `codes`.
+
+    last: the node whose result nobody reads. advance: called after each matrix.
+    """
+
+    def __init__(
+        self,
+        source: TensorSource,
+        codes: ChosenCodes,
+        nodes: list[Node],
+        advance: Callable[[], None] = lambda: None,
+    ):
+        self._source, self._codes, self._advance = source, codes, advance
+        self._waiting = {(stored(node.operand(1)), node.attrs["format"]) for node in nodes}
+        self._last = nodes[-1]
+        self._streamed = StreamedWeights(source, ChosenPanels(codes, source))
+        self._nearest = PackedPanels(source)
+
+    @contextmanager
+    def running(self) -> Iterator[CalibratingWeights]:
+        """Gives this object, with its threads."""
+        with self._streamed:
+            yield self
+
+    def __call__(self, expr: WeightExpr) -> torch.Tensor:
+        """Returns the whole weight."""
+        return self._streamed(expr)
+
+    def matrices(self, node: Node, operand: Value) -> StreamedMatrices:
+        """Returns the matrices of a mixture of experts, which are rounded to nearest."""
+        return self._streamed.matrices(node, operand)
+
+    def product(self, node: Node, x: torch.Tensor) -> torch.Tensor:
+        """Returns the result of a node; before that it chooses the codes of its matrix, if nobody has."""
+        if node.op == "quantized_linear":
+            key = stored(node.operand(1)), node.attrs["format"]
+            if key in self._waiting:
+                self._waiting.remove(key)
+                self._calibrate(*key, x.reshape(-1, x.shape[-1]).float().numpy())
+                self._advance()
+        if node is self._last:  # Logits of all tokens would be the largest value by far.
+            return torch.zeros(1).expand(*x.shape[:-1], int(node.output.shape[-1]))
+        return self._streamed.product(node, x)
+
+    def _calibrate(self, expr: WeightExpr, fmt: WeightFormat, x: np.ndarray) -> None:
+        rows, k = expr.shape(self._source)
+        factor = factorise(second_moments(x, fmt))
+        self._codes.reserve(expr, fmt, rows, k)
+
+        def choose(part: tuple[int, int]) -> None:
+            start, end = part
+            w = self._streamed.rows(expr, start, end).numpy()
+            scales = unpack(self._nearest.panels(expr, fmt, start, end), fmt, end - start, k).scales
+            codes = in_groups(choose_codes(w, scales, fmt, factor), fmt).astype(np.int8)
+            self._codes.write(expr, fmt, start, Quantized(codes, scales))
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(choose, parts_of([rows], k)))
+
+
+def second_moments(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """Returns X^T X, float64 [K, K], for inputs x [T, K] as the kernels of `fmt` round them."""
+    k = x.shape[1]
+    total = np.zeros((k, k))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for start in range(0, len(x), _ROUNDED_ROWS):
+            rows = np.ascontiguousarray(dequantized(quantize_activations(x[start : start + _ROUNDED_ROWS], fmt), k))
+
+            def part(first: int, rows: np.ndarray = rows) -> None:
+                total[first : first + _MOMENT_COLUMNS] += rows[:, first : first + _MOMENT_COLUMNS].T @ rows
+
+            list(pool.map(part, range(0, k, _MOMENT_COLUMNS)))
+    return total

@@ -1,0 +1,53 @@
+"""Finds the tensors of a checkpoint in its safetensors files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorwright.errors import CheckpointError
+from tensorwright.models.dtypes import Tensor
+from tensorwright.models.safetensors_file import SafetensorsFile
+
+
+class StoredTensors:
+    """The tensors as the files have them. `names` are sorted. Nothing is read before `read`.
+
+    Raises CheckpointError if two files hold a tensor of one name.
+    """
+
+    def __init__(self, path: Path, files: list[SafetensorsFile]):
+        self.path, self.files = path, files
+        self._home: dict[str, SafetensorsFile] = {}
+        for file in files:
+            for name in file.tensors:
+                if name in self._home:
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r} is in both {self._home[name].path.name} and {file.path.name}; "
+                        "remove the stale shard"
+                    )
+                self._home[name] = file
+        self.names: tuple[str, ...] = tuple(sorted(self._home))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._home
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.file(name).tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        return self.file(name).tensors[name].dtype
+
+    def read(self, name: str) -> Tensor:
+        """Returns a tensor as a read-only view of its file."""
+        return self.file(name).read(name)
+
+    def bytes(self, name: str) -> int:
+        """Returns the size of a tensor."""
+        info = self.file(name).tensors[name]
+        return info.end - info.begin
+
+    def file(self, name: str) -> SafetensorsFile:
+        """Returns the file that holds a tensor. Raises CheckpointError if none does."""
+        if name not in self._home:
+            raise CheckpointError(f"{self.path}: no tensor {name!r} among the {len(self._home)} stored")
+        return self._home[name]

@@ -1,0 +1,52 @@
+// Reads single weights and scales of the panels of layout.h, in plain C.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_DECODE_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_DECODE_H_
+
+#include <string.h>
+
+#include "plugins/common/bf16.h"
+#include "plugins/common/f16.h"
+#include "plugins/quantized_matmul/layout.h"
+
+// Returns nibble k of a row of a group.
+static inline int32_t tw_quantized_nibble(const void* group, int64_t k, int64_t lane) {
+  const uint8_t byte = ((const uint8_t*)group)[k / 8 * 64 + lane * 4 + k % 4];
+  return k % 8 < 4 ? byte & 15 : byte >> 4;
+}
+
+// Returns twice the E2M1 number of a code.
+static inline int32_t tw_doubled_e2m1(int32_t code) {
+  static const int8_t kMagnitudes[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+  return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
+}
+
+// Returns element k of a row of a group, as the whole number that its scale multiplies. zeros: the zero
+// points of the group's 16 rows, which are read only if the dtype has them.
+static inline int32_t tw_quantized_weight(int dtype, const void* group, const void* zeros, int64_t k,
+                                          int64_t lane) {
+  const tw_weight_codec c = tw_codec(dtype);
+  switch (c.values) {
+    case TW_BYTES:
+      return ((const int8_t*)group)[k / 4 * 64 + lane * 4 + k % 4] -
+             (c.zeros ? ((const int8_t*)zeros)[lane] : 0);
+    case TW_E2M1:
+      return tw_doubled_e2m1(tw_quantized_nibble(group, k, lane));
+    default:
+      return tw_quantized_nibble(group, k, lane) - (c.zeros ? ((const int8_t*)zeros)[lane] : 8);
+  }
+}
+
+// Returns the scale of a row of a group. scales: those of the group's 16 rows. group: 0 for whole rows.
+static inline float tw_quantized_scale(int dtype, const void* scales, int64_t group, int64_t lane) {
+  if (group == 0) return ((const float*)scales)[lane];
+  if (tw_codec(dtype).scales == TW_SCALES_E8M0) {
+    const uint32_t bits = (uint32_t)((const uint8_t*)scales)[lane] << 23;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+  }
+  const uint16_t half = ((const uint16_t*)scales)[lane];
+  return tw_codec(dtype).scales == TW_SCALES_F16 ? tw_f16_to_f32(half) : tw_bf16_to_f32(half);
+}
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_DECODE_H_
