@@ -172,11 +172,11 @@ def test_soak_of_other_kinds(engine_of: Callable[[str], Path], kind: str) -> Non
 
 
 def long_asks(count: int) -> list[Ask]:
-    """Requests that grow to four blocks each, and that nobody cancels: short ones preempt on some machines only."""
+    """Requests that grow to seven blocks each, and that nobody cancels: short ones preempt on some machines only."""
     asks = [Ask(5000 + i, random.Random(i)) for i in range(count)]
     for i, ask in enumerate(asks):
         ask.prompt = {"prompt_token_ids": [(31 * i + j) % VOCAB for j in range(24)]}
-        ask.params = SamplingParams(max_tokens=80, ignore_eos=True, seed=ask.key, temperature=i % 2)
+        ask.params = SamplingParams(max_tokens=200, ignore_eos=True, seed=ask.key, temperature=i % 2)
         ask.patience, ask.timeout, ask.streams = None, None, False
     return asks
 
