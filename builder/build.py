@@ -79,6 +79,7 @@ def build(
     accuracy_tokens: int | None = None,
     accuracy_text: str | Path | None = None,
     quantize: str | None = None,
+    quantize_config: str | Path | None = None,
     kv_cache_dtype: str = "auto",
     keep_weights: bool = False,
     calibrate: str = "none",
@@ -103,7 +104,9 @@ def build(
     it is measured over, in windows of up to 512; None means 8192 for "full", and for "quick" one window of 128 to 512
     by the size of the model. accuracy_text: a file of UTF-8 text to measure on; None means a text of this package.
     quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.engine_format.weight_formats); None keeps the weights in the activation type.
+    (tensorwright.engine_format.weight_formats); None keeps the weights in the activation type. quantize_config: a file
+    of JSON that gives weights formats by patterns of their names (docs/quantization.md); "layers" there is what
+    quantize says for all of them.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
     again for another target without the checkpoint. revision: with a hub name, the branch, tag or commit; None means
@@ -130,6 +133,7 @@ def build(
         accuracy_tokens=accuracy_tokens,
         accuracy_text=named_place(accuracy_text),
         quantize=quantize,
+        quantize_config=named_place(quantize_config),
         kv_cache_dtype=kv_cache_dtype,
         keep_weights=keep_weights,
         calibrate=calibrate,
@@ -170,6 +174,7 @@ def build_engine_at(
             checkpoint = open_checkpoint(model, revision)
             if (tokenizer := checkpoint.tokenizer_files.get(TOKENIZER)) is not None:
                 check_measured_text(text, options, tokenizer)
+            refuse_idle_patterns(options, checkpoint)
             if graphs is not None:
                 make_dump_folder(graphs)
         run = BuildRun(options, target, checkpoint, writer, phases, memory, text)
@@ -193,6 +198,19 @@ class BuildRun:
     memory: MemoryWatch
     text: NamedText
     """The text that accuracy is measured on."""
+
+
+def refuse_idle_patterns(options: BuildOptions, checkpoint: Checkpoint) -> None:
+    """Raises InvalidOptionError for patterns of `quantize` that match no tensor of the checkpoint."""
+    spec = options.quantize_spec
+    if spec is None or not spec.rules:
+        return
+    names = checkpoint.names
+    if idle := spec.table.idle(names):
+        raise InvalidOptionError(
+            f"quantize: no weight of {checkpoint.path} has a name like {', '.join(idle[:5])}; names are such as "
+            f"{', '.join(sorted(names)[:3])}"
+        )
 
 
 def measured_text(options: BuildOptions) -> NamedText:
@@ -283,12 +301,7 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
                 verify=verify,
                 weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
-                expectations=expected_counts(
-                    text_config(checkpoint),
-                    _quantized(graph),
-                    graph.facts.set_facts.get("layers"),
-                    _traced(graph),
-                ),
+                expectations=_expected(graph, text_config(checkpoint)),
                 progress=count_pass,
                 pipeline=pipeline,
             )
@@ -296,6 +309,15 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
             if dump is None:
                 raise
             raise BuildError(f"{dump}: the graphs cannot be dumped there ({reason(error)}); choose another") from error
+
+
+def _expected(graph: Graph, config: dict[str, Any]) -> dict[str, int]:
+    """Returns how often each pass must fire. Rules of formats may leave it open how many matrices are quantized."""
+    counts = expected_counts(config, _quantized(graph), graph.facts.set_facts.get("layers"), _traced(graph))
+    spec = graph.facts.quantize
+    if spec is not None and not spec.says_how_many:
+        counts.pop("quantize_weights", None)
+    return counts
 
 
 def _traced(graph: Graph) -> Traced:

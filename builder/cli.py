@@ -124,7 +124,7 @@ def tensorrt_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def quantization_line(record: QuantizationRecord) -> str:
     bits = {role: count for role, count in record.bits_per_weight.items() if count is not None}
-    return f"{record.spec}; bits per weight: {', '.join(f'{role} {count}' for role, count in bits.items())}"
+    return f"{record.spec.summary}; bits per weight: {', '.join(f'{role} {count}' for role, count in bits.items())}"
 
 
 def accuracy_line(record: AccuracyRecord | None) -> str:

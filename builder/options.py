@@ -13,7 +13,7 @@ from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import MAX_POSITIONS, BuildFields
+from tensorwright.options.build import MAX_POSITIONS, BuildFields, asked_formats
 from tensorwright.options.declare import options_in
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
@@ -42,7 +42,7 @@ class BuildOptions(BuildFields):
         _ = self.quantize_spec  # raises for a text that names no formats of the target
         for option in options_in(BuildFields):
             option.check_target(getattr(self, option.name), self.target)
-        if self.calibrate != "none" and self.quantize is None:
+        if self.calibrate != "none" and self.asked_formats is None:
             raise InvalidOptionError(
                 f"calibrate={self.calibrate!r} is for quantized weights, and these stay as they are; leave it out, or "
                 "say quantize"
@@ -50,12 +50,12 @@ class BuildOptions(BuildFields):
         spec = self.quantize_spec
         if self.calibrate != "none" and spec is not None and all(fmt.kind != "int" for fmt in spec.formats):
             raise InvalidOptionError(
-                f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={self.quantize!r} has "
+                f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={spec.summary!r} has "
                 "them; quantize to int4, int8 or w8a8, or say calibrate none"
             )
         if self.calibration_text is not None and self.calibrate == "none":
             raise InvalidOptionError("calibration_text is for a calibrated build; leave it out, or say calibrate")
-        if self.activations != "auto" and self.quantize is None:
+        if self.activations != "auto" and self.asked_formats is None:
             raise InvalidOptionError(
                 f"activations={self.activations!r} is for quantized weights, and these stay as they are; "
                 "leave it out, or say quantize"
@@ -80,13 +80,20 @@ class BuildOptions(BuildFields):
 
     @cached_property
     def quantize_spec(self) -> QuantizeSpec | None:
-        """Returns the formats that `quantize` names, or None. Raises InvalidOptionError if the target lacks one."""
-        return None if self.quantize is None else self.target_format.parse_quantize(self.quantize)
+        """Returns the formats that `quantize` and `quantize_config` name, or None. Raises InvalidOptionError if the
+        target lacks one."""
+        return None if self.asked_formats is None else self.target_format.parse_quantize(self.asked_formats)
+
+    @cached_property
+    def asked_formats(self) -> str | None:
+        """The text of `quantize` with what the file `quantize_config` says, which is read once."""
+        return asked_formats(self.quantize, self.quantize_config)
 
     def record(self) -> dict[str, Any]:
         """Returns the options as config.json keeps them: without those of other targets, and without places
-        and texts."""
-        options = asdict(self)
+        and texts. The rules of a file stand in `quantize`."""
+        options = {**asdict(self), "quantize": self.asked_formats}
+        del options["quantize_config"]
         del options["calibration_text"]  # The quantization record has its hash.
         del options["accuracy_text"]  # The accuracy record has the text's name and hash.
         if self.accuracy_tokens is None:

@@ -18,6 +18,7 @@ from tensorwright.builder.build import (
     check_measured_text,
     emit_and_measure,
     measured_text,
+    refuse_idle_patterns,
 )
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
@@ -83,6 +84,7 @@ def rebuild(
         with phases.run("open"):
             weights = EngineSource(engine)
             graph = read_graph(engine)
+            refuse_idle_patterns(options, weights)
             check_measured_text(text, options, weights.tokenizer_files.get(TOKENIZER))
         return _from_graph(BuildRun(options, target, weights, writer, phases, memory, text), graph, config)
 
@@ -101,14 +103,17 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
         raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
     moved = changes.get("target", own.get("target")) != own.get("target")
     kept = {name: own[name] for name in own if name in names and (not moved or name in OF_EVERY_TARGET)}
+    if changes.get("quantize_config") is not None:
+        kept.pop("quantize", None)  # The file takes its place.
     chosen = {**kept, **changes}
     meaningless = ["accuracy_tokens"] if chosen.get("accuracy") == "none" else []
-    meaningless += ["calibrate", "activations"] if chosen.get("quantize") is None else []
+    plain = chosen.get("quantize") is None and chosen.get("quantize_config") is None
+    meaningless += ["calibrate", "activations"] if plain else []
     for name in {*meaningless} - {*changes}:
         chosen.pop(name, None)
     if "sm" in chosen:
         chosen["sm"] = tuple(chosen["sm"])  # JSON has lists
-    for name in ("accuracy_text", "calibration_text"):
+    for name in ("accuracy_text", "calibration_text", "quantize_config"):
         chosen[name] = named_place(chosen.get(name))
     return BuildOptions(**chosen)
 
@@ -172,12 +177,14 @@ def read_graph(engine: Path) -> Graph:
 
 def plain_graph(graph: Graph) -> Graph:
     """Returns a copy of the graph before quantization: weights and the KV cache as the model has them."""
+    from tensorwright.passes.quantize_weights import QUANTIZED
+
     graph = graph.clone()
     for node in graph.nodes:
-        if node.op not in ("quantized_linear", "quantized_embedding"):
+        if not node.op.startswith(QUANTIZED):
             continue
-        node.op = node.op.removeprefix("quantized_")
-        node.attrs = {"scale": node.attrs["scale"]} if node.op == "embedding" else {}
+        node.op = node.op.removeprefix(QUANTIZED)
+        node.attrs = {name: value for name, value in node.attrs.items() if name != "format"}
         node.output.name = node.output.name.rpartition(".")[0]  # quantize_weights added a number to it
     graph.restart_names()
     facts = graph.facts

@@ -137,6 +137,9 @@ class QuantizationRecord:
     """Bits stored for each weight of the checkpoint, by role; "all" counts every weight."""
     weight_errors: dict[str, list[float | None]]
     """The relative error of each kind of matrix in each layer; None where a layer lacks the matrix."""
+    formats: dict[str, list[str | None]] | None = field(default=None, metadata=OPTIONAL)
+    """The format of each kind of matrix in each layer, where rules give some of them one of their own; None in a list
+    where a layer lacks the matrix, "none" where it is not quantized."""
     calibration: CalibrationRecord | None = field(default=None, metadata=OPTIONAL)
     """None if every code is the nearest to its weight."""
 

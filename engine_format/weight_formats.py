@@ -19,8 +19,10 @@ exist.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from tensorwright.engine_format.format_rules import Rule, RuleTable, is_pattern
 from tensorwright.errors import InvalidOptionError
 
 GROUPS = (32, 64, 128)
@@ -39,6 +41,8 @@ ZEROS_HEADER = (192, 128, 4)
 FLOAT16 = "float16"
 LANES = 16
 """The number of rows in a panel."""
+MAX_RULES_SHOWN = 4
+"""The most rules of a spec that a line for people shows."""
 MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
 """The most columns that w8a8 can sum exactly in 32 bits: TW_MAX_WHOLE_ROW of layout.h."""
 
@@ -177,29 +181,66 @@ def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
     raise InvalidOptionError(f"quantize: a weight format must be {', '.join(names[:-1])} or {names[-1]}, not {text!r}")
 
 
+FormatRule = Rule[WeightFormat | None]
+"""The format of the matrices that a pattern of names matches. None means the activation type."""
+
+
 @dataclass(frozen=True)
 class QuantizeSpec:
-    """The formats of the linear layers' matrices, of the embedding and of lm_head. None means the activation type."""
+    """The formats of the linear layers' matrices, of the embedding and of lm_head. None means the activation type.
+
+    rules: overrule these three for the weights that they match; of several, the last one that matches holds.
+    """
 
     linears: WeightFormat | None
     embedding: WeightFormat | None
     lm_head: WeightFormat | None
+    rules: tuple[FormatRule, ...] = ()
 
     def __str__(self) -> str:
         """Returns the text that `parse_spec` reads, with every part spelled out. An equal spec has an equal text."""
-        return f"{_name(self.linears)},embedding={_name(self.embedding)},lm_head={_name(self.lm_head)}"
+        parts = [f"{format_name(self.linears)}", f"embedding={format_name(self.embedding)}"]
+        parts += [f"lm_head={format_name(self.lm_head)}"]
+        return ",".join([*parts, *(f"{rule.pattern}={format_name(rule.value)}" for rule in self.rules)])
+
+    @property
+    def summary(self) -> str:
+        """The text for people: only the number of rules, where there are many."""
+        if len(self.rules) <= MAX_RULES_SHOWN:
+            return str(self)
+        return f"{QuantizeSpec(self.linears, self.embedding, self.lm_head)}, and {len(self.rules)} rules"
+
+    @property
+    def _values(self) -> tuple[WeightFormat | None, ...]:
+        return (self.linears, self.embedding, self.lm_head, *(rule.value for rule in self.rules))
 
     @property
     def formats(self) -> tuple[WeightFormat, ...]:
-        """The formats of the parts that are quantized."""
-        return tuple(fmt for fmt in (self.linears, self.embedding, self.lm_head) if fmt is not None)
+        """The formats of the parts that are quantized, and of the rules."""
+        return tuple(fmt for fmt in self._values if fmt is not None)
+
+    @property
+    def says_how_many(self) -> bool:
+        """Whether the spec says how many matrices are quantized: no rule may take some out of a part, or into it."""
+        return not self.rules or len({fmt is None for fmt in self._values}) == 1
+
+    @cached_property
+    def table(self) -> RuleTable[WeightFormat | None]:
+        """The rules, to look up names in."""
+        return RuleTable(self.rules)
+
+    def format_of(self, name: str, part: WeightFormat | None) -> WeightFormat | None:
+        """Returns the format of a weight. part: that of its part, which holds where no rule matches."""
+        rule = self.table.find(name)
+        return part if rule is None else rule.value
 
 
 UNQUANTIZED = QuantizeSpec(None, None, None)
 
 
 def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
-    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT]. A FORMAT may be "none". An unnamed part has the first format.
+    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT][,PATTERN=FORMAT ...]. A FORMAT may be "none". An unnamed part
+    has the first format. A PATTERN is of names of weights: format_rules.py.
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
@@ -231,10 +272,10 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
             f"quantize: on target {target} the embedding must be int8 or none, not {spec.embedding}; "
             "say embedding=int8 or embedding=none"
         )
-    return QuantizeSpec(spec.linears, None, spec.lm_head)
+    return replace(spec, embedding=None)
 
 
-def _name(fmt: WeightFormat | None) -> str:
+def format_name(fmt: WeightFormat | None) -> str:
     return "none" if fmt is None else str(fmt)
 
 
@@ -249,13 +290,19 @@ def _parse_parts(text: str, offered: tuple[str, ...]) -> tuple[QuantizeSpec, set
     linears = None if first == "none" else parse_format(first, offered)
     formats: dict[str, WeightFormat | None] = dict.fromkeys(PARTS, linears)
     named: set[str] = set()
+    rules: list[FormatRule] = []
     for part in others:
         name, equals, value = part.partition("=")
-        if name not in formats or not equals or name in named:
+        if not (name in formats or is_pattern(name)) or not equals or name in named:
             raise InvalidOptionError(
-                "quantize must be FORMAT, then at most embedding=FORMAT and lm_head=FORMAT, as in "
-                f"int4:g64,lm_head=int8; {part!r} in {text!r} is not"
+                "quantize must be FORMAT, then at most embedding=FORMAT, lm_head=FORMAT and formats of weights by "
+                f"patterns of their names, each once, as in int4:g64,lm_head=int8,model.layers.0.*=int8; {part!r} in "
+                f"{text if len(text) < 200 else text[:200] + '...'!r} is not"
             )
         named.add(name)
-        formats[name] = None if value == "none" else parse_format(value, offered)
-    return QuantizeSpec(linears, formats["embedding"], formats["lm_head"]), named
+        fmt = None if value == "none" else parse_format(value, offered)
+        if name in formats:
+            formats[name] = fmt
+        else:
+            rules.append(Rule(name, fmt))
+    return QuantizeSpec(linears, formats["embedding"], formats["lm_head"], tuple(rules)), named

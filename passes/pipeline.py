@@ -149,6 +149,8 @@ class _Run:
                 graph.stage = "fused"
             count = step.run(graph) if step.only_if(graph) else 0
             verify_graph(graph, phase.stage)
+        except InvalidOptionError:  # It tells of what the user asked for, not of the pass.
+            raise
         except TensorwrightError as error:
             raise self.explain(step, error) from error
         self.last = count, time.perf_counter() - start

@@ -3,7 +3,8 @@
 T tokens, K inner, N outer.  x: [T, K], W: [N, K].  The fact "quantize" says which format serves the linears, the
 embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten. Experts and
 head_products have the format of linears. The linear that a route reads stays: it is small, and a rounded logit may
-choose another expert.
+choose another expert. Rules of the spec may give single weights of the checkpoint another format; all weights that one
+node reads as its matrices, such as q, k and v or the experts of a layer, must have the same.
 
 The rewrite is the same for all targets: the graph says what is rounded and how, and the target packs the weights.
 """
@@ -12,38 +13,80 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat
-from tensorwright.errors import UnsupportedModelError
+from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat, format_name
+from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import kind_of, matrices_of
 from tensorwright.passes.rewriting.rewriter import make_node, splice
+
+QUANTIZED = "quantized_"
+"""The beginning of the names of operations with quantized matrices."""
+PRODUCTS = ("linear", "embedding", "experts", "head_products")
 
 
 def quantize_weights(graph: Graph) -> int:
     """Returns how many ops were rewritten. An op on a constant, not on a weight of the checkpoint, does not change.
 
-    Raises UnsupportedModelError for a product whose rows are too long for its format.
+    Raises UnsupportedModelError for a product whose rows are too long for its format, and InvalidOptionError for rules
+    that match no matrix, or that give the weights of one node different formats.
     """
     spec = graph.facts.quantize
     if spec is None:
         return 0
     inserted: dict[int, list[Node]] = {}
     forward = {}
-    users = graph.users()
-    for node in graph.nodes:
+    matrices = quantizable(graph)
+    refuse_idle_rules(spec, matrices)
+    for node in matrices:
         fmt = format_for(node, spec)
-        if fmt is None or chooses_experts(node, users):
+        if fmt is None or node.op.startswith(QUANTIZED):
             continue
         refuse_long_rows(node, fmt)
         attrs: dict[str, Any] = {**(node.attrs if node.op == "experts" else {}), "format": fmt}
         if node.op == "embedding":
             attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
         kind = (node.output.dtype, node.output.shape)
-        new = make_node(graph, f"quantized_{node.op}", node.inputs, attrs, [kind], node.scope, node.output.name)
+        new = make_node(graph, f"{QUANTIZED}{node.op}", node.inputs, attrs, [kind], node.scope, node.output.name)
         inserted[id(node)] = [new]
         forward[node.output] = new.output
     splice(graph, inserted, forward)
     return len(forward)
+
+
+def quantizable(graph: Graph) -> list[Node]:
+    """Returns the nodes of a graph at stage "cached" whose matrices can have a format, quantized ones too, in order."""
+    users = graph.users()
+    return [node for node in graph.nodes if _has_matrices(node) and not chooses_experts(node, users)]
+
+
+def _has_matrices(node: Node) -> bool:
+    """Returns whether a node multiplies with matrices of the checkpoint, or gathers tokens from one."""
+    if node.op.removeprefix(QUANTIZED) not in PRODUCTS:
+        return False
+    if any(weight.node is None or weight.node.op != "weight" for weight in matrices_of(node)):
+        return False
+    if not node.op.endswith("embedding"):
+        return True
+    ids = node.inputs[1]  # A table of positions is small, and its rows add to every activation.
+    return ids is not None and ids.name == "token_ids"
+
+
+def weights_of(node: Node) -> list[str]:
+    """Returns the names of the checkpoint's weights that a node's matrices are made of."""
+    return list(dict.fromkeys(name for value in matrices_of(node) for name in value.producer.attrs["expr"].refs()))
+
+
+def refuse_idle_rules(spec: QuantizeSpec, matrices: list[Node]) -> None:
+    """Raises InvalidOptionError for rules that match no weight of the matrices."""
+    if not spec.rules:
+        return
+    names = list(dict.fromkeys(name for node in matrices for name in weights_of(node)))
+    idle = spec.table.idle(names)
+    if idle:
+        raise InvalidOptionError(
+            f"quantize: {', '.join(idle[:5])} {'match' if len(idle) > 1 else 'matches'} no matrix that can be "
+            f"quantized; names of such are {', '.join(names[:3])}"
+        )
 
 
 def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
@@ -69,12 +112,20 @@ def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:
 
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:
-    """Returns the format that a node's weights get; None if they stay."""
-    if node.op not in ("linear", "embedding", "experts", "head_products"):
-        return None
-    if any(weight.node is None or weight.node.op != "weight" for weight in matrices_of(node)):
-        return None
-    if node.op == "embedding":  # a table of positions is small, and its rows add to every activation
-        ids = node.inputs[1]
-        return spec.embedding if ids is not None and ids.name == "token_ids" else None
-    return spec.lm_head if node.output.shape[0] == "rows" else spec.linears
+    """Returns the format that the matrices of a `quantizable` node get; None if they stay."""
+    if node.op.endswith("embedding"):
+        part = spec.embedding
+    else:
+        part = spec.lm_head if node.output.shape[0] == "rows" else spec.linears
+    if not spec.rules:
+        return part
+    found: dict[WeightFormat | None, str] = {}
+    for name in weights_of(node):
+        found.setdefault(spec.format_of(name, part), name)
+    if len(found) > 1:
+        split = ", ".join(f"{name} {format_name(fmt)}" for fmt, name in found.items())
+        raise InvalidOptionError(
+            f"quantize: weights that are joined to one matrix or mixture must have one format: {split}; joined are "
+            f"{', '.join(weights_of(node)[:6])}"
+        )
+    return next(iter(found))

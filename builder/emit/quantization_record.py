@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.builder.measure.metrics import rounded
+from tensorwright.engine_format.weight_formats import format_name
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.ops import kind_of, matrices_of
 from tensorwright.ir.weights import WeightExpr
@@ -21,6 +22,7 @@ EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
 _LAYER = re.compile(r"\.(\d+)\.")
 _EXPERT = re.compile(r"\.\d+(?=\.)")
 
+T = TypeVar("T")
 Place = tuple[str, int]
 """(name of the weight within its layer, number of the layer)."""
 
@@ -53,7 +55,7 @@ def make_record(
 
     bits_per_weight: bytes stored, scales and padding included, over weights of the checkpoint; "all" counts norms and
     biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
-    the weight, by place.
+    the weight, by place. formats: the format by place, where the spec has rules.
     """
     spec = graph.facts.quantize
     if spec is None:
@@ -63,13 +65,20 @@ def make_record(
     tied = {m.source for role, _, m in found if role == EMBEDDING} & {
         m.source for role, _, m in found if role == LM_HEAD
     }
-    return {
+    record = {
         "spec": str(spec),
         "tied": bool(tied),
         "bits_per_weight": {"all": bits()}
         | {role: role_bits(m for r, _, m in found if r == role) for role in (LAYERS, EMBEDDING, LM_HEAD)},
-        "weight_errors": by_name(errors),
+        "weight_errors": errors_by_name(errors),
     }
+    return {**record, "formats": formats_by_name(graph)} if spec.rules else record
+
+
+def formats_by_name(graph: Graph) -> dict[str, list[str | None]]:
+    """Returns the format of every matrix that a node reads, "none" for those that stay, in the order of the layers."""
+    found = ((node, expr) for node in graph.nodes for _, expr in stored_matrices(node))
+    return by_name({place_of(node, expr): format_name(node.attrs.get("format")) for node, expr in found})
 
 
 def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
@@ -115,12 +124,17 @@ def place_of(node: Node, expr: WeightExpr) -> Place:
     return "+".join([tails[0], *rest]), int(found[0][1]) if found[0] else 0
 
 
-def by_name(values: dict[Place, float]) -> dict[str, list[float | None]]:
-    table: dict[str, list[float | None]] = {}
+def errors_by_name(errors: dict[Place, float]) -> dict[str, list[float | None]]:
+    """Returns errors, rounded to three digits, for each name a list over the layers."""
+    return by_name({place: rounded(error, 3) for place, error in errors.items()})
+
+
+def by_name(values: dict[Place, T]) -> dict[str, list[T | None]]:
+    table: dict[str, list[T | None]] = {}
     for (name, layer), value in values.items():
         row = table.setdefault(name, [])
         row += [None] * (layer + 1 - len(row))
-        row[layer] = rounded(value, 3)
+        row[layer] = value
     return table
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorwright.builder.emit.quantization_record import Place, by_name, place_of
+from tensorwright.builder.emit.quantization_record import Place, errors_by_name, place_of
 from tensorwright.builder.emit.quantized_weights import RelativeError
 from tensorwright.builder.measure.logit_blocks import logit_blocks
 from tensorwright.builder.measure.reference import TransformersModel, reference_inputs
@@ -42,7 +42,7 @@ class OutputErrors:
 
     def record(self) -> dict[str, list[float | None]]:
         """Returns the root mean squared error over that of the output without bias, as in quantization_record.py."""
-        return by_name({place: total.value for place, total in self._totals.items()})
+        return errors_by_name({place: total.value for place, total in self._totals.items()})
 
 
 class Reference(Protocol):

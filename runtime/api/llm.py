@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ class LLM(StrictKeywords):
     dtype: for a build from a model directory: "auto", "float32" or "bfloat16" (short names: "bf16", "fp32").
     quantize: for a build from a model directory: the formats of the weights, as `build` takes them ("int4", "int8:g64",
         "w8a8", "int4,lm_head=int8"); None keeps the weights in dtype.
+    quantize_config: for a build from a model directory: a file that gives weights formats by patterns of their names.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, or "int8".
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
@@ -104,6 +106,7 @@ class LLM(StrictKeywords):
         max_queue_size: int = 1024,
         dtype: str = "auto",
         quantize: str | None = None,
+        quantize_config: str | Path | None = None,
         kv_cache_dtype: str = "auto",
         max_seq_len: int | None = None,
         revision: str | None = None,
@@ -131,7 +134,13 @@ class LLM(StrictKeywords):
             state_snapshots=state_snapshots,
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
-        choices = BuildChoices(dtype=dtype, quantize=quantize, kv_cache_dtype=kv_cache_dtype, max_seq_len=max_seq_len)
+        choices = BuildChoices(
+            dtype=dtype,
+            quantize=quantize,
+            quantize_config=os.fspath(quantize_config) if isinstance(quantize_config, Path) else quantize_config,
+            kv_cache_dtype=kv_cache_dtype,
+            max_seq_len=max_seq_len,
+        )
         path = find_model(model, revision)
         if is_model(path):  # a build may take minutes, so wrong limits must be refused before it
             options = options.with_limits(DEFAULT_LIMITS)

@@ -45,7 +45,7 @@ def cache_key(model: Path, choices: BuildChoices) -> str:
     files = sorted(path for path in model.rglob("*") if path.is_file())
     if not files:
         raise CheckpointError(f"{model}: an empty directory; it must hold a Hugging Face model or an engine")
-    lines = [str(model.resolve()), str(choices.spelled_out()), tensorwright.__version__]
+    lines = [str(model.resolve()), choices.key, tensorwright.__version__]
     for path in files:
         stat = path.stat()
         lines.append(f"{path.relative_to(model)}\0{stat.st_size}\0{stat.st_mtime_ns}")

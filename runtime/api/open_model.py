@@ -45,7 +45,7 @@ def open_model(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
     first_use = is_model(path)
     choices.check(first_use)
     if first_use:
-        cached = engine_for_model(path, choices)
+        cached = engine_for_model(path, choices.without_files())
         return open_cached(cached.path), cached.lease
     engine = open_engine(path, read_tokenizer=True)
     choices.check_built(engine.config, engine.path)

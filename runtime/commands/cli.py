@@ -100,7 +100,8 @@ def serve(
 @click.argument("engine")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--graph", is_flag=True, help="The graph's text instead.")
-def inspect(engine: str, as_json: bool, graph: bool) -> None:
+@click.option("--quantize-config", is_flag=True, help="The weights' formats, as a file for --quantize-config, instead.")
+def inspect(engine: str, as_json: bool, graph: bool, quantize_config: bool) -> None:
     """Show what ENGINE is: model, passes and counts, sizes, accuracy record, kernels taken on this machine."""
     with nothing_begun:
         import json
@@ -109,15 +110,17 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
 
         from tensorwright.engine_format.file_names import GRAPH
         from tensorwright.runtime.engine.engine_dir import open_engine
-        from tensorwright.runtime.tools.inspect import describe, show
+        from tensorwright.runtime.tools import inspect as inspecting
 
     opened = open_engine(engine)
-    if graph:
+    if quantize_config:
+        click.echo(inspecting.quantize_config(opened), nl=False)
+    elif graph:
         click.echo(opened.file(GRAPH).read_text(encoding="utf-8"), nl=False)
     elif as_json:
-        click.echo(json.dumps(describe(opened), indent=2))
+        click.echo(json.dumps(inspecting.describe(opened), indent=2))
     else:
-        show(describe(opened), Console(highlight=False))
+        inspecting.show(inspecting.describe(opened), Console(highlight=False))
 
 
 @cli.command("eval")

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.engine_format.file_names import REPORT
+from tensorwright.engine_format.quantize_config import config_text
+from tensorwright.engine_format.weight_formats import UNQUANTIZED, parse_spec
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
@@ -37,6 +39,12 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "weight_reads": native.weight_reads(engine) if engine.target == "cpu" else None,
         "build_report": _build_report(engine),
     }
+
+
+def quantize_config(engine: EngineDir) -> str:
+    """Returns the formats of the engine's weights as a file for --quantize-config."""
+    record = engine.config.quantization
+    return config_text(UNQUANTIZED if record is None else record.spec)
 
 
 def _build_report(engine: EngineDir) -> dict[str, Any] | None:
@@ -116,7 +124,10 @@ def _weight_reads(reads: dict[str, Any]) -> dict[str, Any]:
 def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the rows of quantization: formats, bits, and the relative errors by kind of matrix, as the mean over the
     layers and the worst layer."""
-    pairs: dict[str, Any] = {"formats": record["spec"]}
+    spec = parse_spec(record["spec"])
+    pairs: dict[str, Any] = {"formats": spec.summary}
+    if "formats" in record:
+        pairs["format by layer"] = {name: _runs(row) for name, row in record["formats"].items()}
     if record["tied"]:
         pairs["tied"] = "embedding and lm_head are one matrix of the checkpoint, stored once for each format"
     if "calibration" in record:
@@ -129,6 +140,23 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
     if accuracy is not None:
         pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy.get("output_errors", {}).items()}
     return pairs
+
+
+def _runs(row: list[str | None]) -> str:
+    """Describes one format per layer: each format with its layers, as in "int4:g32 0-3,7; int8:g64 4-6"."""
+    runs: dict[str, list[list[int]]] = {}
+    for layer, fmt in enumerate(row):
+        if fmt is None:
+            continue
+        found = runs.setdefault(fmt, [])
+        if found and found[-1][1] == layer - 1:
+            found[-1][1] = layer
+        else:
+            found.append([layer, layer])
+    if len(runs) == 1:
+        return next(iter(runs))
+    named = {fmt: ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found) for fmt, found in runs.items()}
+    return "; ".join(f"{fmt} {layers}" for fmt, layers in named.items())
 
 
 def _spread(row: list[float | None]) -> str:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tensorwright.engine_format.format_rules import Rule, RuleTable, matches
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.weight_formats import (
     FORMATS,
@@ -64,10 +65,57 @@ def test_the_text_of_a_spec_reads_as_that_spec() -> None:
     assert len(set(map(str, specs))) == len(specs)
 
 
+def test_rules_are_a_part_of_a_spec() -> None:
+    text = "int4:g32,embedding=none,lm_head=int8:g64,a.*.w=int8:g32,a.0.*=none,b.w=w8a8"
+    spec = parse_spec(" int4, a.*.w=int8,lm_head=int8:g64,a.0.*=none, embedding=none,b.w=w8a8")
+    assert str(spec) == text
+    assert (
+        parse_spec(text) == spec != parse_spec(text.replace("a.*.w=int8:g32,a.0.*=none", "a.0.*=none,a.*.w=int8:g32"))
+    )
+    assert [str(fmt) for fmt in spec.formats] == ["int4:g32", "int8:g64", "int8:g32", "w8a8"]
+    found = {name: spec.format_of(name, spec.linears) for name in ("a.0.w", "a.1.w", "a.w", "b.w", "b.ww")}
+    int8, int4 = parse_format("int8"), parse_format("int4")
+    assert found == {"a.0.w": None, "a.1.w": int8, "a.w": int4, "b.w": parse_format("w8a8"), "b.ww": int4}
+    assert not spec.says_how_many
+    assert parse_spec("int4,a.*=int8").says_how_many
+    assert parse_spec("none").says_how_many
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("a.b", "a.b", True), ("a.b", "a.bc", False), ("a*", "a", True), ("a*a", "a", False), ("*", "", True),
+        ("a*b*c", "abc", True), ("a*b*c", "a.c.b.c", True), ("a*bb*b", "abb", False), ("a*b*b", "ab", False),
+        ("*.7.*", "x.17.y", False), ("[ab].c", "a.c", False), ("a?c.", "abc.", False), ("*b", "ab", True),
+    ],
+)  # fmt: skip
+def test_a_pattern_matches_whole_names(pattern: str, name: str, expected: bool) -> None:
+    assert matches(pattern, name) is expected
+
+
+def test_the_last_rule_that_matches_holds() -> None:
+    """Compared with a walk through all rules, in every order of them."""
+    patterns = ("a.1", "a.*", "*.1", "*")
+    for order in itertools.permutations(patterns):
+        table = RuleTable([Rule(pattern, pattern) for pattern in order])
+        for name in ("a.1", "a.2", "b.1", "b.2"):
+            expected = [pattern for pattern in order if matches(pattern, name)][-1]
+            found = table.find(name)
+            assert found is not None
+            assert found.value == expected
+    assert RuleTable([Rule("a.*", 0)]).find("b") is None
+
+
+def test_rules_that_match_nothing_are_found() -> None:
+    table = RuleTable([Rule(pattern, 0) for pattern in ("a.1", "b.*", "a.3", "*.2", "*")])
+    assert table.idle(["a.1", "a.2"]) == ["a.3", "b.*"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "", "fp4", "int4:", "int4,head=int8", "int4,lm_head", "int4,lm_head=", "int4,int8",
+        "", "fp4", "int4:", "int4,head=int8", "int4,a.b=int8,a.b=int8", "int4,a.b", "int4,a.b=fp4", "int4,a .b=int8",
+        "int4,ab=int8", "int4,lm_head", "int4,lm_head=", "int4,int8",
         "int4,lm_head=int8,lm_head=int8", "embedding=int8",
     ],
 )  # fmt: skip
@@ -106,6 +154,8 @@ def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None
         ("onnx", "mxfp4", "must not be mxfp4: target onnx has no such products"),
         ("tensorrt", "int4,lm_head=mxfp4", "must not be mxfp4: target tensorrt or tensorrt-rtx has no such"),
         ("onnx", "fp8", "must not be fp8: target onnx has no such products"),
+        ("onnx", "int4,a.*=uint4", "must not be uint4:g32: target onnx has no such products"),
+        ("cpu", "int4,a.*=fp8", "must not be fp8: target cpu"),
         ("tensorrt-rtx", "w8a8", "must not be w8a8: target tensorrt or tensorrt-rtx keeps activations"),
     ],
 )

@@ -128,6 +128,53 @@ def test_embedding_and_head_have_formats_of_their_own(spec: str, embedding: str 
     assert len(after.find("embedding")) + len(after.find("linear")) == (embedding is None) + (head is None)
 
 
+TWO_LINEARS = f"""
+  %token_ids: int32[tokens] = input()
+  %logit_rows: int32[rows] = input()
+  %e: float32[{V}, {K}] = weight() {{expr = @"model.embed.weight"}} in embed
+  %x: float32[tokens, {K}] = embedding(%e, %token_ids) {{scale = 1.0}} in embed
+  %qk: float32[{2 * V}, {K}] = weight() {{expr = @concat(0, "layers.0.q.weight", "layers.0.k.weight")}} in layers.0
+  %a: float32[tokens, {2 * V}] = linear(%x, %qk) in layers.0
+  %o: float32[{K}, {2 * V}] = weight() {{expr = @"layers.0.o.weight"}} in layers.0
+  %b: float32[tokens, {K}] = linear(%a, %o) in layers.0
+  %r: float32[rows, {K}] = gather_rows(%b, %logit_rows) in norm
+  %h: float32[{V}, {K}] = weight() {{expr = @"head.weight"}} in lm_head
+  %y: float32[rows, {V}] = linear(%r, %h) in lm_head
+  return %y"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("int4,layers.*=int8", ["int4:g32", "int8:g32", "int8:g32", "int4:g32"]),
+        ("int4,layers.0.o.weight=w8a8,embedding=none", [None, "int4:g32", "w8a8", "int4:g32"]),
+        ("none,*.weight=int8,layers.0.*=int4,layers.0.o.*=none", ["int8:g32", "int4:g32", None, "int8:g32"]),
+        ("int4,lm_head=int8,head.weight=none,layers.0.q.weight=int8,*.k.weight=int8", ["int4:g32", "int8:g32",
+         "int4:g32", None]),
+    ],
+)  # fmt: skip
+def test_rules_give_single_weights_a_format(spec: str, expected: list[str | None]) -> None:
+    after = fire(asked(TWO_LINEARS, spec), sum(fmt is not None for fmt in expected))
+    nodes = [node for node in after.nodes if node.op.endswith(("embedding", "linear"))]
+    assert [str(node.attrs["format"]) if "format" in node.attrs else None for node in nodes] == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "int4,layers.0.q.weight=int8",
+            "one format: layers.0.q.weight int8:g32, layers.0.k.weight int4:g32",
+        ),
+        ("none,*.k.*=int8", "must have one format: layers.0.q.weight none, layers.0.k.weight int8:g32"),
+        ("int4,layers.1.*=int8,*.v.*=int8,layers.*=int8", r"layers\.1\.\*, \*\.v\.\* match no matrix"),
+    ],
+)
+def test_rules_that_split_a_matrix_or_match_none_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        quantize_weights(asked(TWO_LINEARS, spec))
+
+
 @pytest.mark.parametrize("body", [LINEAR, TIED, POSITIONS])
 def test_without_the_fact_nothing_is_rewritten(body: str) -> None:
     assert_silent(quantize_weights, graph_of(body, "cached"))

@@ -9,8 +9,9 @@ from typing import Any
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
+from tensorwright.engine_format.quantize_config import with_config
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
-from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, parse_spec
+from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, MAX_RULES_SHOWN, parse_spec
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import (
     At,
@@ -45,7 +46,8 @@ ENGINES_OWN = At(AS_BUILT, default=None)
 _SPEC = (
     f"Quantize the weights: int4, int8, uint4, uint8 (in groups of {DEFAULT_GROUP} along K; int4:g64, int8:g128 name "
     f"others: {', '.join(map(str, GROUPS))}), mxfp4 or w8a8 (one scale per output row, one per token). Embedding and "
-    "lm_head follow, or have a FORMAT or none of their own: int4:g64,lm_head=int8,embedding=none. See "
+    "lm_head follow, or have a FORMAT or none of their own: int4:g64,lm_head=int8,embedding=none. So may weights, by "
+    "patterns of their names: int4,model.layers.0.*=int8. See "
     "docs/quantization.md. [default: none, all in --dtype]"
 )
 _LIMIT = whole_number(f"a whole number from 1 to {MAX_STEP_TOKENS}", high=MAX_STEP_TOKENS)
@@ -61,6 +63,13 @@ _FORMATS_OF_FIRST_USE = At(
     "Formats of the weights of the engine that is built from a model directory, as in build-engine. [default: none]",
     metavar="SPEC",
 )
+_CONFIG = (
+    "A file of JSON that gives weights their formats by patterns of their names, as in "
+    '{"layers": "int4", "model.layers.*.mlp.down_proj.weight": "int8"}. The last pattern that matches a name holds.'
+)
+_CONFIG_OF_FIRST_USE = At(
+    "A file with the formats of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
+)
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
@@ -69,9 +78,13 @@ _LENGTH_OF_FIRST_USE = At(
 _FIRST_USE_DOORS = (Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH)
 """The commands that build an engine from a model on its first use."""
 _TOKENS = whole_number(f"a whole number from 2 to {MAX_POSITIONS}", low=2, high=MAX_POSITIONS)
-_IS_PATH = Rule(
-    "the path of a file of text", lambda value: isinstance(value, str) and bool(value.strip()) and "\0" not in value
-)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
+
+
+_IS_PATH = Rule("the path of a file of text", _is_path)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
 
@@ -160,6 +173,19 @@ class BuildFields:
             Door.REBUILD: At("As in build-engine, or none. [default: the engine's]", metavar="SPEC"),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _FORMATS_OF_FIRST_USE),
+        },
+    )
+    quantize_config: str | None = declare(
+        None,
+        str,
+        rule=Rule("the path of a file of JSON", _is_path),
+        at={
+            Door.BUILD: At(_CONFIG, metavar="FILE"),
+            Door.REBUILD: At(
+                "As in build-engine, in place of the engine's formats. [default: the engine's formats]", metavar="FILE"
+            ),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _CONFIG_OF_FIRST_USE),
         },
     )
     kv_cache_dtype: str = declare(
@@ -277,7 +303,7 @@ class SourceFields:
 OF_EVERY_TARGET = tuple(
     option.name
     for option in options_in(BuildFields)
-    if not option.targets and option.name not in ("keep_weights", "accuracy_text")
+    if not option.targets and option.name not in ("keep_weights", "accuracy_text", "quantize_config")
 )
 """The options that `rebuild` takes from an engine of another target. The user must give the others again."""
 
@@ -286,26 +312,40 @@ OF_EVERY_TARGET = tuple(
 class BuildChoices:
     """The options that a user may choose for an engine that is built from a model directory on first use.
 
-    BuildFields declares them. The text of a BuildChoices is a part of the engine's key in the cache of engines.
+    BuildFields declares them. The key of a BuildChoices is a part of the engine's key in the cache of engines.
     """
 
     dtype: str = same_as(BuildFields, "dtype")
     max_seq_len: int | None = same_as(BuildFields, "max_seq_len")
     quantize: str | None = same_as(BuildFields, "quantize")
+    quantize_config: str | None = same_as(BuildFields, "quantize_config")
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
 
     def __str__(self) -> str:
+        """Returns the choices in words, for people: of many rules of formats the number only."""
+        many = self.quantize is not None and self.quantize.count("=") > MAX_RULES_SHOWN
+        formats = parse_spec(self.quantize).summary if many and self.quantize is not None else self.quantize
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
-        return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache, length) if choice)
+        return ", ".join(choice for choice in (self.dtype, formats, self.quantize_config, kv_cache, length) if choice)
+
+    @property
+    def key(self) -> str:
+        """The text that tells these choices from all others."""
+        return str(tuple(getattr(self.spelled_out(), option.name) for option in options_in(BuildChoices)))
+
+    def without_files(self) -> BuildChoices:
+        """Returns the same choices with what the file quantize_config says now. Raises InvalidOptionError."""
+        return replace(self, quantize=asked_formats(self.quantize, self.quantize_config), quantize_config=None)
 
     def spelled_out(self) -> BuildChoices:
-        """Returns the choices of a first use in the spelling that the cache's keys use. Raises InvalidOptionError for
-        formats that target FIRST_USE lacks."""
-        return replace(self, quantize=None if self.quantize is None else str(FIRST_USE.parse_quantize(self.quantize)))
+        """Returns the choices of a first use, without files, in the spelling that the cache's keys use. Raises
+        InvalidOptionError for formats that target FIRST_USE lacks."""
+        own = self.without_files()
+        return replace(own, quantize=None if own.quantize is None else str(FIRST_USE.parse_quantize(own.quantize)))
 
     def check(self, first_use: bool) -> None:
         """Raises InvalidOptionError for a value that the engine cannot have.
@@ -314,25 +354,38 @@ class BuildChoices:
         target.
         """
         check_values(self, BuildChoices)
-        if self.quantize is not None:
+        asked = asked_formats(self.quantize, self.quantize_config)
+        if asked is not None:
             parse = FIRST_USE.parse_quantize if first_use else parse_spec
-            parse(self.quantize)
+            parse(asked)
 
     def check_built(self, config: EngineConfig, path: Path) -> None:
         """Raises InvalidOptionError unless the engine at `path` was built as the choices say. A choice that is left out
         fits any engine."""
         if self.dtype not in ("auto", config.dtype):
             raise _other("dtype", self.dtype, f"{path} is an engine built as {config.dtype}")
-        if self.quantize is not None and parse_spec(self.quantize) not in config.quantize_specs.values():
-            built = " or ".join(map(repr, config.quantize_specs))
+        asked = asked_formats(self.quantize, self.quantize_config)
+        if asked is not None and parse_spec(asked) not in config.quantize_specs.values():
+            specs = config.quantize_specs.items()
+            names = [repr(spec.summary if len(spec.rules) > MAX_RULES_SHOWN else name) for name, spec in specs]
+            built = " or ".join(dict.fromkeys(names))
             built = f"built as {built}" if built else "without quantized weights"
-            raise _other("quantize", self.quantize, f"{path} is an engine {built}")
+            option = "quantize" if self.quantize_config is None else "quantize_config"
+            raise _other(option, getattr(self, option), f"{path} is an engine {built}")
         if self.kv_cache_dtype not in (AS_ACTIVATIONS, config.kv_cache_dtype):
             found = f"{path} is an engine with a KV cache of {config.kv_cache_dtype!r}"
             raise _other("kv_cache_dtype", self.kv_cache_dtype, found)
         if self.max_seq_len not in (None, config.limits.max_seq_len):
             found = f"{path} is an engine of at most {config.limits.max_seq_len} tokens"
             raise _other("max_seq_len", self.max_seq_len, found)
+
+
+def asked_formats(quantize: str | None, config: str | None) -> str | None:
+    """Returns the text of the formats that two options ask for: quantize, and the rules of a file; None without either.
+
+    Raises InvalidOptionError for a file that cannot be read.
+    """
+    return quantize if config is None else with_config(quantize, config)
 
 
 def _other(option: str, value: Any, found: str) -> InvalidOptionError:

@@ -14,7 +14,7 @@ from support.fake_runtime import FakeEngine, engine_config, fake_module, write_e
 from support.waiting import PATIENCE
 from tensorwright.builder.options import BuildOptions
 from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, MissingDependencyError
-from tensorwright.runtime.api import llm, model_cache
+from tensorwright.runtime.api import llm, model_cache, open_model
 from tensorwright.runtime.api.engine_cache import cache_root
 from tensorwright.runtime.api.model_cache import BuildChoices, cache_key, engine_for_model
 from tensorwright.runtime.engine import native
@@ -62,6 +62,29 @@ def test_each_spelling_of_the_same_formats_is_one_engine(model: Path) -> None:
     for formats in ("int4", *same, "int4:g64", "int4,lm_head=int8"):
         engine_for_model(model, BuildChoices(quantize=formats), build)
     assert builds == ["int4", "int4:g64", "int4,lm_head=int8"]
+
+
+def test_a_file_of_formats_is_read_for_the_key(model: Path, tmp_path: Path) -> None:
+    """The engine belongs to what the file says, not to its name, and is built with what the key was made of."""
+    file, builds = tmp_path / "formats.json", []
+
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
+        builds.append((options.quantize, options.quantize_config))
+        write_engine(out)
+
+    by_file = BuildChoices(quantize="int4", quantize_config=str(file))
+    keys = []
+    for table in ('{"a.*": "int8"}', '{"a.*": "none"}'):
+        file.write_text(table)
+        keys.append(cache_key(model, by_file))
+        open_model.engine_for_model(model, by_file.without_files(), build)
+    assert keys[0] == cache_key(model, BuildChoices(quantize="int4,a.*=int8")) != keys[1]
+    assert builds == [("int4,a.*=int8", None), ("int4,a.*=none", None)]
+    file.write_text("{")
+    with pytest.raises(InvalidOptionError, match=r"quantize_config: .*formats\.json: is not JSON"):
+        open_model.open_model(model, by_file)
+    many = "int4," + ",".join(f"a.{i}=int8" for i in range(9))
+    assert str(BuildChoices(quantize=many)).endswith("lm_head=int4:g32, and 9 rules")
 
 
 def test_root_follows_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
