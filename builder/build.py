@@ -94,7 +94,7 @@ def build(
     progress: Progress | None = None,
     begin: float | None = None,
 ) -> BuildResult:
-    """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
+    """Compiles a checkpoint (a directory, a GGUF file, or a hub name like org/name) into an engine directory at `out`.
 
     target: what the engine runs on: "cpu", "onnx", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
     "float16" (not on cpu) or their short names; with "auto" the target chooses by the checkpoint's type.
@@ -248,7 +248,7 @@ def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: S
 @paused_collector()
 def _trace(run: BuildRun) -> Graph:
     options, checkpoint, phases = run.options, run.checkpoint, run.phases
-    dtype, file = options.dtype, checkpoint.path / CONFIG
+    dtype, file = options.dtype, checkpoint.config_file
     if not checkpoint.has_parts:  # The config of a part leaves out the defaults of its class, which is imported below.
         options.max_seq_len_for(checkpoint.config, file)
     if dtype == "auto":

@@ -1,4 +1,4 @@
-"""Defines build-engine, which compiles a Hugging Face checkpoint to an engine (exit codes: tensorwright/command.py)."""
+"""Defines build-engine, which compiles a checkpoint to an engine (exit codes: tensorwright/command.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 def build_engine(
     model: str, out: str, verify: bool, dump: str | None, force: bool, as_json: bool, **options: Any
 ) -> None:
-    """Compile MODEL, a Hugging Face checkpoint (a directory or a hub name), into an engine directory OUT."""
+    """Compile MODEL, a checkpoint (a directory, a GGUF file or a hub name), into an engine directory OUT."""
     try:
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = build(

@@ -11,7 +11,7 @@ from tensorwright.errors import BuildError, InvalidOptionError, reason
 
 def check_places(model: Any, out: Any, dump: Any = None) -> None:
     """Raises InvalidOptionError unless all are paths, `out` and `model` are apart, and `dump` is outside `out`."""
-    _check_path("model", model, "a checkpoint directory or a hub name like org/name")
+    _check_path("model", model, "a checkpoint directory, a GGUF file or a hub name like org/name")
     _check_path("out", out, "the directory that the engine becomes")
     if os.path.isdir(os.path.expanduser(model)):
         if _within(out, model):

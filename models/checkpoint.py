@@ -1,4 +1,4 @@
-"""Opens a Hugging Face checkpoint directory: config, weights in safetensors, tokenizer, chat template.
+"""Opens a Hugging Face checkpoint directory: config, weights in safetensors, tokenizer, chat template; or a GGUF file.
 
 The weights are one file or shards. Opening checks every header; weight bytes are mapped only when they are read. A
 quantized checkpoint is decoded as it is read. Every fault is a CheckpointError; a quantization that is not read is an
@@ -30,9 +30,11 @@ from tensorwright.engine_format.file_names import (
 )
 from tensorwright.engine_format.template_files import DEFAULT, listed_templates
 from tensorwright.errors import CheckpointError, is_panic, reason
+from tensorwright.gguf_names import gguf_of, is_gguf
 from tensorwright.hub import INDEX, WEIGHTS, check_revision, download_model, is_hub_name
 from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Ranges, Tensor
+from tensorwright.models.gguf.model import GgufModel, read_gguf
 from tensorwright.models.quantized.interface import Decoded
 from tensorwright.models.quantized.registry import CONFIG_KEYS, read_quantization
 from tensorwright.models.safetensors_file import SafetensorsFile
@@ -57,7 +59,8 @@ _SHOWN = 10  # the most faults of one kind that a message lists
 class Checkpoint:
     """An opened checkpoint. It is also the TensorSource from which weight expressions are evaluated.
 
-    path: the directory. config: the content of config.json. generation_config: the content of its file, or {}.
+    path: the directory, or the GGUF file. config: the content of config.json. generation_config: the content of its
+    file, or {}. gguf: what a GGUF file says of the model, which has no other files; else None.
     stored: the tensors as the files have them. quantization: what becomes of them if config.json names one, else None.
     names: the names of all tensors, sorted. Where several stand for a matrix of the model, it is the matrix's name, and
     its values are the decoded ones.
@@ -66,8 +69,13 @@ class Checkpoint:
 
     is_engine = False
 
+    gguf: GgufModel | None = None
+
     def __init__(self, path: Path):
         self.path = path
+        if path.is_file():
+            self._take(read_gguf(path))
+            return
         self.config: dict[str, Any] = _read_json(
             path / CONFIG, "every checkpoint has one: give the directory that holds it"
         )
@@ -87,6 +95,11 @@ class Checkpoint:
         quantization = self._config_value(*CONFIG_KEYS)
         self.quantization = None if quantization is None else read_quantization(quantization, self.stored, str(path))
         self.names: tuple[str, ...] = self._names()
+
+    def _take(self, gguf: GgufModel) -> None:
+        self.gguf, self.config, self.generation_config = gguf, gguf.config, gguf.generation_config
+        self.stored, self.quantization, self._tokenizer = gguf.stored, gguf.quantization, None
+        self.names = self._names()
 
     def _names(self) -> tuple[str, ...]:
         if self.quantization is None:
@@ -168,6 +181,8 @@ class Checkpoint:
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
+        if self.gguf is not None:
+            return self.gguf.tokenizer_config
         path = self.path / TOKENIZER_CONFIG
         return _read_json(path, "") if path.exists() else {}
 
@@ -179,8 +194,10 @@ class Checkpoint:
 
     @property
     def older_tokenizer_files(self) -> list[Path]:
-        """The files of older forms than tokenizer.json: sentencepiece models, vocabularies with merges, tiktoken's
-        files."""
+        """The files of other forms than tokenizer.json: sentencepiece models, vocabularies with merges, tiktoken's
+        files, a GGUF file with a vocabulary."""
+        if self.gguf is not None:
+            return [self.path] if self.gguf.tokenizer_config else []
         return [path for name in OLDER_TOKENIZERS if (path := self.path / name).is_file()]
 
     @cached_property
@@ -241,8 +258,20 @@ class Checkpoint:
     # -- identity -------------------------------------------------------------------------------------------------
 
     @property
+    def config_file(self) -> Path:
+        """The file that the config comes from."""
+        return self.path / CONFIG if self.gguf is None else self.path
+
+    @property
+    def folder(self) -> Path:
+        """The directory of all files."""
+        return self.path if self.gguf is None else self.path.parent
+
+    @property
     def source_files(self) -> list[Path]:
         """Every file that an engine is made from, sorted: config, weights, tokenizer, templates."""
+        if self.gguf is not None:
+            return sorted(file.path for file in self.stored.files)
         names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX, *_TOKENIZER_FILES, *PROCESSOR_TEMPLATES]
         paths = [self.path / name for name in names] + list(_by_stem(self.path / CHAT_TEMPLATES).values())
         if not (self.path / TOKENIZER).is_file():
@@ -251,20 +280,22 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoint:
-    """Opens a checkpoint directory. A hub name "org/name" is downloaded first, at `revision`.
+    """Opens a checkpoint directory, or a GGUF file. A hub name "org/name" is downloaded first, at `revision`.
+
+    A directory without safetensors may hold one GGUF file, or the parts of one.
 
     Raises InvalidOptionError for a revision of something else than a hub name, CheckpointError, which names the faulty
     file and the remedy, and MissingDependencyError if a download is needed and huggingface_hub is not installed.
     """
     check_revision(model, revision)
     path = Path(os.path.expanduser(model))
-    if path.is_file():
-        raise CheckpointError(f"{path}: must be a checkpoint directory (with config.json), not a file")
+    if path.is_file() and not is_gguf(path):
+        raise CheckpointError(f"{path}: must be a checkpoint directory (with config.json) or a GGUF file (.gguf)")
     if not path.exists():
         if not is_hub_name(str(model)):
             raise CheckpointError(f"{path}: no such directory; give a checkpoint directory or a hub name like org/name")
         path = download_model(str(model), revision)
-    return Checkpoint(path)
+    return Checkpoint(gguf_of(path) or path)
 
 
 def _weight_files(path: Path) -> list[SafetensorsFile]:
@@ -280,8 +311,8 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
                 f"{path}: {INDEX} names {len(shards)} shards, of which these are missing: {named}; download them again"
             )
         return [SafetensorsFile(path / shard) for shard in shards]
-    others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in path.glob(pattern))
-    hint = f"; only safetensors is read, not {', '.join(others)}: convert with save_pretrained" if others else ""
+    others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in path.glob(pattern))
+    hint = f"; safetensors and GGUF are read, not {', '.join(others)}: convert with save_pretrained" if others else ""
     raise CheckpointError(f"{path}: must hold {WEIGHTS} or {INDEX}{hint}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import reprlib
 import struct
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import CheckpointError, reason
 from tensorwright.models.dtypes import STORAGE, Tensor
+from tensorwright.models.stored_tensors import TensorInfo
 
 _DTYPES = {
     "F64": "float64",
@@ -50,16 +50,6 @@ _SIZE_BITS = (
 def stored_name(dtype: str) -> str:
     """Returns a header's name of an element type: "BF16" for bfloat16."""
     return _STORED[dtype]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """The header's entry of one tensor. `begin` and `end` are byte offsets into the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class SafetensorsFile:

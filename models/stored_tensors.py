@@ -1,12 +1,34 @@
-"""Finds the tensors of a checkpoint in its safetensors files."""
+"""Finds the tensors of a checkpoint in its files: safetensors, or GGUF."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tensorwright.errors import CheckpointError
 from tensorwright.models.dtypes import Tensor
-from tensorwright.models.safetensors_file import SafetensorsFile
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a file's header says of one tensor. `begin` and `end` are byte offsets into the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class TensorFile(Protocol):
+    """A file of tensors whose header was read and checked."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+    def read(self, name: str) -> Tensor: ...
 
 
 class StoredTensors:
@@ -15,9 +37,9 @@ class StoredTensors:
     Raises CheckpointError if two files hold a tensor of one name.
     """
 
-    def __init__(self, path: Path, files: list[SafetensorsFile]):
+    def __init__(self, path: Path, files: Sequence[TensorFile]):
         self.path, self.files = path, files
-        self._home: dict[str, SafetensorsFile] = {}
+        self._home: dict[str, TensorFile] = {}
         for file in files:
             for name in file.tensors:
                 if name in self._home:
@@ -46,7 +68,7 @@ class StoredTensors:
         info = self.file(name).tensors[name]
         return info.end - info.begin
 
-    def file(self, name: str) -> SafetensorsFile:
+    def file(self, name: str) -> TensorFile:
         """Returns the file that holds a tensor. Raises CheckpointError if none does."""
         if name not in self._home:
             raise CheckpointError(f"{self.path}: no tensor {name!r} among the {len(self._home)} stored")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
-LEAVES = ("durable", "errors", "hub", "installing", "interrupts", "json_text", "number_checks", "sizes")
+LEAVES = ("durable", "errors", "gguf_names", "hub", "installing", "interrupts", "json_text", "number_checks", "sizes")
 """Files of tensorwright/ that import nothing but Python's own and each other; every room may import them."""
 OF_LEAVES = ("huggingface_hub",)
 """The packages that a leaf imports when it is called: hub.py downloads with this one."""

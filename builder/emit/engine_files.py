@@ -36,7 +36,7 @@ def source_record(checkpoint: Checkpoint) -> SourceRecord:
     files = {}
     for path in checkpoint.source_files:
         digest, size = read_sum(path)
-        files[path.relative_to(checkpoint.path).as_posix()] = SourceFile(size, digest)
+        files[path.relative_to(checkpoint.folder).as_posix()] = SourceFile(size, digest)
     lines = "".join(f"{file.xxh3_128}  {name}\n" for name, file in files.items())
     quantization = checkpoint.quantization.summary if checkpoint.quantization else None
     return SourceRecord(xxhash.xxh3_128_hexdigest(lines.encode()), files, quantization)

@@ -41,12 +41,22 @@ def write_text_side(writer: EngineWriter, checkpoint: Checkpoint) -> dict[str, A
     for path in (checkpoint.path / TOKENIZER_CONFIG, checkpoint.path / GENERATION_CONFIG):
         if path.is_file():
             writer.write(path.name, path.read_bytes())
+    if checkpoint.gguf is not None:
+        _write_metadata(writer, checkpoint)
     for name, text in checkpoint.chat_templates.items():
         writer.write(template_file(name), text.encode())
     record = _copy(writer, checkpoint) if checkpoint.is_engine else _write_tokenizer(writer, checkpoint)
     for message in record["warnings"]:
         warnings.warn(TensorwrightWarning(f"{checkpoint.path}: {message}"), stacklevel=2)
     return record
+
+
+def _write_metadata(writer: EngineWriter, checkpoint: Checkpoint) -> None:
+    """Writes what a GGUF file says of special tokens and of the ends of texts, as files. Templates have their own."""
+    config = {name: value for name, value in checkpoint.tokenizer_config.items() if name != "chat_template"}
+    for name, content in ((TOKENIZER_CONFIG, config), (GENERATION_CONFIG, checkpoint.generation_config)):
+        if content:
+            writer.write_json(name, content)
 
 
 def _record(*source: str) -> dict[str, Any]:

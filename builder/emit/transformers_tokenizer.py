@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import normalizers
 
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.gguf.vocabulary import read_vocabulary
 
 SENTENCEPIECE = (".model", ".v1", ".v2", ".v3")
 LEAST = 2  # the fewest tokens beside the special ones
@@ -62,6 +63,8 @@ def load(checkpoint: Checkpoint) -> Reference:
 def convert(checkpoint: Checkpoint, texts: Sequence[str]) -> Reference:
     """Converts the older files. Each possible form of a sentencepiece model encodes the texts; the form with the fewest
     texts that the model itself encodes otherwise is taken. Raises Unreadable."""
+    if checkpoint.gguf is not None:
+        return Reference(_open_gguf(checkpoint))
     from transformers import AutoTokenizer
 
     model = next((path for path in checkpoint.older_tokenizer_files if _is_sentencepiece(path)), None)
@@ -104,6 +107,24 @@ def _open(kind: Any, checkpoint: Checkpoint) -> Any:
     opened.backend_tokenizer.no_truncation()
     opened.backend_tokenizer.no_padding()
     return opened
+
+
+def _open_gguf(checkpoint: Checkpoint) -> Any:
+    """Makes the tokenizer of a GGUF file's vocabulary, as AutoTokenizer does with gguf_file."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer
+    except ImportError as error:
+        raise Unreadable(f"making a tokenizer of a GGUF file needs transformers 5.23 ({error})") from error
+    architecture, vocabulary = read_vocabulary(checkpoint.path)
+    special = {name: value for name, value in checkpoint.tokenizer_config.items() if name != "chat_template"}
+    with _quiet():
+        try:
+            backend, more = convert_gguf_tokenizer(architecture, vocabulary)
+            return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **more)
+        except Exception as error:  # its many builders raise anything for vocabularies of other forms
+            raise Unreadable(" ".join(str(error).split())[:300] or repr(error)) from error
 
 
 def _check_vocabulary(opened: Any, checkpoint: Checkpoint) -> None:

@@ -64,7 +64,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
             model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # such as an unknown activation
         raise CheckpointError(
-            f"{checkpoint.path}/config.json: no {model_class.__name__} can be made of it: {error!r}; correct the config"
+            f"{checkpoint.config_file}: no {model_class.__name__} can be made of it: {error!r}; correct the config"
         ) from error
     except ImportError as error:  # parts beside the text may be classes of packages that are not needed here
         raise UnsupportedModelError(
@@ -127,7 +127,8 @@ def text_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     config = load_config(checkpoint)
     text = config.get_text_config()
-    return checkpoint.config if text is config else text.to_dict()
+    whole = text is config and checkpoint.gguf is None  # A GGUF file leaves defaults out as well.
+    return checkpoint.config if whole else text.to_dict()
 
 
 def load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
@@ -135,32 +136,38 @@ def load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     CheckpointError for a config that is none of its type."""
     name = checkpoint.config.get("model_type")
     if not isinstance(name, str):
-        raise CheckpointError(f"{checkpoint.path}/config.json: model_type must name the model's family, not {name!r}")
+        raise CheckpointError(f"{checkpoint.config_file}: model_type must name the model's family, not {name!r}")
     if "auto_map" in checkpoint.config and name not in _known_model_types():
         raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: model_type {name!r} needs the checkpoint's own Python code, which is "
+            f"{checkpoint.config_file}: model_type {name!r} needs the checkpoint's own Python code, which is "
             "never run; give a checkpoint of a family that transformers has"
         )
     if name not in _known_model_types():
         raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: model_type {name!r} is unknown to transformers "
+            f"{checkpoint.config_file}: model_type {name!r} is unknown to transformers "
             f"{transformers.__version__}; correct the name, or install a transformers that has the family"
         )
     try:
-        config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+        config = _read_config(checkpoint)
         text = config.get_text_config()
     except Exception as error:  # config classes validate with exceptions of many types
-        raise CheckpointError(f"{checkpoint.path}/config.json: is no valid {name} config: {error}") from error
+        raise CheckpointError(f"{checkpoint.config_file}: is no valid {name} config: {error}") from error
     for part in (config, text):  # The model is built as it was before its quantization; weights are decoded.
         for key in CONFIG_KEYS:
             vars(part).pop(key, None)
     # The class would make a text part of its default sizes. Some files have the values of the text part at the top.
     if text is not config and not {TEXT_PART, "thinker_config", "hidden_size"} & checkpoint.config.keys():
         raise CheckpointError(
-            f"{checkpoint.path}/config.json: {name} must have a text part ({TEXT_PART}), and there is none; take the "
+            f"{checkpoint.config_file}: {name} must have a text part ({TEXT_PART}), and there is none; take the "
             "config.json that came with the weights"
         )
     return config
+
+
+def _read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    if checkpoint.gguf is not None:
+        return AutoConfig.for_model(**checkpoint.config)
+    return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
 
 
 def _known_model_types() -> Any:
@@ -195,7 +202,7 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 def _refusal(checkpoint: Checkpoint, config: PreTrainedConfig, what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{checkpoint.path}/config.json: {config.model_type} has {what}, which is not supported; "
+        f"{checkpoint.config_file}: {config.model_type} has {what}, which is not supported; "
         "docs/families.md lists what is"
     )
 
@@ -231,7 +238,7 @@ def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[P
     found: list[Any] = [auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping]
     if not found:
         raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: {config.model_type} is no causal language model in transformers; "
+            f"{checkpoint.config_file}: {config.model_type} is no causal language model in transformers; "
             "give the checkpoint of a decoder"
         )
     named = checkpoint.config.get("architectures") or [found[-1].__name__]

@@ -1,8 +1,8 @@
 """Builds engines from model directories on first use, and keeps them in the user's cache (engine_cache.py).
 
-The key of an engine covers everything on which the engine depends, without reading gigabytes: the directory; the names,
-sizes and times of its files; the choices (dtype, formats of quantized weights, type of the KV cache); and the version
-of Tensorwright.
+The key of an engine covers everything on which the engine depends, without reading gigabytes: the directory, or the
+GGUF file; the names, sizes and times of its files; the choices (dtype, formats of quantized weights, type of the KV
+cache); and the version of Tensorwright.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tensorwright
 from tensorwright import durable
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
+from tensorwright.gguf_names import gguf_parts, is_gguf
 from tensorwright.installing import BUILD_PACKAGES, install
 from tensorwright.options.build import FIRST_USE, BuildChoices
 from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
@@ -42,13 +43,15 @@ class CachedEngine:
 
 
 def cache_key(model: Path, choices: BuildChoices) -> str:
-    files = sorted(path for path in model.rglob("*") if path.is_file())
+    folder = model.parent if is_gguf(model) else model
+    files = gguf_parts(model) if is_gguf(model) else sorted(model.rglob("*"))
+    files = [path for path in files if path.is_file()]
     if not files:
         raise CheckpointError(f"{model}: an empty directory; it must hold a Hugging Face model or an engine")
     lines = [str(model.resolve()), choices.key, tensorwright.__version__]
     for path in files:
         stat = path.stat()
-        lines.append(f"{path.relative_to(model)}\0{stat.st_size}\0{stat.st_mtime_ns}")
+        lines.append(f"{path.relative_to(folder)}\0{stat.st_size}\0{stat.st_mtime_ns}")
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
 
 

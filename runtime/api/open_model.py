@@ -1,4 +1,4 @@
-"""Opens what a user names: an engine, a model directory or a model of the hub.
+"""Opens what a user names: an engine, a model directory, a GGUF file or a model of the hub.
 
 The engine of a model is built on its first use.
 """
@@ -12,6 +12,7 @@ from typing import IO
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.errors import InvalidOptionError
+from tensorwright.gguf_names import gguf_of, is_gguf
 from tensorwright.hub import check_revision, download_model, is_hub_name
 from tensorwright.options.build import BuildChoices
 from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
@@ -19,7 +20,7 @@ from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 
 
 def find_model(model: str | Path, revision: str | None = None) -> Path:
-    """Returns the directory that `model` names: an engine or a model directory. A model of the hub is downloaded.
+    """Returns the path that `model` names: an engine, a model directory or a GGUF file. One of the hub is downloaded.
 
     A path that does not exist comes back unchanged, and opening it raises the error. revision: a branch, tag or commit
     of the hub.
@@ -35,8 +36,10 @@ def find_model(model: str | Path, revision: str | None = None) -> Path:
 
 
 def is_model(path: Path) -> bool:
-    """Whether the path is a Hugging Face model directory, from which an engine must be built."""
-    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / CONFIG)
+    """Whether the path is a Hugging Face model directory or a GGUF file, from which an engine must be built."""
+    if is_gguf(path):
+        return True
+    return os.path.isdir(path) and not is_engine(path) and (os.path.exists(path / CONFIG) or gguf_of(path) is not None)
 
 
 def open_model(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:

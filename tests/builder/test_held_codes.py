@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from support.gguf_files import GGUF
 from support.quantized_checkpoints import MADE
 from tensorwright.builder.build import build
 from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
@@ -97,6 +98,28 @@ def test_float16_scales_and_zero_points_are_kept(folder, name):
     values, decoded = packed_values(checkpoint, Q, name), checkpoint_values(checkpoint)
     assert (np.abs(values - decoded) <= 2.0**-11 * np.abs(values) + 2.0**-25).all()
     np.testing.assert_array_equal(values.astype(np.float16), decoded)
+
+
+@pytest.mark.parametrize(
+    ("file", "weight", "block", "name"),
+    [
+        ("llama-q4_0", Q.name, "Q4_0", "int4:g32:fp16"),
+        ("llama-q4_0", "model.embed_tokens.weight", "Q4_0", "uint4:g32:fp16"),
+        ("llama-q8_0", K.name, "Q8_0", "int8:g32:fp16"),
+        ("llama-mixed", None, "Q5_0", "int8:g32:fp16"),
+        ("llama-mixed", None, "IQ4_NL", "int8:g32:fp16"),
+        ("llama-mixed", None, "MXFP4", "mxfp4"),
+    ],
+)
+def test_blocks_of_gguf_files_are_kept(file, weight, block, name):
+    checkpoint = open_checkpoint(GGUF / f"{file}.gguf")
+    kinds = {part: each.name for stored in checkpoint.stored.files for part, each in stored.blocks.items()}
+    of_block = [each for each in checkpoint.names if kinds.get(checkpoint.decoded(each).parts[0]) == block]
+    expr = Ref(weight or of_block[0])
+    assert expr.name in of_block
+    np.testing.assert_array_equal(
+        packed_values(checkpoint, expr, name), to_float32(checkpoint.read(expr.name)), strict=True
+    )
 
 
 @pytest.mark.parametrize(("folder", "name"), [("ct-int4", "int4:g64"), ("ct-w8a8", "int4:g32"), ("ct-fp8", "int8:g32"),

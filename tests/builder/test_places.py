@@ -32,7 +32,7 @@ def home(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("model", "out", "dump", "error", "said"),
     [
-        ("", "engine", None, InvalidOptionError, "model must be the path of a checkpoint directory or a hub name"),
+        ("", "engine", None, InvalidOptionError, "model must be the path of a checkpoint directory, a GGUF file"),
         (None, "engine", None, InvalidOptionError, "model must be the path of .*, not None"),
         (7, "engine", None, InvalidOptionError, "model must be the path of .*, not 7"),
         (b"model", "engine", None, InvalidOptionError, "not b'model'"),

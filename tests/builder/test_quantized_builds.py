@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as LibraryTokenizer
 from tolerances import chain_tolerance
 
+from support.gguf_files import GGUF
 from support.quantized_checkpoints import KINDS, MADE
 from support.tiny_models import make_tiny
 from tensorwright.builder.build import build
+from tensorwright.builder.emit.transformers_tokenizer import convert
 from tensorwright.builder.trace.export import trace
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.text.tokenizer import Tokenizer
 from tensorwright.runtime.tools.inspect import describe
 
 
@@ -127,3 +131,32 @@ def test_the_model_is_traced_without_its_quantization():
     graph = trace(open_checkpoint(MADE / "awq-4"), dtype="float32", max_seq_len=32)
     names = {name for node in graph.find("weight") for name in node.attrs["expr"].refs()}
     assert names == set(open_checkpoint(MADE / "awq-4").names)
+
+
+def test_a_gguf_file_builds_with_its_codes_and_its_text_side(tmp_path):
+    path = GGUF / "llama-q4_0.gguf"
+    made = build(path, tmp_path / "engine", accuracy="none", quantize="int4:g32:fp16")
+    assert made.config["source"]["quantization"] == "gguf Q4_0"
+    assert list(made.config["source"]["files"]) == [path.name]
+    assert not any(error for errors in made.config["quantization"]["weight_errors"].values() for error in errors)
+    engine = open_engine(made.path, read_tokenizer=True)
+    for text, ids in json.loads(path.with_suffix(".json").read_text())["ids"].items():
+        assert engine.tokenizer.encode(text) == ids
+    assert engine.eos_token_ids == [1]
+    assert "<|end|>" in (made.path / "chat_template.jinja").read_text()
+    assert made.report["tokenizer"] == {"source": [path.name], "warnings": [], "differences": []}
+
+
+def test_the_logits_of_a_gguf_file_are_those_of_transformers(tmp_path):
+    made = build(GGUF / "qwen3.gguf", tmp_path / "engine", dtype="float32", accuracy="full", accuracy_tokens=32)
+    record = made.config["accuracy"]
+    widest = 256  # the columns of o_proj
+    assert record["largest_logit_error"] < chain_tolerance("float32", widest, 20, record["largest_reference_logit"])
+
+
+def test_the_tokenizer_of_sentencepiece_in_a_gguf_file():
+    path = GGUF / "llama-q8_0.gguf"
+    reference = convert(open_checkpoint(path), ())
+    tokenizer = Tokenizer(LibraryTokenizer.from_str(reference.tokenizer_json().decode()), [])
+    for text, ids in json.loads(path.with_suffix(".json").read_text())["ids"].items():
+        assert reference.encode(text) == tokenizer.encode(text) == ids

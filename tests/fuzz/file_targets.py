@@ -35,6 +35,7 @@ from tensorwright.errors import (
 )
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.models.gguf.vocabulary import read_vocabulary
 from tensorwright.models.safetensors_file import SafetensorsFile
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
@@ -68,6 +69,17 @@ def safetensors_header(data: bytes) -> None:
     with CHECKPOINT:
         file = SafetensorsFile(path)
         assert sum(file.read(name).nbytes for name in file.tensors) == size
+
+
+def gguf(data: bytes) -> None:
+    """data: the file, but for zeros at its end."""
+    path = _folder() / "model.gguf"
+    path.write_bytes(data + bytes(MOST_TAIL))
+    with CHECKPOINT:
+        opened = open_checkpoint(path)
+        assert all(opened.read(name).nbytes >= 0 for name in opened.names)
+        _ = opened.eos_token_ids, opened.bos_token_id, opened.native_dtype, opened.chat_templates, opened.source_files
+        read_vocabulary(path)
 
 
 def checkpoint(data: bytes) -> None:

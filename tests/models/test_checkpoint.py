@@ -132,7 +132,7 @@ def test_a_tokenizer_that_the_library_panics_at(tmp_path, monkeypatch):
 def test_wrong_paths(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="not a file"):
+    with pytest.raises(CheckpointError, match=r"or a GGUF file \(\.gguf\)"):
         open_checkpoint(file)
     with pytest.raises(CheckpointError, match="no such directory"):
         open_checkpoint(tmp_path / "absent" / "deep" / "dir")

@@ -51,6 +51,19 @@ def test_key_covers_files_options_and_version(model: Path, monkeypatch: pytest.M
     assert cache_key(model, BuildChoices()) == cache_key(model, BuildChoices())
 
 
+def test_the_key_of_a_gguf_file_covers_its_parts_alone(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(b"1")
+    keys = {cache_key(first, BuildChoices())}
+    second.write_bytes(b"2")
+    keys.add(cache_key(first, BuildChoices()))
+    os.utime(second, (1, 1))
+    keys.add(cache_key(first, BuildChoices()))
+    (tmp_path / "other.gguf").write_bytes(b"3")
+    assert cache_key(first, BuildChoices()) in keys
+    assert len(keys) == 3
+
+
 def test_each_spelling_of_the_same_formats_is_one_engine(model: Path) -> None:
     same = ("int4:g32", "int4:g32,embedding=int4", "int4, lm_head=int4:g32,embedding=int4:g32")
     builds: list[str | None] = []
@@ -163,7 +176,15 @@ def test_without_the_build_extra_the_error_says_what_to_install(model: Path, mon
         engine_for_model(model, BuildChoices())
 
 
-def test_llm_takes_a_model_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [None, "m.gguf", "folder"])
+def test_llm_takes_a_model_directory(
+    model: Path, tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name is not None:  # a GGUF file, or a directory that holds one
+        model = tmp_path / name
+        file = model if name.endswith(".gguf") else model / "m.gguf"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"GGUF")
     monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
     monkeypatch.setattr(native, "load_module", fake_module)
     monkeypatch.setattr(model_cache, "_import_builder", lambda: lambda source, out, options: write_engine(out) and None)
