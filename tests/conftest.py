@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from support.fake_hub import FakeHub, point_at, running
-from support.known_traces import known_traces
+from support.known_traces import folder_of_traces, known_traces
 from support.places import ROOT, TESTS
 
 SLOW_ROOMS = (
@@ -126,12 +126,12 @@ def cache_home(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _known_traces(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[None]:
-    """A model is traced once per run. Where tests have not imported the tracing, there are no traces to be saved."""
+def _known_traces(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A model is traced once for these sources. Where no test has imported the builder, nothing will be traced."""
     with ExitStack() as stack:
-        traces = "tensorwright.builder.trace.export" in sys.modules
+        traces = "tensorwright.builder" in sys.modules
         if traces and _place(request.path, TRACING_ITSELF) is None:
-            stack.enter_context(known_traces(shared_folder / "traces"))
+            stack.enter_context(known_traces(folder_of_traces()))
         yield
 
 

@@ -1,10 +1,12 @@
-"""Keeps the traces of a run of tests: torch.export takes about a second of processor time for a tiny model, and the
-tests trace the same few dozen models several hundred times.
+"""Keeps the traces of tests in build/traces: torch.export takes about a second of processor time for a tiny model, and
+the tests trace the same few dozen models several hundred times, on each instruction set again.
 
 A trace is known by everything that the export sees: the class and config of the model, the names, shapes and types of
 its parameters, the values of its buffers, the expressions of its weights, and the longest sequence. What comes before
 the export, such as refusals and the facts of the graph, happens in every trace. Values of weights are no part of a
 trace: no parameter has storage while the model is exported.
+
+Traces of other sources, or of another torch or transformers, lie in other folders and are not read.
 """
 
 from __future__ import annotations
@@ -13,19 +15,27 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from support.places import ROOT
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 
 NOT_TRACED = ("_name_or_path", "transformers_version")
 """Keys of a config that say where it came from."""
+KEPT_FOR = 24 * 3600
+"""Seconds after which a folder of traces of other sources is removed."""
 
 
 class NotYetExported(NamedTuple):
@@ -33,6 +43,22 @@ class NotYetExported(NamedTuple):
 
     model: Any
     max_seq_len: int
+
+
+@cache
+def folder_of_traces() -> Path:
+    """Returns the folder of the traces that these sources and packages make, which are known by a hash of them all."""
+    seen = hashlib.sha256(" ".join([sys.version, version("torch"), version("transformers")]).encode())
+    rooms = [ROOT / "src", *(package.parent for package in ROOT.glob("*/__init__.py"))]
+    for file in [*sorted(file for room in rooms for file in room.rglob("*.py")), Path(__file__)]:
+        seen.update(file.name.encode() + file.read_bytes())
+    folder = ROOT / "build" / "traces" / seen.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    for other in folder.parent.iterdir():
+        if other.stat().st_mtime < time.time() - KEPT_FOR:
+            shutil.rmtree(other, ignore_errors=True)  # Another run may remove it at the same time.
+    return folder
 
 
 @contextmanager
@@ -51,7 +77,6 @@ def known_traces(folder: Path) -> Iterator[None]:
                 _write(file, graph)
         _fill(graph, file.read_text(encoding="utf-8"))
 
-    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "_export", NotYetExported)
         patch.setattr(export, "lower", lower)
