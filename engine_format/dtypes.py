@@ -18,20 +18,28 @@ BITS = {
     "int4": 4,
     "uint4": 4,
     "mxfp4": 4,
+    "int3": 3,
+    "uint3": 3,
+    "int2": 2,
+    "uint2": 2,
     "uint64": 64,
     "uint32": 32,
     "uint16": 16,
     "uint8": 8,
     "bool": 8,
 }
-"""The bits of one stored element of each type. Two of 4 bits share a byte; float4_e2m1fn_x2 is such a byte."""
+"""The bits of one stored element of each type. Those of fewer than 8 share bytes; float4_e2m1fn_x2 is such a byte."""
 
 ITEM_BYTES = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
 """The bytes of one element of each type that has whole bytes."""
 
 NUMBERS = {"float32": 0, "bfloat16": 1, "int32": 2, "int8": 3, "int4": 4, "mxfp4": 5} | {
-    name: 6 + i for i, name in enumerate(("uint8", "uint4", "int8_fp16", "int4_fp16", "uint8_fp16", "uint4_fp16"))
-}
+    name: 6 + i
+    for i, name in enumerate((
+        "uint8", "uint4", "int8_fp16", "int4_fp16", "uint8_fp16", "uint4_fp16",
+        "int3", "int2", "uint3", "uint2", "int3_fp16", "int2_fp16", "uint3_fp16", "uint2_fp16",
+    ))
+}  # fmt: skip
 """The number of each type in a plan of target cpu and in its kernels: tw_dtype of plugins/common/kernel_types.h.
 Quantized weights have the names of `WeightFormat.codec`."""
 

@@ -2,15 +2,16 @@
 
 int4:gN, int8:gN  groups of N (32, 64, 128) along K share a bfloat16 scale; on target cpu, activations are rounded to
                   8 bits too, with a scale for each token and group
-uint4:gN, uint8:gN likewise, with a whole number as zero point for each row and group: scale * (q - zero), q and zero
-                  from 0 to 15 or 255
+int3:gN, int2:gN  likewise, for those who need the space: 3 and 2 bits
+uintB:gN          likewise with B of 8, 4, 3 or 2 bits, and a whole number as zero point for each row and group:
+                  scale * (q - zero), q and zero from 0 to 2^B - 1
 mxfp4             E2M1 floats in groups of 32 that share a power of two, as the OCP Microscaling Formats specification
                   has them; activations as for int4
 w8a8              int8 with one float32 scale for each output row; activations have one scale for each token
 fp8               E4M3 floats with one float32 scale for each output row; the scale has the precision of bfloat16
 
-The scales of int4, int8, uint4 and uint8 may be float16, as in `uint4:g128:fp16`, which holds the scales of most
-quantized checkpoints exactly.
+The scales of groups of whole numbers may be float16, as in `uint4:g128:fp16`, which holds the scales of most quantized
+checkpoints exactly.
 
 Only target cpu rounds activations. For the other targets int4, int8 and fp8 are weight-only, and the others do not
 exist.
@@ -27,10 +28,10 @@ from tensorwright.errors import InvalidOptionError
 
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 32
-FORMATS = ("int4", "int8", "uint4", "uint8", "mxfp4", "w8a8", "fp8")
+FORMATS = ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8", "fp8")
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
 _FLOAT16_SCALES = ":fp16"
-_GROUPED = re.compile(f"(int|uint)([48])(?::g({'|'.join(map(str, GROUPS))}))?({_FLOAT16_SCALES})?")
+_GROUPED = re.compile(f"(int|uint)([2348])(?::g({'|'.join(map(str, GROUPS))}))?({_FLOAT16_SCALES})?")
 
 PARTS = ("embedding", "lm_head")
 """The matrices that may have a format of their own."""
@@ -98,9 +99,17 @@ class WeightFormat:
             return 448
         if self.kind == "mxfp":
             return 12
-        if self.has_zeros:
-            return 2**self.bits - 1
-        return 127 if self.bits == 8 else 7
+        return 2**self.bits - 1 if self.has_zeros else 2 ** (self.bits - 1) - 1
+
+    @property
+    def least(self) -> int:
+        """The least value that the packer gives, less a zero point of 0. Those of 8 bits are symmetric."""
+        return 0 if self.has_zeros else -self.largest - (self.kind == "int" and self.bits < 8)
+
+    @property
+    def values_dtype(self) -> str:
+        """The numpy type that holds values of whole numbers less their zero points."""
+        return "int16" if self.has_zeros and self.bits == 8 else "int8"
 
     @property
     def scale_bytes(self) -> int:
@@ -176,7 +185,7 @@ def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
         kind, bits, group, float16 = found.groups()
         return WeightFormat(int(bits), int(group or DEFAULT_GROUP), kind, FLOAT16 if float16 else "bfloat16")
     sizes = ", ".join(f"g{size}" for size in GROUPS)
-    last = next(name for name in ("uint8", "int8") if name in offered)
+    last = next(name for name in ("uint2", "uint8", "int8") if name in offered)
     names = [f"{name} (each also with a group: {sizes}, as in int4:g64)" if name == last else name for name in offered]
     raise InvalidOptionError(f"quantize: a weight format must be {', '.join(names[:-1])} or {names[-1]}, not {text!r}")
 

@@ -121,8 +121,7 @@ def _held(differences: np.ndarray, scales: np.ndarray, group: int, fmt: WeightFo
     spread = np.ascontiguousarray(scales[:, np.arange(fmt.groups(k)) * fmt.group // group], np.float32)
     finite = np.isfinite(spread)
     kept = np.where(values.any(axis=2), spread, np.float32(0))  # A group of zeros needs no scale.
-    narrow = values.astype(np.int16 if fmt.has_zeros and fmt.bits == 8 else np.int8)
-    return HeldCodes(narrow, kept, inside & (finite & _stores(kept, fmt)).all(axis=1), zeros)
+    return HeldCodes(values.astype(fmt.values_dtype), kept, inside & (finite & _stores(kept, fmt)).all(axis=1), zeros)
 
 
 def _stores(scales: np.ndarray, fmt: WeightFormat) -> np.ndarray:

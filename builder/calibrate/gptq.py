@@ -59,7 +59,6 @@ def choose_codes(w: np.ndarray, scales: np.ndarray, fmt: WeightFormat, factor: F
     """Returns int8 [R, K] for weights w [R, K] and the scales [R, groups] of their groups."""
     order, upper = factor.order, factor.upper
     size = fmt.stored_group(w.shape[1])
-    low = -127 if fmt.bits == 8 else -8
     scale = np.ascontiguousarray(scales.T, np.float64)  # [groups, R]
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
     target = np.ascontiguousarray(w.T, np.float64)[order]  # [K, R]
@@ -71,7 +70,7 @@ def choose_codes(w: np.ndarray, scales: np.ndarray, fmt: WeightFormat, factor: F
         for j in range(begin, end):
             group = order[j] // size
             wanted = target[j] + carried[j - begin] + upper[begin:j, j] @ errors[begin:j]
-            code = np.clip(np.rint(wanted * inverse[group]), low, fmt.largest)
+            code = np.clip(np.rint(wanted * inverse[group]), fmt.least, fmt.largest)
             codes[order[j]] = code
             errors[j] = target[j] - code * scale[group]
     return np.ascontiguousarray(codes.T)

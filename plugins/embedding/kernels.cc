@@ -10,15 +10,9 @@ void tw_embedding_f32_avx2(const tw_embedding_args*);
 void tw_embedding_bf16_scalar(const tw_embedding_args*);
 void tw_embedding_bf16_avx512(const tw_embedding_args*);
 void tw_embedding_bf16_avx2(const tw_embedding_args*);
-void tw_embedding_i8_scalar(const tw_embedding_args*);
-void tw_embedding_i4_scalar(const tw_embedding_args*);
-void tw_embedding_mxfp4_scalar(const tw_embedding_args*);
-void tw_embedding_u8_scalar(const tw_embedding_args*);
-void tw_embedding_u4_scalar(const tw_embedding_args*);
-void tw_embedding_i8_f16_scalar(const tw_embedding_args*);
-void tw_embedding_i4_f16_scalar(const tw_embedding_args*);
-void tw_embedding_u8_f16_scalar(const tw_embedding_args*);
-void tw_embedding_u4_f16_scalar(const tw_embedding_args*);
+#define TW_DECLARE(dtype, kind, name) void tw_embedding_##kind##_scalar(const tw_embedding_args*);
+TW_FOR_EACH_QUANTIZED(TW_DECLARE)
+#undef TW_DECLARE
 }
 
 namespace tensorwright {
@@ -34,7 +28,7 @@ std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
       {"embedding_bf16_avx2", Isa::avx2, Extra::none, tw_embedding_bf16_avx2},
       {"embedding_bf16_scalar", Isa::scalar, Extra::none, tw_embedding_bf16_scalar},
   };
-#define TW_QUANTIZED(dtype, kind)                                                                \
+#define TW_QUANTIZED(dtype, kind, name)                                                          \
   case dtype: {                                                                                  \
     static constexpr KernelEntry<tw_embedding_fn> kTable[] = {                                   \
         {"embedding_" #kind "_scalar", Isa::scalar, Extra::none, tw_embedding_##kind##_scalar}}; \
@@ -43,15 +37,7 @@ std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
   switch (dtype) {
     case TW_BF16:
       return kBf16;
-      TW_QUANTIZED(TW_I8, i8)
-      TW_QUANTIZED(TW_I4, i4)
-      TW_QUANTIZED(TW_MXFP4, mxfp4)
-      TW_QUANTIZED(TW_U8, u8)
-      TW_QUANTIZED(TW_U4, u4)
-      TW_QUANTIZED(TW_I8_F16, i8_f16)
-      TW_QUANTIZED(TW_I4_F16, i4_f16)
-      TW_QUANTIZED(TW_U8_F16, u8_f16)
-      TW_QUANTIZED(TW_U4_F16, u4_f16)
+      TW_FOR_EACH_QUANTIZED(TW_QUANTIZED)
     default:
       return kF32;
   }

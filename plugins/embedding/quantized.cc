@@ -26,12 +26,7 @@ void embed(const tw_embedding_args* a) {
 
 }  // namespace
 
-extern "C" void tw_embedding_i8_scalar(const tw_embedding_args* a) { embed<TW_I8>(a); }
-extern "C" void tw_embedding_i4_scalar(const tw_embedding_args* a) { embed<TW_I4>(a); }
-extern "C" void tw_embedding_mxfp4_scalar(const tw_embedding_args* a) { embed<TW_MXFP4>(a); }
-extern "C" void tw_embedding_u8_scalar(const tw_embedding_args* a) { embed<TW_U8>(a); }
-extern "C" void tw_embedding_u4_scalar(const tw_embedding_args* a) { embed<TW_U4>(a); }
-extern "C" void tw_embedding_i8_f16_scalar(const tw_embedding_args* a) { embed<TW_I8_F16>(a); }
-extern "C" void tw_embedding_i4_f16_scalar(const tw_embedding_args* a) { embed<TW_I4_F16>(a); }
-extern "C" void tw_embedding_u8_f16_scalar(const tw_embedding_args* a) { embed<TW_U8_F16>(a); }
-extern "C" void tw_embedding_u4_f16_scalar(const tw_embedding_args* a) { embed<TW_U4_F16>(a); }
+#define TW_EMBEDDING(dtype, kind, name) \
+  extern "C" void tw_embedding_##kind##_scalar(const tw_embedding_args* a) { embed<dtype>(a); }
+TW_FOR_EACH_QUANTIZED(TW_EMBEDDING)
+#undef TW_EMBEDDING

@@ -8,10 +8,18 @@
 #include "plugins/common/f16.h"
 #include "plugins/quantized_matmul/layout.h"
 
-// Returns nibble k of a row of a group.
-static inline int32_t tw_quantized_nibble(const void* group, int64_t k, int64_t lane) {
-  const uint8_t byte = ((const uint8_t*)group)[k / 8 * 64 + lane * 4 + k % 4];
-  return k % 8 < 4 ? byte & 15 : byte >> 4;
+// Returns code k of a row of a group, for weights of 4, 3 or 2 bits.
+static inline int32_t tw_quantized_code(int bits, const void* group, int64_t k, int64_t lane) {
+  const uint8_t* line = (const uint8_t*)group + lane * 4 + k % 4;
+  switch (bits) {
+    case 4:
+      return line[k / 8 * 64] >> k / 4 % 2 * 4 & 15;
+    case 2:
+      return line[k / 16 * 64] >> k / 4 % 4 * 2 & 3;
+    default:
+      line += k / 32 * 192;
+      return (line[k % 32 / 16 * 64] >> k / 4 % 4 * 2 & 3) | (line[128] >> k / 4 % 8 & 1) << 2;
+  }
 }
 
 // Returns twice the E2M1 number of a code.
@@ -30,9 +38,9 @@ static inline int32_t tw_quantized_weight(int dtype, const void* group, const vo
       return ((const int8_t*)group)[k / 4 * 64 + lane * 4 + k % 4] -
              (c.zeros ? ((const int8_t*)zeros)[lane] : 0);
     case TW_E2M1:
-      return tw_doubled_e2m1(tw_quantized_nibble(group, k, lane));
+      return tw_doubled_e2m1(tw_quantized_code(4, group, k, lane));
     default:
-      return tw_quantized_nibble(group, k, lane) - (c.zeros ? ((const int8_t*)zeros)[lane] : 8);
+      return tw_quantized_code(c.bits, group, k, lane) + (c.zeros ? -((const int8_t*)zeros)[lane] : c.factor);
   }
 }
 

@@ -6,7 +6,7 @@
 #include "runtime/core/base/error.h"
 
 // The next two macros declare the kernels of one kind of weights, and list them, best first.
-#define TW_DECLARE_KERNELS(kind)                                              \
+#define TW_DECLARE_KERNELS(dtype, kind, name)                                 \
   void tw_quantized_matmul_##kind##_scalar(const tw_quantized_matmul_args*);  \
   void tw_quantized_matmul_##kind##_avx2(const tw_quantized_matmul_args*);    \
   void tw_quantized_matmul_##kind##_avxvnni(const tw_quantized_matmul_args*); \
@@ -18,15 +18,7 @@
    TW_KERNEL(kind, avx2, avx2, none), TW_KERNEL(kind, scalar, scalar, none)}
 
 extern "C" {
-TW_DECLARE_KERNELS(i8)
-TW_DECLARE_KERNELS(i4)
-TW_DECLARE_KERNELS(mxfp4)
-TW_DECLARE_KERNELS(u8)
-TW_DECLARE_KERNELS(u4)
-TW_DECLARE_KERNELS(i8_f16)
-TW_DECLARE_KERNELS(i4_f16)
-TW_DECLARE_KERNELS(u8_f16)
-TW_DECLARE_KERNELS(u4_f16)
+TW_FOR_EACH_QUANTIZED(TW_DECLARE_KERNELS)
 void tw_quantize_weights_scalar(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx2(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx512(const tw_quantize_weights_args*);
@@ -38,21 +30,13 @@ void tw_quantize_rows_avx512(const tw_quantize_rows_args*);
 namespace tensorwright {
 
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype) {
-#define TW_OF(dtype, kind)                                                                 \
+#define TW_OF(dtype, kind, name)                                                           \
   case dtype: {                                                                            \
     static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = TW_LIST_KERNELS(kind); \
     return kTable;                                                                         \
   }
   switch (dtype) {
-    TW_OF(TW_I8, i8)
-    TW_OF(TW_I4, i4)
-    TW_OF(TW_MXFP4, mxfp4)
-    TW_OF(TW_U8, u8)
-    TW_OF(TW_U4, u4)
-    TW_OF(TW_I8_F16, i8_f16)
-    TW_OF(TW_I4_F16, i4_f16)
-    TW_OF(TW_U8_F16, u8_f16)
-    TW_OF(TW_U4_F16, u4_f16)
+    TW_FOR_EACH_QUANTIZED(TW_OF)
     default:
       throw Error("EngineError", "no weights have dtype " + std::to_string(dtype));
   }
@@ -79,18 +63,13 @@ std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels() 
 
 namespace {
 
-const RegisteredKernels registered(
-    /*place=*/20, {{"quantized_matmul int8", [] { return quantized_matmul_kernels(TW_I8); }},
-                   {"quantized_matmul int4", [] { return quantized_matmul_kernels(TW_I4); }},
-                   {"quantized_matmul mxfp4", [] { return quantized_matmul_kernels(TW_MXFP4); }},
-                   {"quantized_matmul uint8", [] { return quantized_matmul_kernels(TW_U8); }},
-                   {"quantized_matmul uint4", [] { return quantized_matmul_kernels(TW_U4); }},
-                   {"quantized_matmul int8:fp16", [] { return quantized_matmul_kernels(TW_I8_F16); }},
-                   {"quantized_matmul int4:fp16", [] { return quantized_matmul_kernels(TW_I4_F16); }},
-                   {"quantized_matmul uint8:fp16", [] { return quantized_matmul_kernels(TW_U8_F16); }},
-                   {"quantized_matmul uint4:fp16", [] { return quantized_matmul_kernels(TW_U4_F16); }},
-                   {"quantize_rows", [] { return quantize_rows_kernels(); }},
-                   {"quantize_weights", [] { return quantize_weights_kernels(); }}});
+#define TW_FAMILY(dtype, kind, name) \
+  {"quantized_matmul " name, [] { return quantized_matmul_kernels(dtype); }},
+
+const RegisteredKernels registered(/*place=*/20,
+                                   {TW_FOR_EACH_QUANTIZED(TW_FAMILY)  //
+                                    {"quantize_rows", [] { return quantize_rows_kernels(); }},
+                                    {"quantize_weights", [] { return quantize_weights_kernels(); }}});
 
 }  // namespace
 

@@ -11,11 +11,14 @@
 // Whole rows (group 0; TW_I8 only): [64 bytes: fp32 scales of 16 rows][one group of K padded to 4].
 //
 // Inside a group, bytes: element k of row r is byte k / 4 * 64 + r * 4 + k % 4, in [-127, 127].
-// Nibbles: element k of row r, plus 8, is a nibble of byte k / 8 * 64 + r * 4 + k % 4: the low one if k % 8
+// 4 bits: element k of row r, plus 8, is a nibble of byte k / 8 * 64 + r * 4 + k % 4: the low one if k % 8
 // < 4. The nibbles of TW_MXFP4 are codes of E2M1 and not numbers with 8 added.
+// 2 bits: element k of row r, plus 2, is bits k / 4 % 4 * 2 and above of byte k / 16 * 64 + r * 4 + k % 4.
+// 3 bits: 32 elements, each plus 4, take 192 bytes. The first 128 are the lower 2 bits, laid out as above. Of
+// the last 64, bit k / 4 of byte r * 4 + k % 4 is the upper bit of element k of row r.
 //
-// A weight with a zero point is scale * (q - zero). TW_U4 stores q and zero as they are, in [0, 15]; TW_U8
-// stores both less 128, in [-128, 127].
+// A weight with a zero point is scale * (q - zero). TW_U4, TW_U3 and TW_U2 store q and zero as they are, from
+// 0 on; TW_U8 stores both less 128, in [-128, 127].
 //
 // E2M1: bit 3 of a code is the sign. The other three number the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 // Twice a magnitude is a whole number, so kernels compute with doubled weights and halved scales: a byte e is
@@ -39,11 +42,42 @@ enum tw_quantized_dtype {
   TW_I8_F16,  // from here on scales are fp16
   TW_I4_F16,
   TW_U8_F16,
-  TW_U4_F16
+  TW_U4_F16,
+  TW_I3,
+  TW_I2,
+  TW_U3,
+  TW_U2,
+  TW_I3_F16,
+  TW_I2_F16,
+  TW_U3_F16,
+  TW_U2_F16
 };
 
-// How a group holds its weights, and its scales.
-enum tw_values { TW_BYTES, TW_NIBBLES, TW_E2M1 };
+// Calls of(dtype, kind, name) for every dtype of quantized weights: the tables of kernels follow this list.
+// kind: as in the names of kernels; name: that of the format, without the group.
+// clang-format off: one dtype per line
+#define TW_FOR_EACH_QUANTIZED(of)     \
+  of(TW_I8, i8, "int8")               \
+  of(TW_I4, i4, "int4")               \
+  of(TW_MXFP4, mxfp4, "mxfp4")        \
+  of(TW_U8, u8, "uint8")              \
+  of(TW_U4, u4, "uint4")              \
+  of(TW_I8_F16, i8_f16, "int8:fp16")  \
+  of(TW_I4_F16, i4_f16, "int4:fp16")  \
+  of(TW_U8_F16, u8_f16, "uint8:fp16") \
+  of(TW_U4_F16, u4_f16, "uint4:fp16") \
+  of(TW_I3, i3, "int3")               \
+  of(TW_I2, i2, "int2")               \
+  of(TW_U3, u3, "uint3")              \
+  of(TW_U2, u2, "uint2")              \
+  of(TW_I3_F16, i3_f16, "int3:fp16")  \
+  of(TW_I2_F16, i2_f16, "int2:fp16")  \
+  of(TW_U3_F16, u3_f16, "uint3:fp16") \
+  of(TW_U2_F16, u2_f16, "uint2:fp16")
+// clang-format on
+
+// How a group holds its weights, and its scales. TW_CODES: whole numbers of fewer bits than 8, from 0 on.
+enum tw_values { TW_BYTES, TW_CODES, TW_E2M1 };
 enum tw_scales { TW_SCALES_BF16, TW_SCALES_F16, TW_SCALES_E8M0 };
 
 // How the weights of one dtype are stored. Every kernel derives from these fields what it does.
@@ -56,9 +90,9 @@ typedef struct tw_weight_codec {
   int period;       // groups after one header
   int header;       // bytes of the header
   int zeros;        // where in the header the zero points begin; 0 if the weights have none
-  // Dot product instructions take unsigned weights, so 8 is added to each nibble, 128 to each byte and 12 to
-  // twice an E2M1 number. The sum of x times this factor takes away what that adds to a sum of products.
-  // Where there are zero points, it is multiplied by them as well.
+  // Dot product instructions take unsigned weights, so 8, 4 or 2 is added to weights of 4, 3 or 2 bits, 128
+  // to each byte and 12 to twice an E2M1 number. The sum of x times this factor takes away what that adds to
+  // a sum of products. Where there are zero points, it is multiplied by them as well.
   int factor;
 } tw_weight_codec;
 
@@ -76,13 +110,13 @@ static constexpr tw_weight_codec tw_codec(int dtype) {
     case TW_I8:
       return {TW_I8, 8, TW_BYTES, TW_SCALES_BF16, 2, 2, 64, 0, -128};
     case TW_I4:
-      return {TW_I4, 4, TW_NIBBLES, TW_SCALES_BF16, 2, 2, 64, 0, -8};
+      return {TW_I4, 4, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -8};
     case TW_MXFP4:
       return {TW_MXFP4, 4, TW_E2M1, TW_SCALES_E8M0, 1, 4, 64, 0, -12};
     case TW_U8:
       return {TW_U8, 8, TW_BYTES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
     case TW_U4:
-      return {TW_U4, 4, TW_NIBBLES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+      return {TW_U4, 4, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
     case TW_I8_F16:
       return tw_with_f16(TW_I8_F16, tw_codec(TW_I8));
     case TW_I4_F16:
@@ -91,10 +125,31 @@ static constexpr tw_weight_codec tw_codec(int dtype) {
       return tw_with_f16(TW_U8_F16, tw_codec(TW_U8));
     case TW_U4_F16:
       return tw_with_f16(TW_U4_F16, tw_codec(TW_U4));
+    case TW_I3:
+      return {TW_I3, 3, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -4};
+    case TW_I2:
+      return {TW_I2, 2, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -2};
+    case TW_U3:
+      return {TW_U3, 3, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+    case TW_U2:
+      return {TW_U2, 2, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+    case TW_I3_F16:
+      return tw_with_f16(TW_I3_F16, tw_codec(TW_I3));
+    case TW_I2_F16:
+      return tw_with_f16(TW_I2_F16, tw_codec(TW_I2));
+    case TW_U3_F16:
+      return tw_with_f16(TW_U3_F16, tw_codec(TW_U3));
+    case TW_U2_F16:
+      return tw_with_f16(TW_U2_F16, tw_codec(TW_U2));
     default:
       return {};
   }
 }
+
+// Returns the lines of 64 bytes of the shortest run of elements that ends with a line, and its steps of 4
+// elements.
+static constexpr int tw_block_lines(int dtype) { return tw_codec(dtype).bits == 3 ? 3 : 1; }
+static constexpr int tw_block_steps(int dtype) { return tw_block_lines(dtype) * 8 / tw_codec(dtype).bits; }
 
 // Returns whether weights of that dtype can share a scale in groups of that size; 0: in whole rows.
 static constexpr bool tw_quantizes(int dtype, int64_t group) {

@@ -3,9 +3,10 @@
 The weights of a group take, of a list of scales, the one with the least sum of squared errors; the first wins a tie.
     int8   largest / 127 * t, values in [-127, 127]
     int4   signed largest / -8 * t, then largest / 7 * t, values in [-8, 7]: a negative scale lets the largest be -8
+    int3   likewise with -4 and 3; int2 with -2 and 1
     uint8  (most - least) / 255 * t, least and most being of the values and 0; values in [0, 255] less the zero point,
            which is -least * 255 / (most - least), rounded
-    uint4  likewise with 15
+    uint4  likewise with 15, uint3 with 7, uint2 with 3
     mxfp4  2^(floor(log2 largest) - 2), then twice of it, values +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}: the first is the scale
            that the OCP Microscaling Formats specification (section 6.3) takes. Values are held doubled and scales
            halved here, so that values are whole numbers
@@ -27,11 +28,13 @@ from tensorwright.plugins.quantized_matmul.mxfp4 import E2M1, codes_of, doubled_
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 LADDERS = {
+    2: tuple(np.float32(1 - 0.05 * i) for i in range(14)),
+    3: tuple(np.float32(1 - 0.04 * i) for i in range(8)),
     4: tuple(np.float32(1 - 0.04 * i) for i in range(8)),
     8: tuple(np.float32(1 - 0.02 * i) for i in range(3)),
     0: tuple(np.float32(1 - 0.05 * i) for i in range(10)),
 }
-"""The factors t, for 4 bits, for 8 bits, and for whole rows."""
+"""The factors t by the bits of a weight; 0: for whole rows."""
 LARGEST_FLOAT16 = np.float32(65504)
 TINY = np.float32(2.0**-120)
 """Smaller magnitudes count as zero, because their reciprocals overflow."""
@@ -110,7 +113,9 @@ def candidates(x: np.ndarray, fmt: WeightFormat) -> list[np.ndarray]:
     if fmt.has_zeros:
         tops = [_stretched(x, fmt)]
     else:
-        tops = [largest / np.float32(127)] if fmt.bits == 8 else [signed / np.float32(-8), largest / np.float32(7)]
+        tops = [largest / np.float32(fmt.largest)]
+        if fmt.bits < 8:
+            tops.insert(0, signed / np.float32(fmt.least))
     scales = [top * t for top in tops for t in ladder]
     if fmt.group:
         scales = [narrowed(s, fmt) for s in scales]
@@ -132,9 +137,8 @@ def rounded(x: np.ndarray, scale: np.ndarray, fmt: WeightFormat, zeros: np.ndarr
         return round_to_e2m1(x * inverse[..., None])
     if zeros is not None:
         low, high = -zeros[..., None], np.float32(fmt.largest) - zeros[..., None]
-        return np.clip(np.rint(x * inverse[..., None]), low, high).astype(np.int8 if fmt.bits == 4 else np.int16)
-    least = -127 if fmt.bits == 8 else -8
-    return np.clip(np.rint(x * inverse[..., None]), least, fmt.largest).astype(np.int8)
+        return np.clip(np.rint(x * inverse[..., None]), low, high).astype(fmt.values_dtype)
+    return np.clip(np.rint(x * inverse[..., None]), fmt.least, fmt.largest).astype(np.int8)
 
 
 def squared_error(x: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -210,7 +214,7 @@ def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantize
         return Quantized(values, scales)
     zeros = zeros.reshape(-1, groups)[:rows]
     plain = values.astype(np.int16) + _less(fmt) - zeros[..., None]
-    return Quantized(plain.astype(np.int8 if fmt.bits == 4 else np.int16), scales, zeros)
+    return Quantized(plain.astype(fmt.values_dtype), scales, zeros)
 
 
 def _less(fmt: WeightFormat) -> int:
@@ -242,9 +246,26 @@ def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     lines = data.reshape(len(data), -1, LANES, 4)
     if fmt.bits == 8:
         return lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1).view(np.int8)
-    codes = np.stack([lines & 15, lines >> 4], axis=2)  # [panels, lines, half, 16, 4]
-    nibbles = E2M1[codes] if fmt.kind == "mxfp" else codes.astype(np.int8) - np.int8(0 if fmt.has_zeros else 8)
-    return nibbles.transpose(0, 3, 1, 2, 4).reshape(len(data), LANES, -1)
+    if fmt.bits == 3:
+        blocks = lines.reshape(len(data), -1, 3, LANES, 4)
+        low, upper = _steps(blocks[:, :, :2], 2), _steps(blocks[:, :, 2:], 1)
+        codes = low | upper << 2
+    else:
+        codes = _steps(lines[:, :, None], fmt.bits)
+    by_row = codes.reshape(len(data), -1, LANES, 4).transpose(0, 2, 1, 3).reshape(len(data), LANES, -1)
+    return E2M1[by_row] if fmt.kind == "mxfp" else by_row.astype(np.int8) + np.int8(fmt.least)
+
+
+def _steps(lines: np.ndarray, bits: int) -> np.ndarray:
+    """Takes lines [panels, blocks, lines, 16, 4] apart: uint8 [panels, blocks, steps, 16, 4], with `bits` each."""
+    parts = np.stack([lines >> bits * step & (1 << bits) - 1 for step in range(8 // bits)], axis=3)
+    return parts.reshape(*lines.shape[:2], -1, *lines.shape[3:])
+
+
+def _joined_steps(steps: np.ndarray, bits: int) -> np.ndarray:
+    """Inverts `_steps`."""
+    parts = steps.reshape(*steps.shape[:2], -1, 8 // bits, *steps.shape[3:])
+    return np.bitwise_or.reduce(parts << (bits * np.arange(8 // bits, dtype=np.uint8))[:, None, None], axis=3)
 
 
 def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
@@ -252,6 +273,9 @@ def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     panels, lanes, size = values.shape
     if fmt.bits == 8:
         return values.view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
-    codes = codes_of(values) if fmt.kind == "mxfp" else (values + (0 if fmt.has_zeros else 8)).astype(np.uint8)
-    nibbles = codes.reshape(panels, lanes, size // 8, 2, 4).transpose(0, 2, 3, 1, 4)
-    return nibbles[:, :, 0] | nibbles[:, :, 1] << 4
+    codes = codes_of(values) if fmt.kind == "mxfp" else (values - fmt.least).astype(np.uint8)
+    steps = codes.reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
+    if fmt.bits != 3:
+        return _joined_steps(steps.reshape(panels, -1, 8 // fmt.bits, lanes, 4), fmt.bits)
+    blocks = steps.reshape(panels, -1, 8, lanes, 4)
+    return np.concatenate([_joined_steps(blocks & 3, 2), _joined_steps(blocks >> 2, 1)], axis=2)

@@ -70,16 +70,10 @@ void quantize_group(const tw_quantize_rows_args* a, int64_t row, int64_t i, int6
 
 }  // namespace
 
-extern "C" void tw_quantized_matmul_i8_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I8); }
-extern "C" void tw_quantized_matmul_i4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I4); }
-
-extern "C" void tw_quantized_matmul_mxfp4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_MXFP4); }
-extern "C" void tw_quantized_matmul_u8_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U8); }
-extern "C" void tw_quantized_matmul_u4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U4); }
-extern "C" void tw_quantized_matmul_i8_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I8_F16); }
-extern "C" void tw_quantized_matmul_i4_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I4_F16); }
-extern "C" void tw_quantized_matmul_u8_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U8_F16); }
-extern "C" void tw_quantized_matmul_u4_f16_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_U4_F16); }
+#define TW_SCALAR(dtype, kind, name) \
+  extern "C" void tw_quantized_matmul_##kind##_scalar(const tw_quantized_matmul_args* a) { matmul(a, dtype); }
+TW_FOR_EACH_QUANTIZED(TW_SCALAR)
+#undef TW_SCALAR
 
 extern "C" void tw_quantize_rows_scalar(const tw_quantize_rows_args* a) {
   const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);

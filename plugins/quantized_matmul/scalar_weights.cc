@@ -42,7 +42,7 @@ float nearest(float value, const SearchOf& format, float zero) {
 // Returns the bits that stand for a value less the zero point.
 int code_of(float value, const SearchOf& format, float zero) {
   if (format.values == TW_BYTES) return (uint8_t)((int)value + (format.zeros ? (int)zero - 128 : 0));
-  if (format.values == TW_NIBBLES) return (int)value + (format.zeros ? (int)zero : 8);
+  if (format.values == TW_CODES) return (int)value + (int)(format.zeros ? zero : -format.low);
   const int magnitude = (int)fabsf(value);
   const int code = magnitude <= 4 ? magnitude : magnitude <= 8 ? magnitude / 2 + 2 : magnitude / 4 + 4;
   return value < 0 ? code + 8 : code;
@@ -134,28 +134,37 @@ void search(const GroupOf16& g, Found* found) {
   for (int lane = 0; lane < kLanes; ++lane) {
     found->error[lane] = INFINITY;
     found->scale[lane] = found->zero[lane] = 0.0f;
-    top[lane] = g.format.values == TW_NIBBLES ? largest[lane] / -8.0f
-                : g.format.values == TW_E2M1  ? power_below(fabsf(largest[lane])) / 8.0f
-                                              : fabsf(largest[lane]) / 127.0f;
+    top[lane] = g.format.values == TW_CODES  ? largest[lane] / g.format.low
+                : g.format.values == TW_E2M1 ? power_below(fabsf(largest[lane])) / 8.0f
+                                             : fabsf(largest[lane]) / 127.0f;
   }
   if (g.format.zeros) find_range(g, found->zero, top);
   for (int i = 0; i < g.format.steps; ++i) consider(g, top, g.format.ladder[i], found);
-  if (g.format.values != TW_NIBBLES || g.format.zeros) return;
-  for (int lane = 0; lane < kLanes; ++lane) top[lane] = fabsf(largest[lane]) / 7.0f;
+  if (g.format.values != TW_CODES || g.format.zeros) return;
+  for (int lane = 0; lane < kLanes; ++lane) top[lane] = fabsf(largest[lane]) / g.format.high;
   for (int i = 0; i < g.format.steps; ++i) consider(g, top, g.format.ladder[i], found);
+}
+
+// Puts the bits of element k of a row where layout.h has them. `group` was zeros.
+void put(uint8_t* group, int64_t k, int lane, int bits, int code) {
+  const int64_t step = k / 4;
+  uint8_t* line = group + lane * 4 + k % 4;
+  if (bits == 3) {
+    line += step / 8 * 192;
+    line[128] |= (uint8_t)(code >> 2 << step % 8);
+    line[step % 8 / 4 * 64] |= (uint8_t)((code & 3) << step % 4 * 2);
+  } else {
+    line[step * bits / 8 * 64] |= (uint8_t)(code << step * bits % 8);
+  }
 }
 
 void write_values(const GroupOf16& g, const Found& found, uint8_t* to) {
   float inverse[kLanes];
   invert(found.scale, inverse);
   for (int64_t k = 0; k < g.size; ++k) {
-    const bool bytes = g.format.values == TW_BYTES;
-    uint8_t* line = to + k / (bytes ? 4 : 8) * 64 + k % 4;
     for (int lane = 0; lane < kLanes; ++lane) {
       const float value = nearest(g.x[k][lane] * inverse[lane], g.format, found.zero[lane]);
-      const int code = code_of(value, g.format, found.zero[lane]);
-      uint8_t* byte = line + lane * 4;
-      *byte = (uint8_t)(bytes || k % 8 < 4 ? code : *byte | code << 4);
+      put(to, k, lane, g.format.bits, code_of(value, g.format, found.zero[lane]));
     }
   }
 }

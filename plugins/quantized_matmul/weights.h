@@ -20,7 +20,8 @@ struct Ladder {
   }
 };
 
-constexpr Ladder<8> kInt4Ladder(0.04);
+constexpr Ladder<8> kInt4Ladder(0.04);  // and for 3 bits
+constexpr Ladder<14> kInt2Ladder(0.05);
 constexpr Ladder<3> kInt8Ladder(0.02);
 constexpr Ladder<10> kWholeLadder(0.05);
 constexpr float kPowers[2] = {1.0f, 2.0f};  // of scales that are powers of two
@@ -28,6 +29,7 @@ constexpr float kPowers[2] = {1.0f, 2.0f};  // of scales that are powers of two
 // The format of weights that a search quantizes to.
 struct SearchOf {
   int values;       // a tw_values
+  int bits;         // of a weight
   int narrow;       // a tw_scales; -1: scales are float32 or powers of two, which need no rounding
   bool zeros;       // there are zero points; otherwise they count as 0
   float low, high;  // range of the values before zero points are subtracted
@@ -38,11 +40,16 @@ struct SearchOf {
 inline SearchOf search_of(int dtype, int64_t group) {
   const tw_weight_codec c = tw_codec(dtype);
   const bool zeros = c.zeros != 0;
-  if (c.values == TW_E2M1) return {c.values, -1, false, -12.0f, 12.0f, kPowers, 2};
-  if (group == 0) return {c.values, -1, false, -127.0f, 127.0f, kWholeLadder.step, 10};
-  if (c.values == TW_NIBBLES)
-    return {c.values, c.scales, zeros, zeros ? 0.0f : -8.0f, zeros ? 15.0f : 7.0f, kInt4Ladder.step, 8};
-  return {c.values, c.scales, zeros, zeros ? 0.0f : -127.0f, zeros ? 255.0f : 127.0f, kInt8Ladder.step, 3};
+  if (c.values == TW_E2M1) return {c.values, c.bits, -1, false, -12.0f, 12.0f, kPowers, 2};
+  if (group == 0) return {c.values, c.bits, -1, false, -127.0f, 127.0f, kWholeLadder.step, 10};
+  const float levels = (float)(1 << c.bits);
+  const float low = zeros         ? 0.0f
+                    : c.bits == 8 ? -127.0f
+                                  : -levels / 2,
+              high = zeros ? levels - 1 : levels / 2 - 1;
+  if (c.bits == 2) return {c.values, c.bits, c.scales, zeros, low, high, kInt2Ladder.step, 14};
+  if (c.bits < 8) return {c.values, c.bits, c.scales, zeros, low, high, kInt4Ladder.step, 8};
+  return {c.values, c.bits, c.scales, zeros, low, high, kInt8Ladder.step, 3};
 }
 
 // Writes the scales of the 16 rows of a group as layout.h stores them.

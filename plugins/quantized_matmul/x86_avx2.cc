@@ -1,10 +1,10 @@
 // quantized_matmul, quantize_rows and quantize_weights for AVX2, with the same bits as scalar.cc.
 //
-// vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Nibbles are
-// stored unsigned (w + 8): 32 elements of K, which are 16 products of at most 15 * 127, fit (30480 < 32768).
-// Codes of E2M1 become unsigned by a table (2 w + 12): 16 elements, 8 products of at most 24 * 127, fit. The
-// sums start at minus what the 8 or the 12 adds. Bytes are multiplied as |w| times x with the sign of w; two
-// such products are at most 32258.
+// vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Weights of 4 bits
+// are stored unsigned (w + 8): 32 elements of K, which are 16 products of at most 15 * 127, fit (30480 <
+// 32768). So do 32 of 3 and of 2 bits, which are no larger. Codes of E2M1 become unsigned by a table (2 w +
+// 12): 16 elements, 8 products of at most 24 * 127, fit. The sums start at minus what is added. Bytes are
+// multiplied as |w| times x with the sign of w; two such products are at most 32258.
 #include "plugins/quantized_matmul/x86_rows.h"
 #include "plugins/quantized_matmul/x86_weights.h"
 #include "plugins/quantized_matmul/x86_ymm.h"
@@ -38,7 +38,7 @@ struct Bytes {
         if (R > 1) __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]));
       }
       pin(acc);
-      advance(c, 4);
+      advance(c, 4, 64);
     }
   }
 };
@@ -49,29 +49,12 @@ TW_INLINE __m256i add_pairs(__m256i sum, __m256i x, __m256i w) {
 }
 
 template <int kOf>
-struct Nibbles {
+struct Codes {
   static constexpr int kDtype = kOf;
   static constexpr bool kUnsigned = true;
-  static constexpr int kLines = tw_codec(kOf).values == TW_E2M1 ? 2 : 4;  // whose sums fit 16 bits
-
-  // Sums 8 elements of K for each line in 16 bits.
-  template <int R, int N>
-  static TW_INLINE void sum_pairs(__m256i (&acc)[R][N], Cursor& c, const Group* g) {
-    for (int n = 0; n < kLines; ++n) {
-      multiply(
-          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 0); },
-          [&](int i) TW_ALWAYS { return unsigned_weights<kOf>(low_nibbles(weights(c, g->w_stride, i))); },
-          add_pairs);
-      pin(acc);
-      forget(c);
-      multiply(
-          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 4); },
-          [&](int i) TW_ALWAYS { return unsigned_weights<kOf>(high_nibbles(weights(c, g->w_stride, i))); },
-          add_pairs);
-      pin(acc);
-      advance(c, 8);
-    }
-  }
+  // Steps of 4 elements whose sums fit 16 bits, and the blocks and lines that they take.
+  static constexpr int kSteps = tw_codec(kOf).values == TW_E2M1 ? 4 : 8;
+  static constexpr int kBlocks = kSteps / tw_block_steps(kOf), kLines = kBlocks * tw_block_lines(kOf);
 
   template <int R, int N>
   static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
@@ -83,7 +66,7 @@ struct Nibbles {
         TW_UNROLL
         for (int i = 0; i < N; ++i) pairs[r][i] = _mm256_setzero_si256();
       }
-      sum_pairs(pairs, c, g);
+      for (int block = 0; block < kBlocks; ++block) add_steps<kOf, 0>(pairs, c, g, add_pairs);
       TW_UNROLL
       for (int r = 0; r < R; ++r) {
         TW_UNROLL
@@ -164,7 +147,10 @@ struct WeightsAvx2 : Avx2 {
     return _mm256_and_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)));
   }
   static TW_INLINE Ints integers(Vector v) { return _mm256_cvtps_epi32(v); }
-  static TW_INLINE Ints byte_of(Ints v) { return _mm256_and_si256(v, _mm256_set1_epi32(255)); }
+  // Returns the bits of `mask`, counted from bit `from` on.
+  static TW_INLINE Ints bits_of(Ints v, int from, int mask) {
+    return _mm256_and_si256(_mm256_srli_epi32(v, from), _mm256_set1_epi32(mask));
+  }
   static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
     return _mm256_or_si256(line, _mm256_slli_epi32(v, by));
   }
@@ -173,17 +159,12 @@ struct WeightsAvx2 : Avx2 {
 
 }  // namespace
 
-extern "C" void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args* a) {
-  a->group == 0 ? matmul<Kernels<Bytes<TW_I8>, true>>(a) : matmul<Kernels<Bytes<TW_I8>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Nibbles<TW_I4>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_mxfp4_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Nibbles<TW_MXFP4>>>(a);
-}
+#define TW_AVX2(dtype, kind, name)                                                       \
+  extern "C" void tw_quantized_matmul_##kind##_avx2(const tw_quantized_matmul_args* a) { \
+    run<Bytes, Codes, dtype>(a);                                                         \
+  }
+TW_FOR_EACH_QUANTIZED(TW_AVX2)
+#undef TW_AVX2
 
 extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
   a->x_dtype == TW_BF16 ? quantize_rows(a, quantize_group<TW_BF16>)
@@ -192,28 +173,4 @@ extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
 
 extern "C" void tw_quantize_weights_avx2(const tw_quantize_weights_args* a) {
   quantize_weights<WeightsAvx2>(a);
-}
-
-extern "C" void tw_quantized_matmul_u8_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Bytes<TW_U8>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_u4_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Nibbles<TW_U4>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_i8_f16_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Bytes<TW_I8_F16>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_i4_f16_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Nibbles<TW_I4_F16>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_u8_f16_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Bytes<TW_U8_F16>>>(a);
-}
-
-extern "C" void tw_quantized_matmul_u4_f16_avx2(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Nibbles<TW_U4_F16>>>(a);
 }

@@ -52,7 +52,10 @@ struct WeightsAvx512 : Avx512 {
     return _mm512_and_ps(v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)));
   }
   static TW_INLINE Ints integers(Vector v) { return _mm512_cvtps_epi32(v); }
-  static TW_INLINE Ints byte_of(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi32(255)); }
+  // Returns the bits of `mask`, counted from bit `from` on.
+  static TW_INLINE Ints bits_of(Ints v, int from, int mask) {
+    return _mm512_and_si512(_mm512_srli_epi32(v, (unsigned)from), _mm512_set1_epi32(mask));
+  }
   static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
     return _mm512_or_si512(line, _mm512_slli_epi32(v, by));
   }

@@ -1,10 +1,10 @@
 // Computes R rows times P panels of a quantized matmul in registers of AVX-512 with VNNI, over the whole of
 // K.
 //
-// vpdpbusd multiplies unsigned by signed bytes. Nibbles are stored unsigned (w + 8); bytes become unsigned by
-// flipping the sign bit (w + 128), codes of E2M1 by a table (2 w + 12). This adds 8, 128 or 12 times the sum
-// of x to a sum, so the sum starts at minus that number. With
-// zero points it starts at minus the zero point, made unsigned as the weights, times the sum of x.
+// vpdpbusd multiplies unsigned by signed bytes. Weights of 4, 3 and 2 bits are stored unsigned (w + 8, 4 or
+// 2); bytes become unsigned by flipping the sign bit (w + 128), codes of E2M1 by a table (2 w + 12). This
+// adds so many times the sum of x to a sum, so the sum starts at minus that number. With zero points it
+// starts at minus the zero point, made unsigned as the weights, times the sum of x.
 //
 // The exact sums of a group stay in registers and, where groups have scales of their own, so do the float
 // sums of all groups before. A group then costs one multiplication and one fused multiply-add besides the dot
@@ -70,13 +70,23 @@ TW_INLINE __m512i raised_e2m1() {
   return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
 }
 
-// Returns the unsigned weights in 64 bytes of a panel: for nibbles, of the low or the high half of each byte.
-template <int kDtype, bool kHigh>
+// Returns the unsigned weights of a step of a block, whose first line is at `w`.
+template <int kDtype, int kStep>
 TW_INLINE __m512i unsigned_weights(const char* w) {
-  const __m512i bytes = _mm512_loadu_si512(w);
-  if (tw_codec(kDtype).bits == 8) return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
-  const __m512i codes = _mm512_and_si512(kHigh ? _mm512_srli_epi32(bytes, 4) : bytes, _mm512_set1_epi8(15));
-  return tw_codec(kDtype).values == TW_E2M1 ? _mm512_shuffle_epi8(raised_e2m1(), codes) : codes;
+  constexpr tw_weight_codec kCodec = tw_codec(kDtype);
+  if constexpr (kCodec.bits == 8) {
+    return _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8((char)0x80));
+  } else if constexpr (kCodec.bits == 3) {
+    const __m512i low = _mm512_srli_epi32(_mm512_loadu_si512(w + kStep / 4 * 64), kStep % 4 * 2);
+    const __m512i line = _mm512_loadu_si512(w + 128);
+    const __m512i upper = kStep < 2 ? _mm512_slli_epi32(line, 2 - kStep) : _mm512_srli_epi32(line, kStep - 2);
+    const __m512i bit = _mm512_and_si512(upper, _mm512_set1_epi8(4));
+    return _mm512_ternarylogic_epi32(low, _mm512_set1_epi8(3), bit, 0xea);  // (low & 3) | bit
+  } else {
+    const __m512i bytes = _mm512_srli_epi32(_mm512_loadu_si512(w), kStep * kCodec.bits);
+    const __m512i codes = _mm512_and_si512(bytes, _mm512_set1_epi8((1 << kCodec.bits) - 1));
+    return kCodec.values == TW_E2M1 ? _mm512_shuffle_epi8(raised_e2m1(), codes) : codes;
+  }
 }
 
 // Returns the 16 scales of a group.
@@ -91,18 +101,23 @@ TW_INLINE __m512 group_scales(const char* scales) {
   return tw_bf16_to_f32_avx512(_mm256_loadu_si256((const __m256i*)scales));
 }
 
-template <int kDtype, bool kHigh, int R, int P>
-TW_INLINE void step(__m512i (&acc)[R][P], const Cursors<R, P>& at, const Tile& t) {
+// Adds the products of a block's steps from kStep on.
+template <int kDtype, int kStep, int R, int P>
+TW_INLINE void add_steps(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t) {
   __m512i w[P];
   TW_UNROLL
-  for (int p = 0; p < P; ++p) w[p] = unsigned_weights<kDtype, kHigh>(at.w[p / 3] + p % 3 * t.w_stride);
+  for (int p = 0; p < P; ++p) w[p] = unsigned_weights<kDtype, kStep>(at.w[p / 3] + p % 3 * t.w_stride);
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     int32_t bits;
-    memcpy(&bits, at.x[r / 3] + r % 3 * t.x_stride + (kHigh ? 4 : 0), sizeof bits);
+    memcpy(&bits, at.x[r / 3] + r % 3 * t.x_stride + kStep * 4, sizeof bits);
     const __m512i x = _mm512_set1_epi32(bits);
     TW_UNROLL
     for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], w[p], x);
+  }
+  if constexpr (kStep + 1 < tw_block_steps(kDtype)) {
+    at.forget();
+    add_steps<kDtype, kStep + 1>(acc, at, t);
   }
 }
 
@@ -135,29 +150,29 @@ TW_INLINE void start_sums_at_zeros(__m512i (&acc)[R][P], const int32_t* x_sum, c
 // Adds the exact sums of one group, and moves the cursors behind the group.
 template <int kDtype, int R, int P>
 TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t) {
-  int64_t line = t.lines;
+  constexpr int kLines = tw_block_lines(kDtype);
+  int64_t lines = t.lines;
   do {
     // A panel may be as short as two pages, and end before the processor's own prefetch has started. So the
     // next panels are fetched into the L2 cache, and the next lines of these panels into the L1 cache.
     const char *ahead = at.w[0] + t.ahead, *near = at.w[0] + kNearBytes;
     TW_UNROLL
     for (int p = 0; p < P; ++p) {
-      _mm_prefetch(ahead + p * t.w_stride, _MM_HINT_T1);
-      _mm_prefetch(near + p * t.w_stride, _MM_HINT_T0);
+      TW_UNROLL
+      for (int i = 0; i < kLines; ++i) {
+        _mm_prefetch(ahead + p * t.w_stride + i * 64, _MM_HINT_T1);
+        _mm_prefetch(near + p * t.w_stride + i * 64, _MM_HINT_T0);
+      }
     }
-    step<kDtype, false>(acc, at, t);
-    if (tw_codec(kDtype).bits == 4) {
-      at.forget();
-      step<kDtype, true>(acc, at, t);
-    }
+    add_steps<kDtype, 0>(acc, at, t);
     // Sums that are not pinned here go to memory, because the compiler sees more live values than registers.
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
       TW_UNROLL
       for (int p = 0; p < P; ++p) __asm__("" : "+v"(acc[r][p]));
     }
-    at.advance(32 / tw_codec(kDtype).bits, 64);
-  } while (--line > 0);
+    at.advance(tw_block_steps(kDtype) * 4, kLines * 64);
+  } while ((lines -= kLines) > 0);
 }
 
 template <int R, int P>

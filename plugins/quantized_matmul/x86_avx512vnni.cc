@@ -101,38 +101,9 @@ void matmul(const tw_quantized_matmul_args* args, int dtype) {
 
 }  // namespace
 
-extern "C" void tw_quantized_matmul_i8_avx512vnni(const tw_quantized_matmul_args* a) {
-  a->group == 0 ? matmul<Whole>(a, TW_I8) : matmul<Grouped<TW_I8>>(a, TW_I8);
-}
-
-extern "C" void tw_quantized_matmul_i4_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_I4>>(a, TW_I4);
-}
-
-extern "C" void tw_quantized_matmul_mxfp4_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_MXFP4>>(a, TW_MXFP4);
-}
-
-extern "C" void tw_quantized_matmul_u8_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_U8>>(a, TW_U8);
-}
-
-extern "C" void tw_quantized_matmul_u4_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_U4>>(a, TW_U4);
-}
-
-extern "C" void tw_quantized_matmul_i8_f16_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_I8_F16>>(a, TW_I8_F16);
-}
-
-extern "C" void tw_quantized_matmul_i4_f16_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_I4_F16>>(a, TW_I4_F16);
-}
-
-extern "C" void tw_quantized_matmul_u8_f16_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_U8_F16>>(a, TW_U8_F16);
-}
-
-extern "C" void tw_quantized_matmul_u4_f16_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Grouped<TW_U4_F16>>(a, TW_U4_F16);
-}
+#define TW_AVX512VNNI(dtype, kind, name)                                                                  \
+  extern "C" void tw_quantized_matmul_##kind##_avx512vnni(const tw_quantized_matmul_args* a) {            \
+    tw_quantizes(dtype, 0) && a->group == 0 ? matmul<Whole>(a, dtype) : matmul<Grouped<dtype>>(a, dtype); \
+  }
+TW_FOR_EACH_QUANTIZED(TW_AVX512VNNI)
+#undef TW_AVX512VNNI

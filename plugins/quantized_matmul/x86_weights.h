@@ -2,7 +2,7 @@
 //
 // Lanes are rows, as in scalar_weights.cc: a group is first laid out as [elements][16], and a vector goes
 // through it for every scale that is tried. `Set` is Avx2 or Avx512 with functions for integers: Ints,
-// narrow, narrow_f16, power_below, integers, byte_of, shifted_or and put.
+// narrow, narrow_f16, power_below, integers, bits_of, shifted_or and put.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 
@@ -59,8 +59,8 @@ void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, floa
 }
 
 // The search for the scales of one group, for as many rows as a vector has lanes. kValues: a tw_values.
-// kZeros: whether weights have zero points.
-template <class Set, int kValues, bool kZeros>
+// kBits: of a weight. kZeros: whether weights have zero points.
+template <class Set, int kValues, int kBits, bool kZeros>
 struct Search {
   using Vector = typename Set::Vector;
 
@@ -102,9 +102,9 @@ struct Search {
   TW_INLINE typename Set::Ints code_of(Vector v) const {
     if (kValues == TW_BYTES) {
       const Vector stored = kZeros ? Set::sub(Set::add(v, zero), Set::all(128.0f)) : v;
-      return Set::byte_of(Set::integers(stored));
+      return Set::bits_of(Set::integers(stored), 0, 255);
     }
-    if (kValues == TW_NIBBLES) return Set::integers(Set::add(v, kZeros ? zero : Set::all(8.0f)));
+    if (kValues == TW_CODES) return Set::integers(kZeros ? Set::add(v, zero) : Set::sub(v, low));
     const Vector size = Set::abs(v), four = Set::all(4.0f), eight = Set::all(8.0f);
     const Vector middle = Set::add(Set::mul(size, Set::all(0.5f)), Set::all(2.0f));
     const Vector large = Set::add(Set::mul(size, Set::all(0.25f)), four);
@@ -164,8 +164,8 @@ struct Search {
     const Vector magnitude = Set::abs(largest);
     if (kValues == TW_BYTES) return try_ladder(Set::div(magnitude, Set::all(127.0f)));
     if (kValues == TW_E2M1) return try_ladder(Set::div(Set::power_below(magnitude), Set::all(8.0f)));
-    try_ladder(Set::div(largest, Set::all(-8.0f)));
-    try_ladder(Set::div(magnitude, Set::all(7.0f)));
+    try_ladder(Set::div(largest, low));
+    try_ladder(Set::div(magnitude, high));
   }
 
   // Stretches the range of values, 0 included, over the format's, and keeps the zero point.
@@ -179,27 +179,39 @@ struct Search {
 
   // `to` is the place of the first row's bytes in the first line.
   void write(char* to) const {
-    constexpr int kStep = kValues == TW_BYTES ? 4 : 8;  // elements per line
+    constexpr int kElements = kBits == 3 ? 16 : 32 / kBits;  // of a line
     const Vector inverse = inverse_of(scale);
-    for (int64_t k = 0; k < size; k += kStep, to += 64) {
+    const typename Set::Ints none_yet = {};
+    typename Set::Ints upper = none_yet;
+    for (int64_t k = 0; k < size; k += kElements, to += 64) {
       typename Set::Ints line = {};
       TW_UNROLL
-      for (int e = 0; e < kStep; ++e) {
+      for (int e = 0; e < kElements; ++e) {
         const auto code = code_of(value_of(Set::mul(at(k + e), inverse)));
-        line = Set::shifted_or(line, code, e % 4 * 8 + e / 4 * 4);
+        if (kBits == 3) {
+          line = Set::shifted_or(line, Set::bits_of(code, 0, 3), e % 4 * 8 + e / 4 * 2);
+          upper = Set::shifted_or(upper, Set::bits_of(code, 2, 1), (int)(e % 4 * 8 + e / 4 + k % 32 / 4));
+        } else {
+          line = Set::shifted_or(line, code, e % 4 * 8 + e / 4 * kBits);
+        }
       }
       Set::put(to, line);
+      if (kBits == 3 && k % 32 == 16) {
+        to += 64;
+        Set::put(to, upper);
+        upper = none_yet;
+      }
     }
   }
 };
 
-template <class Set, int kValues, bool kZeros>
+template <class Set, int kValues, int kBits, bool kZeros>
 void quantize_panel_group(const tw_quantize_weights_args* a, int64_t i, int64_t size,
                           const SearchOf& format) {
   float error[TW_LANES], weight[TW_LANES], none[TW_LANES], scale[TW_LANES], zero[TW_LANES];
   char* values = (char*)a->panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i);
   for (int lane = 0; lane < TW_LANES; lane += Set::kLanes) {
-    Search<Set, kValues, kZeros> search;
+    Search<Set, kValues, kBits, kZeros> search;
     search.x = a->x + lane, search.size = size, search.format = format;
     search.run();
     search.write(values + lane * 4);
@@ -219,26 +231,35 @@ void quantize_panel_group(const tw_quantize_weights_args* a, int64_t i, int64_t 
                (char*)a->panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i));
 }
 
-template <class Set, int kValues, bool kZeros>
+template <class Set, int kValues, int kBits, bool kZeros>
 void quantize_panel(const tw_quantize_weights_args* a) {
   const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);
   const SearchOf format = search_of(a->dtype, a->group);
   for (int64_t i = 0; i < groups; ++i) {
     gather(a, i * size, size, a->x);
-    quantize_panel_group<Set, kValues, kZeros>(a, i, size, format);
+    quantize_panel_group<Set, kValues, kBits, kZeros>(a, i, size, format);
   }
+}
+
+template <class Set, int kValues, int kBits>
+void quantize_values(const tw_quantize_weights_args* a) {
+  tw_codec(a->dtype).zeros != 0 ? quantize_panel<Set, kValues, kBits, true>(a)
+                                : quantize_panel<Set, kValues, kBits, false>(a);
 }
 
 template <class Set>
 void quantize_weights(const tw_quantize_weights_args* a) {
-  const bool zeros = tw_codec(a->dtype).zeros != 0;
-  switch (tw_codec(a->dtype).values) {
-    case TW_NIBBLES:
-      return zeros ? quantize_panel<Set, TW_NIBBLES, true>(a) : quantize_panel<Set, TW_NIBBLES, false>(a);
-    case TW_E2M1:
-      return quantize_panel<Set, TW_E2M1, false>(a);
+  const tw_weight_codec c = tw_codec(a->dtype);
+  if (c.values == TW_E2M1) return quantize_panel<Set, TW_E2M1, 4, false>(a);
+  switch (c.bits) {
+    case 2:
+      return quantize_values<Set, TW_CODES, 2>(a);
+    case 3:
+      return quantize_values<Set, TW_CODES, 3>(a);
+    case 4:
+      return quantize_values<Set, TW_CODES, 4>(a);
     default:
-      return zeros ? quantize_panel<Set, TW_BYTES, true>(a) : quantize_panel<Set, TW_BYTES, false>(a);
+      return quantize_values<Set, TW_BYTES, 8>(a);
   }
 }
 

@@ -19,28 +19,37 @@ TW_INLINE __m256i elements(const Cursor& c, int64_t x_stride, int r, int at) {
   return _mm256_set1_epi32(bits);
 }
 
-// Returns the i-th half line of weights, which is of panel i / 2.
-TW_INLINE __m256i weights(const Cursor& c, int64_t w_stride, int i) {
-  return _mm256_loadu_si256((const __m256i*)(c.w[i / 6] + i / 2 % 3 * w_stride + i % 2 * 32));
+// Returns the i-th half of a line of weights, which is of panel i / 2. line: counted from the cursor on.
+TW_INLINE __m256i weights(const Cursor& c, int64_t w_stride, int i, int line = 0) {
+  return _mm256_loadu_si256((const __m256i*)(c.w[i / 6] + i / 2 % 3 * w_stride + line * 64 + i % 2 * 32));
 }
 
-TW_INLINE __m256i low_nibbles(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
-TW_INLINE __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi32(bytes, 4)); }
-
-// Returns the unsigned weights of nibbles: as they are stored, or for E2M1 twice the number plus 12.
-template <int kDtype>
-TW_INLINE __m256i unsigned_weights(__m256i nibbles) {
-  if (tw_codec(kDtype).values != TW_E2M1) return nibbles;
-  const __m128i raised = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(raised), nibbles);
+// Returns the unsigned weights of a step of a block, of 4 bits and fewer: as they are stored, or for E2M1
+// twice the number plus 12. i: as for weights().
+template <int kDtype, int kStep>
+TW_INLINE __m256i unsigned_weights(const Cursor& c, int64_t w_stride, int i) {
+  constexpr tw_weight_codec kCodec = tw_codec(kDtype);
+  if constexpr (kCodec.bits == 3) {
+    const __m256i low = _mm256_srli_epi32(weights(c, w_stride, i, kStep / 4), kStep % 4 * 2);
+    const __m256i line = weights(c, w_stride, i, 2);
+    const __m256i upper = kStep < 2 ? _mm256_slli_epi32(line, 2 - kStep) : _mm256_srli_epi32(line, kStep - 2);
+    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(3)),
+                           _mm256_and_si256(upper, _mm256_set1_epi8(4)));
+  } else {
+    const __m256i bytes = _mm256_srli_epi32(weights(c, w_stride, i), kStep * kCodec.bits);
+    const __m256i codes = _mm256_and_si256(bytes, _mm256_set1_epi8((1 << kCodec.bits) - 1));
+    if (kCodec.values != TW_E2M1) return codes;
+    const __m128i raised = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(raised), codes);
+  }
 }
 
 TW_INLINE Cursor cursor_of(const Group* g) {
   return {{g->x, g->x + 3 * g->x_stride}, {g->w, g->w + 3 * g->w_stride}};
 }
 
-TW_INLINE void advance(Cursor& c, int64_t elements) {
-  for (int i = 0; i < 2; ++i) c.x[i] += elements, c.w[i] += 64;
+TW_INLINE void advance(Cursor& c, int64_t elements, int64_t bytes) {
+  for (int i = 0; i < 2; ++i) c.x[i] += elements, c.w[i] += bytes;
   __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]), "+r"(c.w[0]), "+r"(c.w[1]));
 }
 
@@ -82,6 +91,22 @@ TW_INLINE void multiply(__m256i (&acc)[R][N], X x, W w, Add add) {
       TW_UNROLL
       for (int i = 0; i < N; ++i) acc[r][i] = add(acc[r][i], row, value[i]);
     }
+  }
+}
+
+// Adds the products of the steps of a block from kStep on, for weights of 4 bits and fewer, and moves the
+// cursor behind the block.
+template <int kDtype, int kStep, int R, int N, typename Add>
+TW_INLINE void add_steps(__m256i (&acc)[R][N], Cursor& c, const Group* g, Add add) {
+  multiply(
+      acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, kStep * 4); },
+      [&](int i) TW_ALWAYS { return unsigned_weights<kDtype, kStep>(c, g->w_stride, i); }, add);
+  pin(acc);
+  if constexpr (kStep + 1 < tw_block_steps(kDtype)) {
+    forget(c);
+    add_steps<kDtype, kStep + 1>(acc, c, g, add);
+  } else {
+    advance(c, tw_block_steps(kDtype) * 4, tw_block_lines(kDtype) * 64);
   }
 }
 
@@ -186,6 +211,18 @@ struct Kernels {
     for (int64_t r = 0; r < rows; ++r) finish_row(args, row + r, panel, panels, sum + r * kUnit * kLanes);
   }
 };
+
+// Computes a call. Bytes and Codes: the `Dot` of weights of 8 bits, and of fewer.
+template <template <int> class Bytes, template <int> class Codes, int kDtype>
+void run(const tw_quantized_matmul_args* a) {
+  if constexpr (tw_codec(kDtype).values != TW_BYTES) {
+    matmul<Kernels<Codes<kDtype>>>(a);
+  } else if constexpr (tw_quantizes(kDtype, 0)) {
+    a->group == 0 ? matmul<Kernels<Bytes<kDtype>, true>>(a) : matmul<Kernels<Bytes<kDtype>>>(a);
+  } else {
+    matmul<Kernels<Bytes<kDtype>>>(a);
+  }
+}
 
 }  // namespace
 

@@ -66,6 +66,7 @@ HELD = [
     ("ct-w8a8", "uint8:g64"),
     ("ct-int4-zeros", "uint4:g32:fp16"),
     ("ct-int4-zeros", "int8:g32:fp16"),
+    ("ct-int3-rows", "uint3:g32"),
 ]
 
 
@@ -83,7 +84,9 @@ def test_codes_are_kept(folder, name):
         ("gptq-4", "int4:g32:fp16"),
         ("gptq-8", "uint8:g32:fp16"),
         ("gptq-3", "uint4:g32:fp16"),
+        ("gptq-3", "uint3:g32:fp16"),
         ("gptq-2-v2", "uint4:g32:fp16"),
+        ("gptq-2-v2", "uint2:g32:fp16"),
         ("awq-4", "uint4:g32:fp16"),
         ("awq-4", "uint8:g32:fp16"),
     ],

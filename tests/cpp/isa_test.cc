@@ -83,10 +83,11 @@ struct Quantized {
   }
 };
 
-constexpr Quantized kFormats[] = {{TW_I4, 32},      {TW_I4, 64},      {TW_I4, 128},   {TW_I8, 32},
-                                  {TW_I8, 64},      {TW_I8, 128},     {TW_I8, 0},     {TW_MXFP4, 32},
-                                  {TW_U8, 64},      {TW_U4, 32},      {TW_U4, 128},   {TW_I8_F16, 32},
-                                  {TW_I4_F16, 128}, {TW_U8_F16, 128}, {TW_U4_F16, 64}};
+constexpr Quantized kFormats[] = {
+    {TW_I4, 32},      {TW_I4, 64},      {TW_I4, 128},     {TW_I8, 32},     {TW_I8, 64},     {TW_I8, 128},
+    {TW_I8, 0},       {TW_MXFP4, 32},   {TW_U8, 64},      {TW_U4, 32},     {TW_U4, 128},    {TW_I8_F16, 32},
+    {TW_I4_F16, 128}, {TW_U8_F16, 128}, {TW_U4_F16, 64},  {TW_I3, 32},     {TW_U3_F16, 64}, {TW_I2, 64},
+    {TW_U2, 32},      {TW_U3, 128},     {TW_I2_F16, 128}, {TW_I3_F16, 32}, {TW_U2_F16, 32}};
 
 // Activations [rows, k] as the kernel `fn` quantizes them; buffers of exactly the needed size.
 struct QuantizedRows {
@@ -211,7 +212,7 @@ TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
   CpuFeatures features;
   features.avx2 = features.fma = features.avx512 = true;
   constexpr std::pair<int, const char*> kKinds[] = {
-      {TW_I8, "i8"}, {TW_I4, "i4"}, {TW_MXFP4, "mxfp4"}, {TW_U4_F16, "u4_f16"}};
+      {TW_I8, "i8"}, {TW_I4, "i4"}, {TW_MXFP4, "mxfp4"}, {TW_U4_F16, "u4_f16"}, {TW_I3, "i3"}};
   for (const auto& [dtype, kind] : kKinds) {
     const std::string name = std::string("quantized_matmul_") + kind + "_";
     std::string refused;

@@ -30,8 +30,9 @@ TW_TEST(quantized_matrices_are_taken) {
   for (uint32_t group : {0u, 32u, 64u, 128u}) {
     TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, TW_I8, group); }), std::string());
     if (group == 0) continue;
-    for (int dtype :
-         {int{TW_I4}, int{TW_U8}, int{TW_U4}, int{TW_I8_F16}, int{TW_I4_F16}, int{TW_U8_F16}, int{TW_U4_F16}})
+    for (int dtype : {int{TW_I4}, int{TW_U8}, int{TW_U4}, int{TW_I8_F16}, int{TW_I4_F16}, int{TW_U8_F16},
+                      int{TW_U4_F16}, int{TW_I3}, int{TW_I2}, int{TW_U3}, int{TW_U2}, int{TW_I3_F16},
+                      int{TW_I2_F16}, int{TW_U3_F16}, int{TW_U2_F16}})
       TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, static_cast<uint32_t>(dtype), group); }),
                   std::string());
   }
@@ -53,7 +54,7 @@ TW_TEST(quantized_faults_are_named) {
              "group 0 is unknown for layout 2 and dtype 4");
   check_says(fault(TW_U8, 32, [](auto&, I&, W& w) { w.group = 0; }),
              "group 0 is unknown for layout 2 and dtype 6");
-  check_says(fault(TW_U4_F16, 32, [](auto&, I&, W& w) { w.dtype += 1; }), "dtype 12 is unknown for layout 2");
+  check_says(fault(TW_U2_F16, 32, [](auto&, I&, W& w) { w.dtype += 1; }), "dtype 20 is unknown for layout 2");
   check_says(fault(TW_MXFP4, 32, [](auto&, I&, W& w) { w.group = 64; }),
              "group 64 is unknown for layout 2 and dtype 5");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.group = 16; }),

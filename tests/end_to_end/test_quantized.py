@@ -49,6 +49,7 @@ class TestNumbers:
         ("variant", "spec"),
         [(v, s) for v in ("llama", "qwen2", "gemma2", "gpt2", "mixtral") for s in (*FORMATS, *MIXED)]
         + [("llama", spec) for spec in ("mxfp4", "uint4", "uint4:g128:fp16,embedding=uint8,lm_head=int4:fp16")]
+        + [("llama", "int3,lm_head=uint3:g64"), ("mixtral", "uint2:g64:fp16,embedding=uint3:g128,lm_head=int2")]
         + [("mixtral", "mxfp4"), ("mixtral", "uint4:g64")]
         + [("deepseek_v3_dense", spec) for spec in ("int4", "int8:g64", "w8a8")]
         + [
@@ -102,6 +103,7 @@ class TestSameBits:
         [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8")]
         + [("mixtral", spec) for spec in ("int4", "int8:g64", "none,lm_head=int8")]
         + [("llama", spec) for spec in ("mxfp4", "uint4", "uint4:g128:fp16,embedding=uint8,lm_head=int4:fp16")]
+        + [("llama", "int3,lm_head=uint3:g64"), ("mixtral", "uint2:g64:fp16,embedding=uint3:g128,lm_head=int2")]
         + [("mixtral", "mxfp4"), ("mixtral", "uint4:g64")]
         + [("deepseek_v3_dense", spec) for spec in ("int4", "none,lm_head=int8")]
         + [("qwen3_5_text", "int4"), ("granitemoehybrid_experts", "w8a8")],

@@ -20,7 +20,8 @@ from tensorwright.errors import InvalidOptionError
 
 NAMES = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
-    "uint4:g32", "uint8:g128", "int4:g64:fp16", "uint4:g128:fp16", "mxfp4", "w8a8", "fp8",
+    "uint4:g32", "uint8:g128", "int4:g64:fp16", "uint4:g128:fp16", "int3:g32",
+    "uint2:g64:fp16", "mxfp4", "w8a8", "fp8",
 )  # fmt: skip
 
 
@@ -42,8 +43,8 @@ def test_formats_differ_in_what_they_store() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "int5", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g32", "mxfp4:g32", "", "INT4", "none", "uint4:",
-        "int4:fp16:g32",
+        "int5", "int1", "uint6", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g32", "mxfp4:g32", "", "INT4", "none",
+        "uint4:", "int4:fp16:g32",
     ],
 )  # fmt: skip
 def test_unknown_formats_are_refused(text: str) -> None:

@@ -110,9 +110,8 @@ class TestQuantizeRows:
         q, scale, total = quantize_rows(x, fmt, index)
         assert same_bits(q, want.values.reshape(4, -1))
         assert same_bits(scale.T, want.scales)
-        factor = {"int4": -8, "int8": -128, "mxfp4": -12, "uint4": -1, "uint8": -1}[
-            fmt.dtype
-        ]  # what unsigned weights have too much
+        # What unsigned weights have too much.
+        factor = -1 if fmt.has_zeros else {"int4": -8, "int3": -4, "int2": -2, "int8": -128, "mxfp4": -12}[fmt.dtype]
         assert same_bits(total.T, factor * want.values.astype(np.int32).sum(axis=-1, dtype=np.int32))
 
     def test_bfloat16_and_strides(self, name: str, index: int) -> None:

@@ -17,7 +17,7 @@ from tensorwright.runtime import _runtime, _testing
 NAMES = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
     "uint4:g32", "uint4:g128", "uint8:g64", "int4:g64:fp16", "int8:g128:fp16", "uint4:g64:fp16",
-    "uint8:g32:fp16", "mxfp4", "w8a8",
+    "uint8:g32:fp16", "int3:g32", "uint3:g64:fp16", "int2:g128:fp16", "uint2:g32", "mxfp4", "w8a8",
 )  # fmt: skip
 SCALAR = -1
 

@@ -44,10 +44,10 @@ ENGINES_OWN = At(AS_BUILT, default=None)
 """How `rebuild` shows an option whose value it takes from the engine."""
 
 _SPEC = (
-    f"Quantize the weights: int4, int8, uint4, uint8 (in groups of {DEFAULT_GROUP} along K; int4:g64, int8:g128 name "
-    f"others: {', '.join(map(str, GROUPS))}), mxfp4 or w8a8 (one scale per output row, one per token). Embedding and "
-    "lm_head follow, or have a FORMAT or none of their own: int4:g64,lm_head=int8,embedding=none. So may weights, by "
-    "patterns of their names: int4,model.layers.0.*=int8. See "
+    "Quantize the weights: int2, int3, int4, int8, with zero points uint2, uint3, uint4, uint8 (in groups of "
+    f"{DEFAULT_GROUP} along K; int4:g64, int8:g128 name others: {', '.join(map(str, GROUPS))}), mxfp4 or w8a8 (one "
+    "scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their own: "
+    "int4:g64,lm_head=int8,embedding=none. So may weights, by patterns of their names: int4,model.layers.0.*=int8. See "
     "docs/quantization.md. [default: none, all in --dtype]"
 )
 _LIMIT = whole_number(f"a whole number from 1 to {MAX_STEP_TOKENS}", high=MAX_STEP_TOKENS)
