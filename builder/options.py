@@ -48,7 +48,7 @@ class BuildOptions(BuildFields):
                 "say quantize"
             )
         spec = self.quantize_spec
-        if self.calibrate != "none" and spec is not None and all(fmt.kind != "int" for fmt in spec.formats):
+        if self.calibrate != "none" and spec is not None and not any(fmt.has_codes for fmt in spec.formats):
             raise InvalidOptionError(
                 f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={spec.summary!r} has "
                 "them; quantize to int4, int8 or w8a8, or say calibrate none"

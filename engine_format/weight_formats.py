@@ -93,6 +93,11 @@ class WeightFormat:
         return self.kind == "uint"
 
     @property
+    def has_codes(self) -> bool:
+        """Whether weights are whole numbers times scales."""
+        return self.kind in ("int", "uint")
+
+    @property
     def largest(self) -> int:
         """The magnitude of the largest positive value. For mxfp4 it is that of the doubled values."""
         if self.kind == "fp":

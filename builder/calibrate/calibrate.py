@@ -55,7 +55,7 @@ def calibrated_nodes(graph: Graph) -> list[Node]:
     return [
         node
         for node in graph.find("quantized_linear")
-        if node.operand(1).producer.op == "weight" and node.attrs["format"].kind == "int"
+        if node.operand(1).producer.op == "weight" and node.attrs["format"].has_codes
     ]
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from tensorwright.builder.calibrate.chosen_codes import ChosenCodes, ChosenPanels
-from tensorwright.builder.calibrate.gptq import choose_codes, factorise
-from tensorwright.builder.emit.quantized_weights import PackedPanels
+from tensorwright.builder.calibrate.gptq import Factor, choose_codes, factorise
+from tensorwright.builder.calibrate.refine import refined
 from tensorwright.builder.measure.streamed_weights import StreamedMatrices, StreamedWeights, parts_of, stored
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.ir.graph import Node, Value
@@ -26,7 +26,6 @@ from tensorwright.plugins.quantized_matmul.quantize import (
     dequantized,
     in_groups,
     quantize_activations,
-    unpack,
 )
 
 _ROUNDED_ROWS = 1024
@@ -52,7 +51,6 @@ class CalibratingWeights:
         self._waiting = {(stored(node.operand(1)), node.attrs["format"]) for node in nodes}
         self._last = nodes[-1]
         self._streamed = StreamedWeights(source, ChosenPanels(codes, source))
-        self._nearest = PackedPanels(source)
 
     @contextmanager
     def running(self) -> Iterator[CalibratingWeights]:
@@ -82,18 +80,24 @@ class CalibratingWeights:
 
     def _calibrate(self, expr: WeightExpr, fmt: WeightFormat, x: np.ndarray) -> None:
         rows, k = expr.shape(self._source)
-        factor = factorise(second_moments(x, fmt))
+        factor = factorise(second_moments(x, fmt), fmt)
         self._codes.reserve(expr, fmt, rows, k)
 
         def choose(part: tuple[int, int]) -> None:
             start, end = part
             w = self._streamed.rows(expr, start, end).numpy()
-            scales = unpack(self._nearest.panels(expr, fmt, start, end), fmt, end - start, k).scales
-            codes = in_groups(choose_codes(w, scales, fmt, factor), fmt).astype(np.int8)
-            self._codes.write(expr, fmt, start, Quantized(codes, scales))
+            self._codes.write(expr, fmt, start, choose_quantized(w, fmt, factor))
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(choose, parts_of([rows], k)))
+
+
+def choose_quantized(w: np.ndarray, fmt: WeightFormat, factor: Factor) -> Quantized:
+    """Returns scales, zero points and codes for weights w, float32 [R, K], by the inputs of `factor`."""
+    chosen = choose_codes(w, fmt, factor)
+    better = refined(w, chosen, fmt, factor.moments)
+    values = in_groups(better.codes.astype(np.float32), fmt).astype(fmt.values_dtype)
+    return Quantized(values, better.scales, None if better.zeros is None else better.zeros.astype(np.uint8))
 
 
 def second_moments(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:

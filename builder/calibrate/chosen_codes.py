@@ -19,7 +19,8 @@ from tensorwright.plugins.quantized_matmul.quantize import Quantized, pack
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the codes of a matrix begin in the file, and its size. The scales of all rows follow the codes."""
+    """Where the codes of a matrix begin in the file, and its size. The scales of all rows follow the codes, and then
+    come the zero points of a format that has them."""
 
     offset: int
     rows: int
@@ -56,28 +57,36 @@ class ChosenCodes:
     def reserve(self, expr: WeightExpr, fmt: WeightFormat, rows: int, k: int) -> None:
         """Makes room for a matrix [rows, k]. Its rows must all be written before one of them is read."""
         self._places[expr, fmt] = _Place(self._end, rows, k)
-        self._end += rows * (_code_bytes(fmt, k) + _scale_bytes(fmt, k))
+        self._end += rows * (_code_bytes(fmt, k) + _scale_bytes(fmt, k) + _zero_bytes(fmt, k))
 
     def write(self, expr: WeightExpr, fmt: WeightFormat, start: int, rows: Quantized) -> None:
         """Writes rows [start, start + len(rows.values)). Any thread may."""
         place = self._places[expr, fmt]
-        codes, scales = self._offsets(place, fmt, start)
-        self._write(np.ascontiguousarray(rows.values, np.int8), codes)
+        codes, scales, zeros = self._offsets(place, fmt, start)
+        values = rows.values if rows.zeros is None else (rows.values + rows.zeros[..., None]).astype(np.uint8)
+        self._write(np.ascontiguousarray(values).view(np.int8), codes)
         self._write(np.ascontiguousarray(rows.scales, np.float32), scales)
+        if rows.zeros is not None:
+            self._write(np.ascontiguousarray(rows.zeros, np.uint8), zeros)
 
     def quantized(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> Quantized:
         """Returns rows [start, end)."""
         place = self._places[expr, fmt]
-        codes, scales = self._offsets(place, fmt, start)
+        codes, scales, zeros = self._offsets(place, fmt, start)
         count, groups = end - start, fmt.groups(place.k)
-        values = np.frombuffer(self._read(count * _code_bytes(fmt, place.k), codes), np.int8)
+        values = np.frombuffer(self._read(count * _code_bytes(fmt, place.k), codes), np.int8).reshape(count, groups, -1)
         factors = np.frombuffer(self._read(count * _scale_bytes(fmt, place.k), scales), np.float32)
-        return Quantized(values.reshape(count, groups, -1), factors.reshape(count, groups))
+        if not fmt.has_zeros:
+            return Quantized(values, factors.reshape(count, groups))
+        points = np.frombuffer(self._read(count * _zero_bytes(fmt, place.k), zeros), np.uint8).reshape(count, groups)
+        less = values.view(np.uint8).astype(np.int16) - points[..., None]
+        return Quantized(less.astype(fmt.values_dtype), factors.reshape(count, groups), points)
 
-    def _offsets(self, place: _Place, fmt: WeightFormat, row: int) -> tuple[int, int]:
-        """Returns the offsets of a row's codes and of its scales."""
-        codes, scales = _code_bytes(fmt, place.k), _scale_bytes(fmt, place.k)
-        return place.offset + row * codes, place.offset + place.rows * codes + row * scales
+    def _offsets(self, place: _Place, fmt: WeightFormat, row: int) -> tuple[int, int, int]:
+        """Returns the offsets of a row's codes, of its scales and of its zero points."""
+        codes, scales, zeros = (size(fmt, place.k) for size in (_code_bytes, _scale_bytes, _zero_bytes))
+        all_codes = place.offset + place.rows * codes
+        return place.offset + row * codes, all_codes + row * scales, all_codes + place.rows * scales + row * zeros
 
     def _write(self, data: np.ndarray, offset: int) -> None:
         rest = data.data.cast("B")
@@ -121,3 +130,7 @@ def _code_bytes(fmt: WeightFormat, k: int) -> int:
 
 def _scale_bytes(fmt: WeightFormat, k: int) -> int:
     return 4 * fmt.groups(k)
+
+
+def _zero_bytes(fmt: WeightFormat, k: int) -> int:
+    return fmt.groups(k) if fmt.has_zeros else 0

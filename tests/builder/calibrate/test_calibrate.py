@@ -23,7 +23,7 @@ from tensorwright.builder.rebuild import rebuild
 from tensorwright.builder.text_file import NamedText
 from tensorwright.builder.trace.export import trace
 from tensorwright.engine_format.engine_config import BUILT_IN_TEXT, EngineConfig
-from tensorwright.engine_format.weight_formats import parse_spec
+from tensorwright.engine_format.weight_formats import parse_format, parse_spec
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.walk import Walk
@@ -70,7 +70,7 @@ def logits(graph: Graph, checkpoint: Checkpoint, codes: ChosenCodes | None = Non
         return Walk(graph, inputs, weights).finish()[0].numpy()
 
 
-@pytest.mark.parametrize("spec", ["int4", "int4:g128"])
+@pytest.mark.parametrize("spec", ["int4", "uint3:g128"])
 def test_planted_outliers_cost_less_than_with_the_nearest_codes(planted: Checkpoint, tmp_path: Path, spec: str) -> None:
     exact = logits(rewritten(planted, None).cached_graph, planted)
     graph = rewritten(planted, f"{spec},embedding=none").cached_graph
@@ -112,21 +112,35 @@ def test_an_engine_holds_the_codes_that_were_chosen(planted: Checkpoint, tmp_pat
         np.testing.assert_array_equal(rows_read.numpy(), dequantized(table, k)[[5, 100, 17]])
 
 
-def test_codes_come_back_by_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["int4:g64", "uint8:g64"])
+def test_codes_come_back_by_rows(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)
-    spec = parse_spec("int4:g64")
-    assert spec.linears is not None
+    fmt = parse_format(name)
     exprs = [Ref("a"), Ref("b")]
-    made = [Quantized(rng.integers(-8, 8, (9, 2, 64)).astype(np.int8), rng.random((9, 2), np.float32)) for _ in exprs]
+    zeros = [rng.integers(0, fmt.largest + 1, (9, 2)).astype(np.uint8) if fmt.has_zeros else None for _ in exprs]
+    made = [
+        Quantized(
+            (
+                rng.integers(fmt.least, fmt.largest + 1, (9, 2, 64)) - (0 if z is None else z[..., None].astype(int))
+            ).astype(fmt.values_dtype),
+            rng.random((9, 2), np.float32),
+            z,
+        )
+        for z in zeros
+    ]
     with ChosenCodes(tmp_path) as codes:
         for expr, matrix in zip(exprs, made, strict=True):
-            codes.reserve(expr, spec.linears, 9, 100)
-            for start, end in ((4, 9), (0, 4)):
-                codes.write(expr, spec.linears, start, Quantized(matrix.values[start:end], matrix.scales[start:end]))
+            codes.reserve(expr, fmt, 9, 100)
+            for part in (slice(4, 9), slice(0, 4)):
+                own = None if matrix.zeros is None else matrix.zeros[part]
+                codes.write(expr, fmt, part.start, Quantized(matrix.values[part], matrix.scales[part], own))
         for expr, matrix in zip(exprs, made, strict=True):
-            got = codes.quantized(expr, spec.linears, 2, 7)
-            np.testing.assert_array_equal(got.values, matrix.values[2:7])
+            got = codes.quantized(expr, fmt, 2, 7)
+            np.testing.assert_array_equal(got.values, matrix.values[2:7], strict=True)
             np.testing.assert_array_equal(got.scales, matrix.scales[2:7])
+            assert (got.zeros is None) == (matrix.zeros is None)
+            if matrix.zeros is not None:
+                np.testing.assert_array_equal(got.zeros, matrix.zeros[2:7])
 
 
 @pytest.mark.parametrize(
