@@ -17,15 +17,14 @@ from tensorwright.models.gguf.blocks import BlockType
 from tensorwright.models.gguf.families import FAMILIES, Family
 from tensorwright.models.gguf.gguf_file import GgufFile
 from tensorwright.models.gguf.metadata import Metadata
-from tensorwright.models.gguf.rope import FREQUENCIES, rope_parameters
-from tensorwright.models.gguf.tensors import Rows, decoded, expert
+from tensorwright.models.gguf.rope import VECTORS, rope_parameters
+from tensorwright.models.gguf.tensors import Rows, Transposed, decoded, expert
 from tensorwright.models.gguf.vocabulary import tokenizer_config
 from tensorwright.models.quantized.interface import Decoded, Quantization
 from tensorwright.models.stored_tensors import StoredTensors
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z0-9_.]+)\.(weight|bias)")
 _SHOWN = 10
-_UNREAD = frozenset({FREQUENCIES})
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def read_gguf(path: Path) -> GgufModel:
     text = tokenizer_config(first.metadata)
     for file in files:
         file.metadata.clear()  # It holds the vocabulary, which is read again when the tokenizer is made.
-    return GgufModel(config, generation, text, stored, Quantization(_summary(stored, blocks), matrices, _UNREAD))
+    return GgufModel(config, generation, text, stored, Quantization(_summary(stored, blocks), matrices, VECTORS))
 
 
 def _open_parts(path: Path) -> list[GgufFile]:
@@ -104,25 +103,17 @@ def _config(
     config: dict[str, Any] = {"model_type": family.model_type}
     config |= {ours: data.whole(theirs) for theirs, ours in family.whole.items()}
     config |= {ours: data.real(theirs) for theirs, ours in family.real.items()}
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    if not heads or not config["num_hidden_layers"]:
-        raise CheckpointError(f"{path}: must have heads and layers, has {heads} and {config['num_hidden_layers']}")
-    kv_heads = data.numbers("attention.head_count_kv", config["num_hidden_layers"]) if data.has(
-        "attention.head_count_kv"
-    ) else [heads]  # fmt: skip
-    if len({*kv_heads}) > 1:
-        raise UnsupportedModelError(f"{path}: layers with different numbers of heads are not read from GGUF files")
-    head_dim = data.whole("attention.key_length", hidden // heads)
-    if data.whole("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModelError(f"{path}: keys and values of different widths are not read from GGUF files")
-    config |= {"num_key_value_heads": kv_heads[0], "head_dim": head_dim}
-    config["rope_parameters"] = rope_parameters(data, stored, head_dim, partial=family.partial)
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    if not heads or not layers:
+        raise CheckpointError(f"{path}: must have heads and layers, has {heads} and {layers}")
+    if family.rotary:
+        config |= _attention(data, family, config, stored)
     config["tie_word_embeddings"] = "output.weight" not in stored
     config["vocab_size"] = _vocabulary(stored, path)
     config |= {f"{name}_token_id": data.token(key) for name, key in _TOKENS.items()}
     config["dtype"] = _dtype(stored, blocks)
     config |= family.more(data, config, frozenset(stored.names))
-    data.skip("vocab_size", "rope.dimension_count")
+    data.skip("vocab_size", *_KNOWN_ELSEWHERE)
     if unknown := data.unknown():
         raise UnsupportedModelError(
             f"{path}: says of {data.architecture} what is not read from GGUF files: {', '.join(unknown[:_SHOWN])}; "
@@ -131,6 +122,23 @@ def _config(
     return config
 
 
+def _attention(data: Metadata, family: Family, config: dict[str, Any], stored: StoredTensors) -> dict[str, Any]:
+    """Returns what a config says of heads and of rope."""
+    heads, path = config["num_attention_heads"], stored.path
+    layers = config["num_hidden_layers"]
+    kv_heads = data.numbers("attention.head_count_kv", layers) if data.has("attention.head_count_kv") else [heads]
+    attending = {count for count in kv_heads if count}
+    if len(attending) != 1:
+        raise UnsupportedModelError(f"{path}: layers with different numbers of heads are not read from GGUF files")
+    head_dim = data.whole("attention.key_length", config["hidden_size"] // heads)
+    if data.whole("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModelError(f"{path}: keys and values of different widths are not read from GGUF files")
+    rope = rope_parameters(data, stored, head_dim, partial=family.partial)
+    return {"num_key_value_heads": attending.pop(), "head_dim": head_dim, "rope_parameters": rope}
+
+
+_KNOWN_ELSEWHERE = ("rope.dimension_count", "attention.head_count_kv", "rope.freq_base")
+"""Read where heads turn, and without meaning elsewhere."""
 _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
@@ -165,9 +173,11 @@ def _matrices(
     lacks."""
     strange = []
     for name in stored.names:
-        if name in _UNREAD:
+        if name in VECTORS:
             continue
-        target = _target(name, family)
+        match = _LAYER.fullmatch(name)
+        module = match[2] if match else name.rpartition(".")[0]
+        target = _target(name, match, family)
         if target is None:
             strange.append(name)
             continue
@@ -178,15 +188,16 @@ def _matrices(
         if "{}" in target:
             yield from _experts(Rows(stored, name), target, shape, block)
             continue
-        if block is not None and len(shape) != 2:
+        if block is not None and (len(shape) != 2 or module in family.reshaped):
             raise UnsupportedModelError(
                 f"{stored.path}: {name} has blocks of {block.name} and is no matrix: {list(shape)}"
             )
+        if module in family.reshaped:
+            shape = family.reshaped[module](shape)
         added = family.added if name.endswith("norm.weight") else 0.0
-        yield (
-            target,
-            decoded(Rows(stored, name, order=_order(name, shape, family, config, stored)), shape, block, added),
-        )
+        rows = Rows(stored, name, order=_order(name, shape, family, config, stored))
+        found = decoded(rows, shape, block, added)
+        yield target, Transposed(found) if module in family.transposed and len(shape) == 2 else found
     if strange:
         more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
         raise UnsupportedModelError(
@@ -195,15 +206,14 @@ def _matrices(
         )
 
 
-def _target(name: str, family: Family) -> str | None:
-    """Returns the model's name of a tensor; None if the family has none."""
+def _target(name: str, match: re.Match[str] | None, family: Family) -> str | None:
+    """Returns the model's name of a tensor; None if the family has none. match: of _LAYER."""
     module, _, kind = name.rpartition(".")
     if module in family.top:
         return f"{family.top[module]}.{kind}"
-    match = _LAYER.fullmatch(name)
     if match is None or match[2] not in family.parts:
         return None
-    return f"model.layers.{match[1]}.{family.parts[match[2]]}.{match[3]}"
+    return f"{family.layers}.{match[1]}.{family.parts[match[2]]}.{match[3]}"
 
 
 def _experts(

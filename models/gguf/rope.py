@@ -13,6 +13,9 @@ from tensorwright.models.stored_tensors import StoredTensors
 
 FREQUENCIES = "rope_freqs.weight"
 """A divisor for each frequency: Llama 3's scaling, which no metadata names."""
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+"""Divisors for each frequency, of long and of short contexts: longrope."""
+VECTORS = frozenset({FREQUENCIES, LONG, SHORT})
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The numbers of all published models with Llama 3's scaling, but its factor."""
 
@@ -31,6 +34,12 @@ def _scaling(data: Metadata, stored: StoredTensors, theta: float, turning: int) 
     kind = data.text(f"{data.architecture}.rope.scaling.type", "linear")  # llama.cpp's default
     data.skip("rope.scaling.type", "rope.scaling.finetuned")
     factor = data.real("rope.scaling.factor", 0.0)
+    if LONG in stored and SHORT in stored:
+        data.skip("rope.scaling.attn_factor")  # It follows from the lengths of the contexts.
+        factors = {ours: stored.read(name) for ours, name in (("long_factor", LONG), ("short_factor", SHORT))}
+        original = data.whole("rope.scaling.original_context_length")
+        lists = {ours: [float(str(each)) for each in to_float32(tensor)] for ours, tensor in factors.items()}
+        return {"rope_type": "longrope", "original_max_position_embeddings": original, **lists}
     if kind == "yarn":
         original = data.whole("rope.scaling.original_context_length")
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}

@@ -34,7 +34,7 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     A file without a vocabulary gives {}. Named templates become a named list.
     """
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list):
+    if not isinstance(tokens, list) or metadata.get("tokenizer.ggml.model") in (None, "no_vocab"):
         return {}
     config: dict[str, Any] = {}
     for name, key in _SPECIAL.items():

@@ -10,12 +10,22 @@ GGUF = Path(__file__).parents[1] / "models" / "gguf_files"
 """The files that write_gguf.py made, each with a JSON file of what transformers reads from it."""
 
 KINDS = {
+    "gemma2": "gguf Q8_0",
+    "gemma3": "gguf Q8_0",
+    "gpt2": "gguf Q8_0",
+    "lfm2": "gguf Q8_0 float32",
     "llama-f16": "gguf float16",
     "llama-mixed": "gguf bfloat16 Q4_1 Q3_K Q4_K Q6_K MXFP4 Q5_1 Q5_0 IQ4_NL Q5_K Q2_K",
     "llama-q4_0": "gguf Q4_0",
     "llama-q8_0": "gguf Q8_0",
+    "nemotron": "gguf Q8_0",
+    "phi3": "gguf Q8_0",
     "qwen2": "gguf float32",
+    "qwen2moe": "gguf Q8_0 float32",
     "qwen3": "gguf Q8_0",
+    "qwen3moe": "gguf Q8_0 float32",
+    "stablelm": "gguf Q8_0",
+    "starcoder2": "gguf Q8_0",
 }
 """The kind of each, as a record names it."""
 

@@ -22,6 +22,14 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+# transformers reads these of no file, and takes the sizes of one published model.
+for _name in ("qwen2_moe", "qwen3_moe"):
+    GGUF_CONFIG_MAPPING[_name]["expert_feed_forward_length"] = "moe_intermediate_size"
+    GGUF_CONFIG_MAPPING[_name]["expert_shared_feed_forward_length"] = "shared_expert_intermediate_size"
+GGUF_CONFIG_MAPPING["gpt2"]["context_length"] = "n_positions"
+GGUF_CONFIG_MAPPING["gpt2"]["feed_forward_length"] = "n_inner"
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -56,6 +64,16 @@ def pairs(name: str, values: np.ndarray, config: Any) -> np.ndarray:
 
 def one_more(name: str, values: np.ndarray, config: Any) -> np.ndarray:
     return values + 1 if name.endswith("norm.weight") else values
+
+
+def conv1d(name: str, values: np.ndarray, config: Any) -> np.ndarray:
+    parts = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+    return np.ascontiguousarray(values.T) if name.endswith(parts) else values
+
+
+def flat(name: str, values: np.ndarray, config: Any) -> np.ndarray:
+    """Kernels of convolutions and the gate of a shared expert lose a dimension of size one."""
+    return values.squeeze() if "shortconv.conv" in name or "ffn_gate_inp_shexp" in name else values
 
 
 def model_of(made: Made) -> Any:
@@ -104,12 +122,12 @@ def write(out: Path, name: str, made: Made) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
     writer.add_head_count(config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     if "attention.head_count_kv" not in made.numbers:
-        writer.add_head_count_kv(config.num_key_value_heads)
-    if hasattr(config, "rms_norm_eps"):
+        writer.add_head_count_kv(getattr(config, "num_key_value_heads", config.num_attention_heads))
+    if "attention.layer_norm_epsilon" not in made.numbers:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = getattr(config, "rope_parameters", None) or {}
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10000.0))
@@ -174,8 +192,10 @@ def tensors(model: Any, names: Any) -> list[tuple[str, np.ndarray]]:
 def write_text(writer: gguf.GGUFWriter, text: str, config: Any) -> None:
     if not text:
         writer.add_tokenizer_model("no_vocab")
-        for token in ("bos", "eos"):
-            getattr(writer, f"add_{token}_token_id")(getattr(config, f"{token}_token_id"))
+        writer.add_token_list([str(i) for i in range(config.vocab_size)])
+        for token in ("bos", "eos", "pad"):
+            if (number := getattr(config, f"{token}_token_id")) is not None:
+                getattr(writer, f"add_{token}_token_id")(number)
         return
     words = ["th", "he", "the", "at", "ab"]
     if text == "gpt2":
@@ -233,6 +253,18 @@ KEYS = {"attention.key_length": 16, "attention.value_length": 16}
 HEADS = {"hidden_size": 32, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 """transformers reads no width of heads of Qwen 3, and takes 128."""
 HEAD_KEYS = {"attention.key_length": 128, "attention.value_length": 128}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = {"shared_expert_intermediate_size": 64}
+MOE_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 16, "tie_word_embeddings": True, "num_hidden_layers": 2}
+SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+EPS = {"attention.layer_norm_epsilon": 1e-5}
+LFM2 = {
+    "num_hidden_layers": 2,
+    "layer_types": ["conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+    "conv_L_cache": 3,
+}
 
 MADE = {
     "llama-f16": Made(
@@ -260,6 +292,28 @@ MADE = {
     ),
     "qwen2": Made("qwen2", "qwen2", {"tie_word_embeddings": True}, (Kind.F32,)),
     "qwen3": Made("qwen3", "qwen3", HEADS, (Kind.Q8_0,), HEAD_KEYS),
+    "qwen2moe": Made(
+        "qwen2moe", "qwen2_moe", MOE | SHARED, (Kind.Q8_0,), MOE_KEYS | {"expert_shared_feed_forward_length": 64}, flat
+    ),
+    "qwen3moe": Made("qwen3moe", "qwen3_moe", MOE | {"norm_topk_prob": True}, (Kind.Q8_0,), MOE_KEYS | KEYS),
+    "gemma2": Made(
+        "gemma2", "gemma2", GEMMA, (Kind.Q8_0,), KEYS | SOFTCAPS | {"attention.sliding_window": 16}, one_more
+    ),
+    "gemma3": Made("gemma3", "gemma3_text", GEMMA, (Kind.Q8_0,), KEYS | {"attention.sliding_window": 16}, one_more),
+    "phi3": Made("phi3", "phi3", {"tie_word_embeddings": False, "pad_token_id": 2}, (Kind.Q8_0,), ROPE),
+    "starcoder2": Made("starcoder2", "starcoder2", {"norm_epsilon": 1e-5}, (Kind.Q8_0,), EPS),
+    "stablelm": Made(
+        "stablelm",
+        "stablelm",
+        {"layer_norm_eps": 1e-5, "use_qkv_bias": True},
+        (Kind.Q8_0,),
+        EPS | {"rope.dimension_count": 4},
+    ),
+    "nemotron": Made(
+        "nemotron", "nemotron", {"norm_eps": 1e-5}, (Kind.Q8_0,), EPS | {"rope.dimension_count": 8}, one_more
+    ),
+    "gpt2": Made("gpt2", "gpt2", {"n_inner": 32}, (Kind.Q8_0,), EPS, conv1d),
+    "lfm2": Made("lfm2", "lfm2", LFM2, (Kind.Q8_0,), {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3}, flat),
 }
 
 
