@@ -1,6 +1,6 @@
 """What each format of quantized weights costs: engines of one model in every format, on text it was not trained on.
 
-    python benchmarks/quantization_accuracy.py models/pico [--windows 24] [--text FILE ...] [--json FILE]
+    python benchmarks/quantization_accuracy.py models/pico [--windows 24] [--text FILE ...] [--json FILE] [--only WORDS]
 
 Prints the table of docs/quantization.md: bits per weight and size of weights.bin as stored, perplexity, KL divergence
 from the same model in float32, and how often the likeliest token is the same. Windows of 512 tokens, spread evenly over
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.calibrate.calibrate import calibrate
+from tensorwright.builder.calibrate.calibrate import calibrate as choose_codes
+from tensorwright.builder.calibrate.channel_scales import choose_scales, drop_ones
 from tensorwright.builder.calibrate.chosen_codes import ChosenCodes
 from tensorwright.builder.calibrate.sample import take_sample
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
@@ -29,6 +31,7 @@ from tensorwright.builder.measure.accuracy import EngineLogits
 from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.target.cpu import BLOCK_SIZE
 from tensorwright.builder.trace.export import trace_for_engine
+from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.models.checkpoint import open_checkpoint
@@ -47,11 +50,13 @@ SPECS = (
 WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
 """Formats that are also measured with an int8 KV cache."""
 
-CALIBRATED = (
+_FOUR_BITS = (
     "int4:g32", "int4:g64", "int4:g128",
     "int4:g32,embedding=int8,lm_head=int8", "int4:g128,embedding=int8,lm_head=int8",
 )  # fmt: skip
-"""Formats that are also measured with codes that GPTQ chose on the built-in text."""
+_EIGHT_BITS = ("w8a8", "w8a8,embedding=none,lm_head=none")
+CALIBRATED = {"gptq": _FOUR_BITS, "awq": _FOUR_BITS, "awq+gptq": _FOUR_BITS, "smoothquant": _EIGHT_BITS}
+"""Formats that are also measured with what a calibration chose on the built-in text."""
 
 
 @dataclass
@@ -108,28 +113,40 @@ def measure(rows: list[Row], engines: list[EngineLogits], ids: list[int]) -> Non
         done += len(blocks[0])
 
 
-def build_all(model: Path, folder: Path) -> list[Row]:
-    """Makes plan and weights of every engine, as build() does. Each type of activations is traced once."""
+def build_all(model: Path, folder: Path, only: str) -> list[Row]:
+    """Makes plan and weights of every engine, as build() does. Each type of activations is traced once.
+
+    only: beside the unquantized engines, those are made whose names have a match of this regular expression.
+    """
     checkpoint = open_checkpoint(model)
     rows = []
-    plain = [(spec, "auto", False) for spec in (None, *SPECS)]
-    more = [(spec, "auto", True) for spec in CALIBRATED] + [(spec, "int8", False) for spec in WITH_INT8_KV]
+    plain = [(spec, "auto", "none") for spec in (None, *SPECS)]
+    more = [(spec, "auto", method) for method, specs in CALIBRATED.items() for spec in specs]
+    more += [(spec, "int8", "none") for spec in WITH_INT8_KV]
     for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + more)):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=WINDOW)
-        for spec, kv_cache, calibrated in choices:
-            name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "") + " + gptq" * calibrated
+        for spec, kv_cache, calibrate in choices:
+            calibration = CALIBRATIONS[calibrate]
+            name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "")
+            name += "" if calibrate == "none" else " + " + calibrate.replace("+", " + ")
+            if name not in (REFERENCE, "bfloat16") and not re.search(only, name):
+                continue
             print(f"building {name}", file=sys.stderr, flush=True)
             asked = {"quantize": None if spec is None else parse_spec(spec), "kv_cache_dtype": kv_cache}
-            graph.facts.update(block_size=BLOCK_SIZE, **asked)
+            graph.facts.update(block_size=BLOCK_SIZE, channel_scales=calibration.scales, **asked)
             report = run_pipeline(graph)
+            sample = None if calibrate == "none" else take_sample(model, None, report.cached_graph)
+            if sample is not None and calibration.scales:
+                gains = choose_scales(report.cached_graph, checkpoint, sample, lambda done, total: None)
+                for each in (report.cached_graph, report.graph):
+                    drop_ones(each, gains)
             plan = emit_cpu_plan(report.graph, checkpoint)
             engine = folder / str(len(rows))
             (engine / CPU_PLAN).parent.mkdir(parents=True)
             (engine / CPU_PLAN).write_bytes(plan.data)
             with (engine / CPU_WEIGHTS).open("wb") as file, ChosenCodes(folder) as codes:
-                if calibrated:
-                    sample = take_sample(model, None, report.cached_graph)
-                    calibrate(report.cached_graph, checkpoint, sample, codes, lambda done, total: None)
+                if sample is not None and calibration.codes:
+                    choose_codes(report.cached_graph, checkpoint, sample, codes, lambda done, total: None)
                 plan.weights.stream(file, codes=codes)
             rows.append(Row(name, engine, plan.weights.total_bytes))
     return rows
@@ -155,6 +172,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--text", type=Path, nargs="+", help="files of text instead of the held-out library files")
     parser.add_argument("--json", type=Path, help="write the numbers here too")
+    parser.add_argument("--only", default="", help="a regular expression: measure only formats that have a match")
     options = parser.parse_args()
     if options.text:
         texts = [path.read_text(encoding="utf-8") for path in options.text]
@@ -164,7 +182,7 @@ def main() -> None:
         _, texts = read_texts(None)
     parts = windows(options.model, texts, options.windows)
     with tempfile.TemporaryDirectory() as folder:
-        rows = build_all(options.model, Path(folder))
+        rows = build_all(options.model, Path(folder), options.only)
         with in_another_thread() as call:
             engines = [EngineLogits(row.engine, WINDOW, call) for row in rows]
             for number, ids in enumerate(parts):

@@ -113,8 +113,9 @@ def build(
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the
     report counts; the time before the call is the phase "start".
 
-    For target cpu alone: calibrate: how the codes of quantized matrices are chosen, "none" or "gptq"
-    (docs/quantization.md). calibration_text: a file of UTF-8 text that a calibration runs through the model; None
+    For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
+    channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
+    calibration_text: a file of UTF-8 text that a calibration runs through the model; None
     means a text of several kinds that Tensorwright brings along.
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
@@ -232,11 +233,11 @@ def check_measured_text(text: NamedText, options: BuildOptions, tokenizer: Path 
 def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
     """Writes all files of the engine from its graphs, and puts it in place. source: the record for config.json."""
     writer, checkpoint, phases = run.writer, run.checkpoint, run.phases
-    writer.write(GRAPH, print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
         tokenizer = write_text_side(writer, checkpoint)
         check_measured_text(run.text, run.options, _tokenizer(run))
     emitted = run.target.emit(writer, report, checkpoint, run.options, phases)
+    writer.write(GRAPH, print_graph(report.cached_graph).encode())
     if run.options.keep_weights:
         with phases.run("keep") as advance:
             write_kept_weights(writer, report.cached_graph, checkpoint, advance)
@@ -277,6 +278,7 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     facts.kv_cache_dtype = options.kv_cache_dtype
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
+    facts.channel_scales = options.calibration.scales
 
 
 @paused_collector()

@@ -77,6 +77,7 @@ class EngineSource(Checkpoint):
 
     def __init__(self, engine: Path):
         self.path = engine
+        self.channel_scales = {}
         self.config = {}
         self.generation_config = {}
         self.stored = StoredTensors(engine, [SafetensorsFile(engine / KEPT_WEIGHTS)])

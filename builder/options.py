@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import QuantizeSpec
@@ -48,11 +49,8 @@ class BuildOptions(BuildFields):
                 "say quantize"
             )
         spec = self.quantize_spec
-        if self.calibrate != "none" and spec is not None and not any(fmt.has_codes for fmt in spec.formats):
-            raise InvalidOptionError(
-                f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={spec.summary!r} has "
-                "them; quantize to int4, int8 or w8a8, or say calibrate none"
-            )
+        if spec is not None:
+            self._check_calibration(spec)
         if self.calibration_text is not None and self.calibrate == "none":
             raise InvalidOptionError("calibration_text is for a calibrated build; leave it out, or say calibrate")
         if self.activations != "auto" and self.asked_formats is None:
@@ -67,6 +65,25 @@ class BuildOptions(BuildFields):
                     raise InvalidOptionError(
                         f"{name} is for a measurement, and accuracy is none; leave out one of them"
                     )
+
+    def _check_calibration(self, spec: QuantizeSpec) -> None:
+        """Refuses a calibration of which a part would find no matrix of its formats."""
+        chosen = self.calibration
+        if chosen.codes and not any(chosen.codes_format(fmt) for fmt in spec.formats):
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={spec.summary!r} has "
+                "them; quantize to int4, int8 or w8a8, or say calibrate none"
+            )
+        if chosen.scales and not any(chosen.scales_format(fmt) for fmt in spec.formats):
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} scales channels for {SCALED_FORMATS[chosen.scales]}, and no matrix of "
+                f"quantize={spec.summary!r} has such a format; choose another format, or another calibration"
+            )
+
+    @property
+    def calibration(self) -> Calibration:
+        """Returns what `calibrate` names."""
+        return CALIBRATIONS[self.calibrate]
 
     def _check_dtype(self) -> None:
         """Refuses names of no element type; the target refuses types that it lacks, and says why."""

@@ -35,6 +35,7 @@ from tensorwright.ir.facts import QUANTIZATION
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
+from tensorwright.ir.weights import without_scales
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.options.build import OF_EVERY_TARGET
 
@@ -176,10 +177,13 @@ def read_graph(engine: Path) -> Graph:
 
 
 def plain_graph(graph: Graph) -> Graph:
-    """Returns a copy of the graph before quantization: weights and the KV cache as the model has them."""
+    """Returns a copy of the graph before quantization: weights and the KV cache as the model has them, and no channel
+    scales."""
     from tensorwright.passes.quantize_weights import QUANTIZED
 
     graph = graph.clone()
+    for node in graph.find("weight"):
+        node.attrs["expr"] = without_scales(node.attrs["expr"])
     for node in graph.nodes:
         if not node.op.startswith(QUANTIZED):
             continue
@@ -198,7 +202,7 @@ def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[
     pipeline = run.target.PIPELINE
     asked = graph.facts.copy()
     ask_for_quantization(asked, run.options)
-    same = asked == graph.facts
+    same = asked == graph.facts and not asked.channel_scales  # A calibration may leave some of the scales out.
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]
     return pipeline[first:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}

@@ -114,7 +114,7 @@ class AccuracyRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """How the codes of quantized matrices were chosen, where it was not by the weights alone."""
+    """What a text chose of quantized matrices: their codes, or scales of their input channels."""
 
     method: str
     """The build option `calibrate`."""
@@ -124,6 +124,9 @@ class CalibrationRecord:
     """The tokens of the text that were run."""
     rounded_to_nearest: list[str]
     """Names of quantized matrices that the calibration left out."""
+    scale_gains: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
+    """How much smaller the error of a product became by scales of its input channels, for each kind of matrix a list
+    over the layers: 1 where no scales are better. None without such scales."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class QuantizationRecord:
     """The format of each kind of matrix in each layer, where rules give some of them one of their own; None in a list
     where a layer lacks the matrix, "none" where it is not quantized."""
     calibration: CalibrationRecord | None = field(default=None, metadata=OPTIONAL)
-    """None if every code is the nearest to its weight."""
+    """None if no text chose anything."""
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "quantization") -> QuantizationRecord:

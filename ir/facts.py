@@ -208,6 +208,8 @@ class Facts:
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
     """The formats that the matrices are to have; None asks for no quantization."""
+    channel_scales = Fact(_text, default="")
+    """The method that chooses scales for the input channels of quantized matrices; "" asks for none."""
     wide: Fact[list[str]] = Fact(_texts, default=[])
     """The stored matrices that the family keeps in float32, whatever the narrower type of activations."""
     expanded_kv_elements = Fact(_whole, default=0)
@@ -273,7 +275,7 @@ class Facts:
         return f"Facts({', '.join(f'{name}={value!r}' for name, value in self.set_facts.items())})"
 
 
-QUANTIZATION = ("kv_cache_dtype", "activations", "quantize")
+QUANTIZATION = ("kv_cache_dtype", "activations", "quantize", "channel_scales")
 """The facts that ask the passes for quantization."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}
 

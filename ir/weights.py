@@ -2,8 +2,10 @@
 
 Expressions are immutable, hashable and printable. `str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight"
 (quoted), concat(0, "a", "b"), transpose("x"), slice(0, 4, 8, "x"), every(0, 1, 2, "x"), stack("a", "b"),
-reshape([2, 3], "x"), repeat(0, 3, "x"). This module has no data of tensors; `tensorwright.models.read_weights` reads
-the weight of an expression.
+reshape([2, 3], "x"), repeat(0, 3, "x"), scaled(1, channel_scales(5, 384), "x"),
+divided(0, 0, 1, channel_scales(5, 384), "x").
+
+This module has no data of tensors; `tensorwright.models.read_weights` reads the weight of an expression.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol, TypeAlias
 
 from tensorwright.errors import CheckpointError, GraphError
+
+CHANNEL_SCALES = "channel_scales."
+"""How the names of vectors begin that a calibration chooses. No tensor of a checkpoint has such a name."""
 
 
 class Shapes(Protocol):
@@ -224,6 +229,95 @@ class Stack(_Joined):
         return f"stack({', '.join(map(str, self.parts))})"
 
 
+@dataclass(frozen=True)
+class ChannelScales(WeightExpr):
+    """A vector of `size` positive numbers that a calibration chooses: no tensor of the checkpoint, so it has no refs.
+
+    number: which of the graph's vectors. Its name is what a source of tensors knows it by.
+    """
+
+    number: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        return f"{CHANNEL_SCALES}{self.number}"
+
+    def refs(self) -> Iterator[str]:
+        return iter(())
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        return (self.size,)
+
+    def __str__(self) -> str:
+        return f"channel_scales({self.number}, {self.size})"
+
+
+@dataclass(frozen=True)
+class Scaled(_Unary):
+    """`part` times `by` along dimension `dim`, in float32. by: a vector that is made of one ChannelScales."""
+
+    by: WeightExpr
+    dim: int
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape, (size,) = self.part.shape(source), self.by.shape(source)
+        _require(self.dim < len(shape) and shape[self.dim] == size, self, f"its part has shape {list(shape)}")
+        return shape
+
+    def __str__(self) -> str:
+        return f"scaled({self.dim}, {self.by}, {self.part})"
+
+
+@dataclass(frozen=True)
+class Divided(_Unary):
+    """`part` with the elements from `start` on of dimension `dim` divided by `by`, in float32.
+
+    by: as that of Scaled; as many elements are divided as it has. offset: what the reader of the weight adds to it,
+    which is 1 for a norm that stores its difference from one: an element w becomes (w + offset) / by - offset.
+    """
+
+    by: WeightExpr
+    dim: int
+    start: int = 0
+    offset: int = 0
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape, (size,) = self.part.shape(source), self.by.shape(source)
+        inside = self.dim < len(shape) and self.start >= 0 and self.start + size <= shape[self.dim]
+        _require(inside, self, f"its part has shape {list(shape)}")
+        return shape
+
+    def __str__(self) -> str:
+        return f"divided({self.dim}, {self.start}, {self.offset}, {self.by}, {self.part})"
+
+
+def scales_of(expr: WeightExpr) -> list[ChannelScales]:
+    """Returns the vectors of an expression that a calibration chooses, in order, with repetitions."""
+    match expr:
+        case ChannelScales():
+            return [expr]
+        case Scaled(part, by) | Divided(part, by):
+            return [*scales_of(part), *scales_of(by)]
+        case _Unary(part):
+            return scales_of(part)
+        case _Joined(parts):
+            return [vector for part in parts for vector in scales_of(part)]
+    return []
+
+
+def without_scales(expr: WeightExpr, numbers: frozenset[int] | None = None) -> WeightExpr:
+    """Returns the expression as if the vectors of these numbers were all ones. None means all vectors."""
+    match expr:
+        case Scaled(part, by) | Divided(part, by) if numbers is None or all(v.number in numbers for v in scales_of(by)):
+            return without_scales(part, numbers)
+        case _Unary(part):
+            return replace(expr, part=without_scales(part, numbers))
+        case _Joined(parts):
+            return replace(expr, parts=tuple(without_scales(part, numbers) for part in parts))
+    return expr
+
+
 def swapped(items: tuple, i: int, j: int) -> tuple:
     """Returns the tuple with elements i and j swapped."""
     result = list(items)
@@ -334,6 +428,12 @@ class _Parser:
                 return Reshape(part, shape)
             case "repeat", [int(dim), int(count), WeightExpr() as part] if count > 0:
                 return Repeat(part, dim, count)
+            case "channel_scales", [int(number), int(size)] if number >= 0 and size >= 0:
+                return ChannelScales(number, size)
+            case "scaled", [int(dim), WeightExpr() as by, WeightExpr() as part]:
+                return Scaled(part, by, dim)
+            case "divided", [int(dim), int(start), int(offset), WeightExpr() as by, WeightExpr() as part]:
+                return Divided(part, by, dim, start, offset)
             case "concat", [int(dim), *parts] if parts and all(isinstance(p, WeightExpr) for p in parts):
                 return Concat(tuple(p for p in parts if isinstance(p, WeightExpr)), dim)
             case "stack", parts if parts and all(isinstance(p, WeightExpr) for p in parts):

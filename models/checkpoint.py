@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from tensorwright.engine_format.dtypes import ITEM_BYTES
@@ -32,6 +33,7 @@ from tensorwright.engine_format.template_files import DEFAULT, listed_templates
 from tensorwright.errors import CheckpointError, is_panic, reason
 from tensorwright.gguf_names import gguf_of, is_gguf
 from tensorwright.hub import INDEX, WEIGHTS, check_revision, download_model, is_hub_name
+from tensorwright.ir.weights import CHANNEL_SCALES
 from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Ranges, Tensor
 from tensorwright.models.gguf.model import GgufModel, read_gguf
@@ -65,14 +67,17 @@ class Checkpoint:
     names: the names of all tensors, sorted. Where several stand for a matrix of the model, it is the matrix's name, and
     its values are the decoded ones.
     is_engine: whether this is a built engine read as a checkpoint, whose tokenizer and templates are final.
+    channel_scales: the vectors that a calibration has chosen so far, float32, by name. They are no tensors of the
+    checkpoint; one that is not chosen is all ones, which changes no weight.
     """
 
     is_engine = False
-
+    channel_scales: dict[str, np.ndarray]
     gguf: GgufModel | None = None
 
     def __init__(self, path: Path):
         self.path = path
+        self.channel_scales = {}
         if path.is_file():
             self._take(read_gguf(path))
             return
@@ -132,6 +137,10 @@ class Checkpoint:
 
     def read_part(self, name: str, ranges: Ranges) -> Tensor:
         """Returns the part of a tensor inside `ranges`, which has one interval per dimension."""
+        if name.startswith(CHANNEL_SCALES):
+            (start, end) = ranges[0]
+            chosen = self.channel_scales.get(name)
+            return Tensor("float32", np.ones(end - start, np.float32) if chosen is None else chosen[start:end])
         decoded = self.decoded(name)
         return self.stored.read(name).part(ranges) if decoded is None else decoded.read_part(ranges)
 

@@ -12,13 +12,27 @@ from typing import Protocol
 import numpy as np
 
 from tensorwright.errors import CheckpointError
-from tensorwright.ir.weights import Concat, Every, Ref, Repeat, Reshape, Slice, Stack, Transpose, WeightExpr, swapped
+from tensorwright.ir.weights import (
+    ChannelScales,
+    Concat,
+    Divided,
+    Every,
+    Ref,
+    Repeat,
+    Reshape,
+    Scaled,
+    Slice,
+    Stack,
+    Transpose,
+    WeightExpr,
+    swapped,
+)
 from tensorwright.models.dtypes import Ranges, Tensor, convert, widest
 
 
 class TensorSource(Protocol):
     """The tensors from which an expression is evaluated. `tensorwright.models.checkpoint.Checkpoint` is such a
-    source."""
+    source. A source whose expressions have vectors of a calibration has them by their names."""
 
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> str: ...
@@ -65,6 +79,8 @@ def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
             return dtype_of(part, source)
         case Concat(parts) | Stack(parts):
             return widest([dtype_of(part, source) for part in parts])
+        case ChannelScales() | Scaled() | Divided():
+            return "float32"
     raise TypeError(f"{type(expr).__name__} is no weight expression that can be read")
 
 
@@ -94,6 +110,12 @@ def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
             return _read_joined(expr, source, ranges)
         case Stack():
             return _read_stacked(expr, source, ranges)
+        case ChannelScales():
+            return source.read_part(expr.name, ranges)
+        case Scaled():
+            return _read_scaled(expr, source, ranges)
+        case Divided():
+            return _read_divided(expr, source, ranges)
     raise TypeError(f"{type(expr).__name__} is no weight expression that can be read")
 
 
@@ -137,6 +159,33 @@ def _read_stacked(expr: Stack, source: TensorSource, ranges: Ranges) -> Tensor:
         piece = read_part(expr.parts[0], source, ranges[1:])
         return Tensor(piece.dtype, piece.data[None][:0])
     return _join(pieces, dtype_of(expr, source), np.stack)
+
+
+def _read_scaled(expr: Scaled, source: TensorSource, ranges: Ranges) -> Tensor:
+    tensor = convert(read_part(expr.part, source, ranges), "float32")
+    vector = read_part(expr.by, source, (ranges[expr.dim],)).data
+    return Tensor("float32", tensor.data * _along(vector, expr.dim, len(ranges)))
+
+
+def _read_divided(expr: Divided, source: TensorSource, ranges: Ranges) -> Tensor:
+    start, end = ranges[expr.dim]
+    (size,) = expr.by.shape(source)
+    low, high = max(start, expr.start), min(end, expr.start + size)
+    data = convert(read_part(expr.part, source, ranges), "float32").data
+    if low >= high:
+        return Tensor("float32", data)
+    vector = read_part(expr.by, source, ((low - expr.start, high - expr.start),)).data
+    data = np.array(data, np.float32)
+    inside = data[(slice(None),) * expr.dim + (slice(low - start, high - start),)]
+    inside += np.float32(expr.offset)
+    inside /= _along(vector, expr.dim, len(ranges))
+    inside -= np.float32(expr.offset)
+    return Tensor("float32", data)
+
+
+def _along(vector: np.ndarray, dim: int, rank: int) -> np.ndarray:
+    """Returns a vector [n] in a shape whose dimension `dim` of `rank` is n and all others are 1."""
+    return vector.reshape((-1,) + (1,) * (rank - 1 - dim))
 
 
 def _join(pieces: list[Tensor], dtype: str, join: Callable[[Sequence[np.ndarray]], np.ndarray]) -> Tensor:

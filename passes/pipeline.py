@@ -18,6 +18,7 @@ from tensorwright.ir import Graph
 from tensorwright.ir.ops import STAGES
 from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify as verify_graph
+from tensorwright.passes.fold_channel_scales import fold_channel_scales
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.lower_weight_only import lower_weight_only
@@ -35,6 +36,8 @@ PIPELINE: tuple[Phase, ...] = (
     )),
     Phase("quantize", "cached", (
         Step(quantize_weights, "what is rounded holds for any target", after=("insert_kv_cache",), lossy="always"),
+        Step(fold_channel_scales, "after the formats, which say whose channels; before they are packed",
+             after=("quantize_weights",)),
         Step(quantize_kv_cache, "one layer, one type of cache", after=("insert_kv_cache",), lossy="always"),
     )),
     Phase("lower", "lowered", (

@@ -15,6 +15,7 @@ from tensorwright.builder.emit.quantization_record import place_of, stored_matri
 from tensorwright.builder.measure.reference import gather_embeddings
 from tensorwright.builder.measure.streamed_weights import stored
 from tensorwright.builder.phases import Advance
+from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.ir.graph import STORED, Graph, Node
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.ir.walk import Walk
@@ -59,14 +60,21 @@ def calibrated_nodes(graph: Graph) -> list[Node]:
     ]
 
 
-def calibration_record(cached: Graph, method: str, sample: Sample) -> dict[str, Any]:
-    """Returns the entry of config.json: the method, the text, and the matrices that are rounded to nearest."""
-    chosen = {(stored(node.operand(1)), node.attrs["format"]) for node in calibrated_nodes(cached)}
-    nearest = [
+def calibration_record(
+    cached: Graph, method: str, sample: Sample, gains: dict[str, list[float | None]] | None = None
+) -> dict[str, Any]:
+    """Returns the entry of config.json: the method, the text, the matrices that are left out, and the gains of channel
+    scales, where there are some."""
+    nodes = calibrated_nodes(cached) if CALIBRATIONS[method].codes else []
+    chosen = {(stored(node.operand(1)), node.attrs["format"]) for node in nodes}
+    names = [
         place_of(node, expr)[0]
         for node in cached.nodes
         if "format" in node.attrs
         for _, expr in stored_matrices(node)
         if (expr, node.attrs["format"]) not in chosen
     ]
-    return {"method": method, **sample.record(), "rounded_to_nearest": list(dict.fromkeys(nearest))}
+    scaled = gains if gains is not None and not nodes else {}
+    nearest = [name for name in dict.fromkeys(names) if name not in scaled]
+    record = {"method": method, **sample.record(), "rounded_to_nearest": nearest}
+    return record if gains is None else {**record, "scale_gains": gains}

@@ -47,12 +47,12 @@ def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
     """Writes cpu/plan.bin and streams cpu/weights.bin, after the calibration that the options ask for."""
-    with phases.run("plan"):
-        plan = emit_cpu_plan(report.graph, checkpoint)
-        writer.require_space(plan.weights.total_bytes + len(plan.data))
-        writer.write(CPU_PLAN, plan.data)
     with ChosenCodes(writer.directory) as codes:
         calibrated = _calibrate(writer, report, checkpoint, options, phases, codes)
+        with phases.run("plan"):
+            plan = emit_cpu_plan(report.graph, checkpoint)
+            writer.require_space(plan.weights.total_bytes + len(plan.data))
+            writer.write(CPU_PLAN, plan.data)
         with phases.run("weights") as advance, writer.open(CPU_WEIGHTS) as file:
             plan.weights.stream(file, advance, codes)
     record = quantization_record(report.graph, plan.weights)
@@ -69,16 +69,27 @@ def _calibrate(
     phases: Phases,
     codes: ChosenCodes,
 ) -> dict[str, Any] | None:
-    """Chooses codes. Returns the record of the calibration, None if there is none."""
+    """Chooses scales and codes. Scales that are all ones leave the graphs. Returns the record of the calibration, None
+    if there is none."""
     if options.calibrate == "none":
         return None
-    with phases.run("calibrate") as advance:
+    cached, gains = report.cached_graph, None
+    with phases.run("calibrate"):
         from tensorwright.builder.calibrate.calibrate import calibrate, calibration_record  # imports torch
+        from tensorwright.builder.calibrate.channel_scales import choose_scales, drop_ones, scales_record
         from tensorwright.builder.calibrate.sample import take_sample
 
-        sample = take_sample(writer.directory, _calibration_text(options), report.cached_graph)
-        calibrate(report.cached_graph, checkpoint, sample, codes, advance)
-    return calibration_record(report.cached_graph, options.calibrate, sample)
+        sample = take_sample(writer.directory, _calibration_text(options), cached)
+    if options.calibration.scales:
+        with phases.run("calibrate scales") as advance:
+            chosen = choose_scales(cached, checkpoint, sample, advance)
+            gains = scales_record(cached, chosen)
+            for graph in (cached, report.graph):
+                drop_ones(graph, chosen)
+    if options.calibration.codes:
+        with phases.run("calibrate codes") as advance:
+            calibrate(cached, checkpoint, sample, codes, advance)
+    return calibration_record(cached, options.calibrate, sample, gains)
 
 
 def _calibration_text(options: BuildOptions) -> NamedText | None:

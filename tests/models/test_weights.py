@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwright.errors import CheckpointError, GraphError
-from tensorwright.ir.weights import Concat, Ref, Reshape, Slice, Stack, Transpose, parse_expr
+from tensorwright.ir.weights import (
+    ChannelScales,
+    Concat,
+    Divided,
+    Ref,
+    Reshape,
+    Scaled,
+    Slice,
+    Stack,
+    Transpose,
+    parse_expr,
+    scales_of,
+    without_scales,
+)
 from tensorwright.models.dtypes import Tensor, float32_from_bits
 from tensorwright.models.read_weights import dtype_of, evaluate, evaluate_rows
 
@@ -38,8 +51,13 @@ class Source:
 A = np.arange(12, dtype=np.float32).reshape(4, 3)
 B = np.arange(100, 115, dtype=np.float32).reshape(5, 3)
 C = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-SOURCE = Source({"a": A, "b": B, "c": C, "bf": np.array([0x3F80, 0x4000, 0xC040], np.uint16), "f": A[0]})
+S = np.array([0.5, 3.0], np.float32)
+SOURCE = Source(
+    {"channel_scales.7": S, "a": A, "b": B, "c": C, "bf": np.array([0x3F80, 0x4000, 0xC040], np.uint16), "f": A[0]}
+)
 a, b, c = Ref("a"), Ref("b"), Ref("c")
+s = ChannelScales(7, 2)
+spread = s.reshape([2, 1]).repeat(1, 2).reshape([4])
 
 CASES = [
     (a, A),
@@ -62,6 +80,19 @@ CASES = [
     (c.reshape([3, 8]), C.reshape(3, 8)),
     (c.transpose(1, 2).reshape([8, 3]), C.swapaxes(1, 2).reshape(8, 3)),
     (a.reshape([12]), A.reshape(12)),
+    (s, S),
+    (spread, np.repeat(S, 2)),
+    (Scaled(c, s, 0), C * S[:, None, None]),
+    (Scaled(c, spread, 2), C * np.repeat(S, 2)),
+    (Scaled(a.transpose(), spread, 1), A.T * np.repeat(S, 2)),
+    (Divided(a, spread, 0), A / np.repeat(S, 2)[:, None]),
+    (Divided(b, s, 0, 2), np.concatenate([B[:2], B[2:4] / S[:, None], B[4:]])),
+    (Divided(b, s, 1, 1), np.concatenate([B[:, :1], B[:, 1:] / S], 1)),
+    (Divided(Ref("f"), s, 0, 0, 1), np.concatenate([(A[0, :2] + 1) / S - 1, A[0, 2:]])),
+    (
+        Scaled(Divided(a.concat([b]), s, 0, 6), ChannelScales(7, 2).slice(0, 1, 2).repeat(0, 3), 1),
+        np.concatenate([A, B[:2], B[2:4] / S[:, None], B[4:]]) * S[1],
+    ),
 ]
 
 
@@ -131,6 +162,24 @@ def test_spelling_is_one():
     assert b.slice(0, 1, 5).slice(0, 1, 2) == b.slice(0, 2, 3)
     with pytest.raises(CheckpointError, match="outside"):
         b.slice(0, 1, 3).slice(0, 0, 3)
+
+
+def test_scales_are_found_and_taken_out():
+    other = ChannelScales(8, 4)
+    expr = Scaled(Divided(a.concat([b]).slice(0, 1, 5), other, 0, 0, 1), ChannelScales(7, 3), 1).stack(
+        [Scaled(b, s, 0)]
+    )
+    assert [vector.number for vector in scales_of(expr)] == [8, 7, 7]
+    assert list(expr.refs()) == ["a", "b", "b"]
+    assert without_scales(expr) == a.concat([b]).slice(0, 1, 5).stack([b])
+    assert without_scales(expr, frozenset({7})) == Divided(a.concat([b]).slice(0, 1, 5), other, 0, 0, 1).stack([b])
+    assert without_scales(expr, frozenset({9})) == expr
+
+
+@pytest.mark.parametrize("expr", [Scaled(a, s, 0), Scaled(a, s, 2), Divided(a, s, 0, 3), Divided(a, s, 2)], ids=str)
+def test_vectors_must_fit(expr):
+    with pytest.raises(CheckpointError, match="does not fit"):
+        expr.shape(SOURCE)
 
 
 def test_references_in_order():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
@@ -28,7 +29,6 @@ FIRST_USE = TARGETS["cpu"]
 """The target of an engine that `run`, `serve` or `LLM` builds from a model directory on its first use."""
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
-CALIBRATIONS = ("none", "gptq")
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
@@ -215,12 +215,12 @@ class BuildFields:
     )
     calibrate: str = declare(
         "none",
-        choices=CALIBRATIONS,
+        choices=tuple(CALIBRATIONS),
         targets=("cpu",),
         at={
             Door.BUILD: At(
-                "How the codes of quantized matrices are chosen: each weight's nearest (none), or by what a text's "
-                "products need (gptq), which takes longer and is more accurate."
+                "What a text chooses of quantized matrices: nothing (none); their codes, by what products need (gptq); "
+                "scales of their input channels (awq for int4 and the like, smoothquant for w8a8); or both."
             ),
             Door.REBUILD: ENGINES_OWN,
         },

@@ -208,6 +208,9 @@ def test_the_text_is_cut_into_sequences(planted: Checkpoint, tmp_path: Path) -> 
         ({"calibrate": "gptq", "quantize": "mxfp4"}, "chooses whole numbers"),
         ({"quantize": "int4", "calibration_text": "some"}, "say calibrate"),
         ({"quantize": "int4", "calibrate": "best"}, "none, gptq"),
+        ({"quantize": "int4", "calibrate": "smoothquant"}, "scales channels for w8a8"),
+        ({"quantize": "w8a8", "calibrate": "awq"}, "scales channels for formats with groups"),
+        ({"quantize": "mxfp4", "calibrate": "awq+gptq"}, "chooses whole numbers"),
         ({"quantize": "int4", "calibrate": "gptq", "target": "onnx"}, "onnx"),
     ],
 )

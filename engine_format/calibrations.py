@@ -1,0 +1,48 @@
+"""Lists the ways in which a build may calibrate quantized weights on a text: the values of the option `calibrate`.
+
+A way has up to two parts. One scales the input channels of matrices and divides what makes the inputs, which changes
+nothing but what rounding costs. The other chooses the codes of the matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwright.engine_format.weight_formats import WeightFormat
+
+AWQ, SMOOTHQUANT = "awq", "smoothquant"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One value of the option. scales: "" or the method that chooses channel scales. codes: whether GPTQ chooses
+    codes."""
+
+    scales: str = ""
+    codes: bool = False
+
+    def scales_format(self, fmt: WeightFormat) -> bool:
+        """Returns whether channel scales are chosen for matrices of this format."""
+        return bool(self.scales) and scales_format(self.scales, fmt)
+
+    def codes_format(self, fmt: WeightFormat) -> bool:
+        """Returns whether the codes of matrices of this format are chosen."""
+        return self.codes and fmt.has_codes
+
+
+CALIBRATIONS = {
+    "none": Calibration(),
+    "gptq": Calibration(codes=True),
+    "awq": Calibration(AWQ),
+    "awq+gptq": Calibration(AWQ, codes=True),
+    "smoothquant": Calibration(SMOOTHQUANT),
+    "smoothquant+gptq": Calibration(SMOOTHQUANT, codes=True),
+}
+SCALED_FORMATS = {AWQ: "formats with groups, such as int4", SMOOTHQUANT: "w8a8"}
+"""The formats of each method that chooses channel scales, in words."""
+
+
+def scales_format(method: str, fmt: WeightFormat) -> bool:
+    """Returns whether a method of channel scales is for this format: AWQ for weights in groups, SmoothQuant for
+    activations with one scale for each token."""
+    return fmt.kind != "fp" and (fmt.group == 0) == (method == SMOOTHQUANT)
