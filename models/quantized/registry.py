@@ -7,6 +7,7 @@ from typing import Any
 
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.models.quantized.awq import read_awq
+from tensorwright.models.quantized.bitsandbytes import read_bitsandbytes
 from tensorwright.models.quantized.compressed_tensors import read_compressed_tensors
 from tensorwright.models.quantized.fp8 import read_fp8
 from tensorwright.models.quantized.gptq import read_gptq
@@ -16,6 +17,7 @@ from tensorwright.models.stored_tensors import StoredTensors
 
 KINDS: dict[str, Callable[[Mapping[str, Any], StoredTensors, Refusals], Quantization]] = {
     "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "gptq": read_gptq,

@@ -103,6 +103,17 @@ def test_float16_scales_and_zero_points_are_kept(folder, name):
     np.testing.assert_array_equal(values.astype(np.float16), decoded)
 
 
+@pytest.mark.parametrize("name", ["w8a8", "int8:g32"])
+def test_codes_of_bitsandbytes_are_kept(name):
+    """An engine's scale is the product of the two numbers that the library multiplies one after the other."""
+    checkpoint = open_checkpoint(MADE / "bnb-int8")
+    held = read_codes(Q, checkpoint, parse_format(name), ((0, 32), (0, 64)))
+    assert held is not None
+    assert held.fits.all() == (name == "w8a8")  # int8:g32 has bfloat16 scales
+    if held.fits.all():
+        np.testing.assert_allclose(packed_values(checkpoint, Q, name), checkpoint_values(checkpoint), rtol=2**-22)
+
+
 @pytest.mark.parametrize(
     ("file", "weight", "block", "name"),
     [

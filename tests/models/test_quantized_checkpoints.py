@@ -172,7 +172,7 @@ def test_act_order_of_compressed_tensors(tmp_path):
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-METHODS = ["aqlm", "bitnet", "bitsandbytes", "eetq", "fbgemm_fp8", "higgs", "hqq", "quanto", "quark", "torchao", "vptq"]
+METHODS = ["aqlm", "bitnet", "eetq", "fbgemm_fp8", "higgs", "hqq", "quanto", "quark", "torchao", "vptq"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -202,6 +202,15 @@ def edited(tmp_path: Path, kind: str, tensors=None, **section: object) -> Checkp
 
 
 INTS = torch.zeros(64, 4, dtype=torch.int32)
+BYTES = torch.full((9,), 1, dtype=torch.uint8)
+NF4 = f"{Q}.weight.quant_state.bitsandbytes__nf4"
+
+
+def made_state(**facts: object) -> torch.Tensor:
+    sound = {"shape": [32, 64], "blocksize": 64, "dtype": "bfloat16", "nested_blocksize": 256, "nested_offset": 0.5}
+    return torch.tensor(list(json.dumps({**sound, **facts}).encode()), dtype=torch.uint8)
+
+
 EMPTY_GPTQ = {
     f"{Q}.qweight": torch.zeros(0, 32, dtype=torch.int32),
     f"{Q}.g_idx": torch.zeros(0, dtype=torch.int32),
@@ -241,6 +250,17 @@ def test_forms_that_are_not_read(tmp_path, kind, section, message):
         ("ct-int4-zeros", {f"{Q}.weight_zero_point": INTS}, {}, "weight_zero_point must be"),
         ("ct-w8a8", {f"{Q}.weight": None}, {}, f"{Q}.weight is missing"),
         ("ct-w8a8", {f"{Q}.weight": torch.ones(0, 64, dtype=torch.int8)}, {}, f"{Q}.weight must hold numbers"),
+        ("bnb-nf4", {f"{Q}.weight.absmax": None}, {}, f"{Q}.weight.absmax is missing"),
+        ("bnb-nf4", {f"{Q}.weight": BYTES}, {}, f"{Q}.weight must hold 2048 numbers of 4 bits"),
+        ("bnb-nf4", {NF4: BYTES}, {}, f"{NF4} is not JSON"),
+        ("bnb-nf4", {NF4: made_state(shape=[64])}, {}, "must be two sizes, not [64]"),
+        ("bnb-nf4", {NF4: made_state(shape=[2**40, 64])}, {}, "must be two sizes"),
+        ("bnb-nf4", {NF4: made_state(blocksize=0)}, {}, f"the blocksize of {NF4} must be from 16 to 65536, not 0"),
+        ("bnb-nf4", {NF4: made_state(dtype="int8")}, {}, f"the dtype of {NF4} must be float32 or"),
+        ("bnb-nf4-double", {f"{Q}.weight.nested_quant_map": None}, {}, f"{Q}.weight.nested_quant_map is missing"),
+        ("bnb-nf4-double", {NF4: made_state(nested_offset="0")}, {}, "the nested_offset of"),
+        ("bnb-int8", {f"{Q}.SCB": torch.ones(3)}, {}, f"{Q}.SCB must be float32 [32], is float32 [3]"),
+        ("bnb-int8", {f"{Q}.weight": None}, {}, f"{Q}.weight must be an int8 matrix beside {Q}.SCB"),
         ("gptq-4", EMPTY_GPTQ, {}, f"{Q}.g_idx must hold numbers"),
         ("gptq-4", {}, {"bits": 10**30}, "bits of its quantization_config must be a whole number"),
     ],
@@ -249,6 +269,11 @@ def test_tensors_that_contradict_the_config(tmp_path, kind, tensors, section, me
     with pytest.raises(CheckpointError) as caught:
         edited(tmp_path, kind, tensors, **section)
     assert message in str(caught.value)
+
+
+def test_rows_of_bitsandbytes_in_another_order(tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"q_proj.weight does not lie row by row \(weight_format\)"):
+        edited(tmp_path, "bnb-int8", {f"{Q}.weight_format": torch.tensor(2, dtype=torch.uint8)})
 
 
 def test_groups_that_do_not_exist_are_refused_when_they_are_read(tmp_path):

@@ -7,6 +7,10 @@ MADE = Path(__file__).parents[1] / "models" / "quantized_checkpoints"
 
 KINDS = {
     "awq-4": "awq 4 bits g32",
+    "bnb-fp4": "bitsandbytes fp4",
+    "bnb-int8": "bitsandbytes int8",
+    "bnb-nf4": "bitsandbytes nf4",
+    "bnb-nf4-double": "bitsandbytes nf4 double",
     "ct-fp8": "compressed-tensors float8 per channel",
     "ct-fp8-blocks": "compressed-tensors float8 blocks 16x32",
     "ct-fp8-tensor": "compressed-tensors float8 per tensor",

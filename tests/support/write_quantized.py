@@ -1,9 +1,10 @@
 """Writes the quantized checkpoints of tests/models/quantized_checkpoints, each with the library whose form it has.
 
-    python tests/support/write_quantized.py tests/models/quantized_checkpoints
+    python tests/support/write_quantized.py tests/models/quantized_checkpoints [NAME ...]
 
-needs compressed-tensors 0.20, gptqmodel 7.7 and autoawq 0.2.9 beside torch and transformers. The tests need none of
-them: beside each checkpoint lies decoded.json, with the digest of every matrix as the library itself decodes it.
+needs compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9 and bitsandbytes 0.50 beside torch and transformers. The
+tests need none of them: beside each checkpoint lies decoded.json, with the digest of every matrix as the library itself
+decodes it.
 """
 
 from __future__ import annotations
@@ -205,7 +206,50 @@ def awq(path: Path) -> None:
 
 
 BLOCK = {"strategy": "block", "block_structure": [16, 32]}
+# -- bitsandbytes ---------------------------------------------------------------------------------------------------
+
+
+def bitsandbytes(dtype: torch.dtype, section: dict[str, Any], **options: Any) -> Callable[[Path], None]:
+    """options: those of Linear4bit; none for a layer of 8 bits."""
+
+    def make(path: Path) -> None:
+        import bitsandbytes as bnb
+
+        model = tiny_model(dtype)
+        tensors, decoded = others(model), {}
+        for name, part in linears(model).items():
+            if name == "lm_head":
+                continue
+            n, k = part.weight.shape
+            if options:
+                layer = bnb.nn.Linear4bit(k, n, bias=False, compute_dtype=dtype, **options)
+                layer.weight = bnb.nn.Params4bit(part.weight.detach(), requires_grad=False, module=layer, **options)
+            else:
+                layer = bnb.nn.Linear8bitLt(k, n, bias=False, has_fp16_weights=False)
+                layer.weight = bnb.nn.Int8Params(part.weight.detach(), requires_grad=False, has_fp16_weights=False)
+            layer = layer.to("cpu")
+            tensors |= {f"model.{name}.{key}": value for key, value in layer.state_dict().items()}
+            if options:
+                state = layer.weight.quant_state
+                state.dtype = torch.float32  # Its default kernel rounds the table too, and those of CUDA do not.
+                decoded[f"model.{name}.weight"] = bnb.functional.dequantize_4bit(layer.weight.data, state).to(dtype)
+            else:
+                codes, largest = layer.weight.data, layer.state_dict()["SCB"]
+                decoded[f"model.{name}.weight"] = bnb.functional.int8_vectorwise_dequant(codes, largest)
+        write(path, model, tensors, {"quant_method": "bitsandbytes", **section})
+        write_digests(path, decoded)
+
+    return make
+
+
+FOUR = {"load_in_4bit": True, "load_in_8bit": False}
+EIGHT = {"load_in_4bit": False, "load_in_8bit": True}
+
 MADE: dict[str, Callable[[Path], None]] = {
+    "bnb-nf4": bitsandbytes(torch.bfloat16, FOUR, quant_type="nf4", compress_statistics=False),
+    "bnb-nf4-double": bitsandbytes(torch.bfloat16, FOUR, quant_type="nf4", compress_statistics=True),
+    "bnb-fp4": bitsandbytes(torch.float16, FOUR, quant_type="fp4", compress_statistics=False),
+    "bnb-int8": bitsandbytes(torch.float16, EIGHT),
     "ct-int4": compressed(integers(4, "group", group_size=GROUP), "pack-quantized", torch.bfloat16),
     "ct-int4-zeros": compressed(
         integers(4, "group", group_size=GROUP, symmetric=False), "pack-quantized", torch.float16
@@ -228,7 +272,7 @@ MADE: dict[str, Callable[[Path], None]] = {
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    for folder, make in MADE.items():
+    for folder, make in ((name, MADE[name]) for name in sys.argv[2:] or MADE):
         made = Path(sys.argv[1]) / folder
         make(made)
         print(folder, sum(tensor.nbytes for tensor in load_file(made / "model.safetensors").values()))
