@@ -33,11 +33,13 @@ BITS = {
 ITEM_BYTES = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
 """The bytes of one element of each type that has whole bytes."""
 
-NUMBERS = {"float32": 0, "bfloat16": 1, "int32": 2, "int8": 3, "int4": 4, "mxfp4": 5} | {
-    name: 6 + i
+NUMBERS = {
+    name: i
     for i, name in enumerate((
+        "float32", "bfloat16", "int32", "int8", "int4", "mxfp4",
         "uint8", "uint4", "int8_fp16", "int4_fp16", "uint8_fp16", "uint4_fp16",
         "int3", "int2", "uint3", "uint2", "int3_fp16", "int2_fp16", "uint3_fp16", "uint2_fp16",
+        "float8_e4m3fn",
     ))
 }  # fmt: skip
 """The number of each type in a plan of target cpu and in its kernels: tw_dtype of plugins/common/kernel_types.h.

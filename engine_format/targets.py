@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tensorwright.engine_format import file_names
 from tensorwright.engine_format.dtypes import DTYPES
-from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_cpu_spec, parse_weight_only_spec
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec, parse_weight_only_spec
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TargetFormat:
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
         if self.name == "cpu":
-            return parse_cpu_spec(text, self.weight_formats)
+            return parse_spec(text, self.weight_formats)
         alike = [target.name for target in TARGETS.values() if target.files == self.files]
         return parse_weight_only_spec(text, " or ".join(alike), self.weight_formats)
 
@@ -46,7 +46,7 @@ TARGETS: dict[str, TargetFormat] = {
             (file_names.CPU_WEIGHTS, file_names.CPU_PLAN),
             file_names.CPU_WEIGHTS,
             ("float32", "bfloat16"),
-            ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8"),
+            ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8", "fp8"),
         ),
         TargetFormat(
             "onnx",

@@ -8,10 +8,12 @@ uintB:gN          likewise with B of 8, 4, 3 or 2 bits, and a whole number as ze
 mxfp4             E2M1 floats in groups of 32 that share a power of two, as the OCP Microscaling Formats specification
                   has them; activations as for int4
 w8a8              int8 with one float32 scale for each output row; activations have one scale for each token
-fp8               E4M3 floats with one float32 scale for each output row; the scale has the precision of bfloat16
+fp8               E4M3 floats with one float32 scale for each output row; activations are not rounded
+fp8:gN            likewise with a scale for each row and group of N
 
 The scales of groups of whole numbers may be float16, as in `uint4:g128:fp16`, which holds the scales of most quantized
-checkpoints exactly.
+checkpoints exactly. A format that ends in `:wo` (weight-only), as `int4:g64:wo` or `mxfp4:wo`, has the same weights,
+and target cpu does not round activations beside them.
 
 Only target cpu rounds activations. For the other targets int4, int8 and fp8 are weight-only, and the others do not
 exist.
@@ -31,7 +33,11 @@ DEFAULT_GROUP = 32
 FORMATS = ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8", "fp8")
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
 _FLOAT16_SCALES = ":fp16"
-_GROUPED = re.compile(f"(int|uint)([2348])(?::g({'|'.join(map(str, GROUPS))}))?({_FLOAT16_SCALES})?")
+_WEIGHT_ONLY = ":wo"
+_GROUP = f"(?::g({'|'.join(map(str, GROUPS))}))?"
+_GROUPED = re.compile(f"(int|uint)([2348]){_GROUP}({_FLOAT16_SCALES})?({_WEIGHT_ONLY})?")
+_MXFP4 = re.compile(f"mxfp4({_WEIGHT_ONLY})?")
+_FP8 = re.compile(f"fp8{_GROUP}")
 
 PARTS = ("embedding", "lm_head")
 """The matrices that may have a format of their own."""
@@ -60,18 +66,19 @@ class WeightFormat:
     """One of "int", "uint" (with zero points), "mxfp" and "fp"."""
     scales: str = "bfloat16"
     """The type of the scales of groups of "int" and "uint": "bfloat16" or "float16"."""
+    weight_only: bool = False
+    """Whether products leave activations as they are, where the kind alone does not say so."""
 
     def __str__(self) -> str:
         """Returns the name that `parse_format` reads, with the group spelled out."""
         if self.kind == "fp":
-            return "fp8"
+            return f"fp8:g{self.group}" if self.group else "fp8"
+        last = _WEIGHT_ONLY * self.weight_only
         if self.kind == "mxfp":
-            return "mxfp4"
-        return (
-            "w8a8"
-            if self.group == 0
-            else f"{self.kind}{self.bits}:g{self.group}{_FLOAT16_SCALES * (self.scales == FLOAT16)}"
-        )
+            return f"mxfp4{last}"
+        if self.group == 0:
+            return "w8a8"
+        return f"{self.kind}{self.bits}:g{self.group}{_FLOAT16_SCALES * (self.scales == FLOAT16)}{last}"
 
     @property
     def family(self) -> str:
@@ -87,6 +94,11 @@ class WeightFormat:
     def codec(self) -> str:
         """The name of the form in which target cpu stores the weights and their scales, a key of `dtypes.NUMBERS`."""
         return f"{self.dtype}_fp16" if self.scales == FLOAT16 else self.dtype
+
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether products on target cpu read activations as they are, and not rounded to 8 bits."""
+        return self.weight_only or self.kind == "fp"
 
     @property
     def has_zeros(self) -> bool:
@@ -113,13 +125,15 @@ class WeightFormat:
 
     @property
     def values_dtype(self) -> str:
-        """The numpy type that holds values of whole numbers less their zero points."""
+        """The numpy type that holds values, those of whole numbers less their zero points."""
+        if self.kind == "fp":
+            return "float32"
         return "int16" if self.has_zeros and self.bits == 8 else "int8"
 
     @property
     def scale_bytes(self) -> int:
         """The bytes of one scale in a panel of target cpu."""
-        return 1 if self.kind == "mxfp" else 2 if self.group else 4
+        return 1 if self.kind == "mxfp" else 2 if self.group and self.kind != "fp" else 4
 
     @property
     def period(self) -> int:
@@ -137,8 +151,6 @@ class WeightFormat:
 
     def stored_group(self, k: int) -> int:
         """Returns the elements of one group as stored, padding included."""
-        if self.kind == "fp":
-            return k
         return self.group or -(-k // 4) * 4
 
     def group_bytes(self, k: int) -> int:
@@ -146,12 +158,7 @@ class WeightFormat:
         return self.stored_group(k) * LANES * self.bits // 8
 
     def panel_bytes(self, k: int) -> int:
-        """Returns the bytes of a panel of 16 rows and `k` columns, with scales: plugins/quantized_matmul/layout.h.
-
-        Raises InvalidOptionError for fp8, which has no panels.
-        """
-        if self.kind == "fp":
-            raise InvalidOptionError("target cpu has no kernels for fp8 weights; quantize to int4, int8 or w8a8")
+        """Returns the bytes of a panel of 16 rows and `k` columns, with scales: plugins/quantized_matmul/layout.h."""
         groups = self.groups(k)
         return -(-groups // self.period) * self.header_bytes + groups * self.group_bytes(k)
 
@@ -176,19 +183,20 @@ MXFP4 = WeightFormat(4, 32, "mxfp")
 
 
 def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
-    """Reads "int4", "int8:g64", "uint4:g128:fp16", "mxfp4", "w8a8" or "fp8".
+    """Reads "int4", "int8:g64", "uint4:g128:fp16", "int4:g32:wo", "mxfp4", "w8a8", "fp8" or "fp8:g128".
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
     if text == "w8a8":
         return W8A8
-    if text == "fp8":
-        return WeightFormat(8, 0, "fp")
-    if text == "mxfp4":
-        return MXFP4
+    if found := _FP8.fullmatch(text):
+        return WeightFormat(8, int(found[1] or 0), "fp")
+    if found := _MXFP4.fullmatch(text):
+        return replace(MXFP4, weight_only=found[1] is not None)
     if found := _GROUPED.fullmatch(text):
-        kind, bits, group, float16 = found.groups()
-        return WeightFormat(int(bits), int(group or DEFAULT_GROUP), kind, FLOAT16 if float16 else "bfloat16")
+        kind, bits, group, float16, weight_only = found.groups()
+        scales = FLOAT16 if float16 else "bfloat16"
+        return WeightFormat(int(bits), int(group or DEFAULT_GROUP), kind, scales, weight_only is not None)
     sizes = ", ".join(f"g{size}" for size in GROUPS)
     last = next(name for name in ("uint2", "uint8", "int8") if name in offered)
     names = [f"{name} (each also with a group: {sizes}, as in int4:g64)" if name == last else name for name in offered]
@@ -261,13 +269,6 @@ def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
     return _parse_parts(text, offered)[0]
 
 
-def parse_cpu_spec(text: str, offered: tuple[str, ...]) -> QuantizeSpec:
-    """Reads a spec for target cpu, which has no fp8. Raises InvalidOptionError."""
-    spec = parse_spec(text, offered)
-    _refuse(spec, "fp8", "target cpu has no kernels for it; quantize to int4, int8 or w8a8")
-    return spec
-
-
 def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> QuantizeSpec:
     """Reads a spec for a target that rounds weights only. Raises InvalidOptionError for what the target cannot do.
 
@@ -277,7 +278,9 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
     spec, named = _parse_parts(text, offered)
     _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
     for fmt in spec.formats:
-        if fmt.family not in offered or fmt.scales == FLOAT16:
+        if fmt.weight_only:
+            _refuse(spec, str(fmt), f"target {target} keeps activations as they are in any format; leave out :wo")
+        if fmt.family not in offered or fmt.scales == FLOAT16 or (fmt.kind == "fp" and fmt.group):
             _refuse(spec, str(fmt), f"target {target} has no such products; quantize to int8 or int4")
     if spec.embedding is None or spec.embedding.dtype == "int8":
         return spec

@@ -15,6 +15,7 @@ import numpy as np
 from tensorwright.engine_format.weight_formats import FLOAT16, LANES, WeightFormat
 from tensorwright.ir.weights import Concat, Every, Ref, Slice, Stack, Transpose, WeightExpr
 from tensorwright.models.dtypes import Ranges, bfloat16_bits, float32_from_bits
+from tensorwright.models.quantized.fp8 import BlockScaled
 from tensorwright.models.quantized.interface import Decoded
 from tensorwright.models.quantized.mxfp4 import DOUBLED, Mxfp4
 from tensorwright.models.quantized.mxfp4 import GROUP as MXFP4_GROUP
@@ -33,7 +34,8 @@ class CodedSource(Protocol):
 class HeldCodes:
     """Rows of codes in a format.
 
-    values: whole numbers [..., groups, elements of a group as stored], less the zero points, and doubled for mxfp4;
+    values: whole numbers [..., groups, elements of a group as stored], less the zero points, and doubled for mxfp4; for
+    fp8 float32;
     scales: float32
     [..., groups]; fits: bool [...], whether the format holds a row exactly. The other rows have codes of no meaning.
     zeros: the zero points, uint8 [..., groups], of a format that has them.
@@ -51,12 +53,14 @@ class HeldCodes:
 
 def read_codes(expr: WeightExpr, source: object, fmt: WeightFormat, ranges: Ranges) -> HeldCodes | None:
     """Returns the codes of the part inside `ranges`, which take all columns; None if no row can be held."""
-    if fmt.kind == "fp" or not isinstance(source, CodedSource):
+    if not isinstance(source, CodedSource):
         return None
     rows = len(ranges) - 1
     match expr:
         case Ref(name):
             matrix = source.decoded(name)
+            if isinstance(matrix, BlockScaled):
+                return _codes_of_blocks(matrix, fmt, ranges)
             return _codes_of(matrix, fmt, ranges[0]) if isinstance(matrix, ScaledCodes) else None
         case Transpose(Ref(name), 1, 2):
             experts = source.decoded(name)
@@ -83,9 +87,9 @@ def _codes_of(matrix: ScaledCodes, fmt: WeightFormat, rows: tuple[int, int]) -> 
     if group is None or not _in_turn(matrix):
         return None
     codes = np.ascontiguousarray(matrix.codes(rows, (0, k)))
-    if codes.dtype.kind == "f":
+    if (codes.dtype.kind == "f") != (fmt.kind == "fp"):
         return None
-    values = codes.astype(np.int16)
+    values = codes if fmt.kind == "fp" else codes.astype(np.int16)
     groups = -(-k // group)
     if matrix.zeros is not None:
         zeros = matrix.zeros(rows, (0, groups)).astype(np.int16)
@@ -93,11 +97,22 @@ def _codes_of(matrix: ScaledCodes, fmt: WeightFormat, rows: tuple[int, int]) -> 
     return _held(values, matrix.scales(rows, (0, groups)), group, fmt)
 
 
+def _codes_of_blocks(matrix: BlockScaled, fmt: WeightFormat, ranges: Ranges) -> HeldCodes | None:
+    """Returns the codes of rows of a matrix, or of some experts. Every row has the scales of its blocks."""
+    k = matrix.shape[-1]
+    group = _shared_group(matrix.blocks[1], k, fmt)
+    if fmt.kind != "fp" or group is None:
+        return None
+    values = matrix.codes(ranges)
+    held = _held(values.reshape(-1, k), matrix.row_scales(ranges[:-1]).reshape(values[..., 0].size, -1), group, fmt)
+    return _each(held, lambda array: array.reshape(*values.shape[:-1], *array.shape[1:]))
+
+
 def _codes_of_experts(matrix: Mxfp4, fmt: WeightFormat, ranges: Ranges) -> HeldCodes | None:
     """Returns the codes of rows of some experts, [E, N, ...]."""
     k = matrix.shape[1]
     group = _shared_group(MXFP4_GROUP, k, fmt)
-    if group is None:
+    if group is None or fmt.kind == "fp":
         return None
     values, scales = matrix.doubled(*ranges[:2])
     experts, rows = values.shape[:2]
@@ -112,9 +127,12 @@ def _shared_group(group: int, k: int, fmt: WeightFormat) -> int | None:
 
 
 def _held(differences: np.ndarray, scales: np.ndarray, group: int, fmt: WeightFormat) -> HeldCodes:
-    """Puts codes less their zero points, int16 [rows, k], in a format. scales: float32 [rows, groups of `group`]."""
+    """Puts codes less their zero points, int16 [rows, k], for fp8 float32, in a format.
+
+    scales: float32 [rows, groups of `group`].
+    """
     n, k = differences.shape
-    padded = np.zeros((n, fmt.groups(k) * fmt.stored_group(k)), np.int16)
+    padded = np.zeros((n, fmt.groups(k) * fmt.stored_group(k)), differences.dtype)
     padded[:, :k] = differences
     values = padded.reshape(n, fmt.groups(k), -1)
     zeros, inside = _placed(values, fmt)
@@ -132,7 +150,7 @@ def _stores(scales: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     elif fmt.scales == FLOAT16:
         with np.errstate(over="ignore"):
             stored = scales.astype(np.float16) == scales
-    elif fmt.group:
+    elif fmt.scale_bytes == 2:
         stored = float32_from_bits(bfloat16_bits(scales)) == scales
     else:
         stored = np.ones(scales.shape, bool)
@@ -150,6 +168,8 @@ def _placed(values: np.ndarray, fmt: WeightFormat) -> tuple[np.ndarray | None, n
 
     Only differences from zero points count, so the least zero point that makes no code negative will do.
     """
+    if fmt.kind == "fp":
+        return None, np.logical_and.reduce(_are_e4m3(values), axis=(1, 2))
     if fmt.kind == "mxfp":
         return None, np.logical_and.reduce(np.isin(values, DOUBLED), axis=(1, 2))
     least, most = values.min(axis=2), values.max(axis=2)
@@ -158,6 +178,13 @@ def _placed(values: np.ndarray, fmt: WeightFormat) -> tuple[np.ndarray | None, n
         return None, (least >= low).all(axis=1) & (most < -low).all(axis=1)
     zeros = np.clip(-least, 0, fmt.largest)
     return zeros.astype(np.uint8), ((least + zeros >= 0) & (most + zeros <= fmt.largest)).all(axis=1)
+
+
+def _are_e4m3(values: np.ndarray) -> np.ndarray:
+    """Returns which float32 numbers are E4M3: 4 significant bits, and multiples of 2^-9 of at most 448."""
+    few_bits = (values.view(np.uint32) & 0xFFFFF) == 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        return few_bits & (np.abs(values) <= 448) & (np.rint(values * 512) == values * 512)
 
 
 def _joined(

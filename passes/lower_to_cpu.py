@@ -296,7 +296,9 @@ def lower_matmul(
     if wide and rows.dtype != "float32":
         raise low.refusal(x, f"is {rows.dtype}, and its product with a matrix that stays float32 reads float32")
     operands = [rows, weight, bias, None if residual is None else low.value(residual)]
-    op = "quantized_matmul" if linear.op == "quantized_linear" else "matmul"
+    op = "matmul"
+    if linear.op == "quantized_linear":
+        op = "weight_only_matmul" if linear.attrs["format"].keeps_activations else "quantized_matmul"
     return low.emit(op, operands, [kind], **format_attr(linear), epilogue=epilogue, n=out.shape[-1])
 
 

@@ -106,7 +106,9 @@ def second_moments(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     total = np.zeros((k, k))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for start in range(0, len(x), _ROUNDED_ROWS):
-            rows = np.ascontiguousarray(dequantized(quantize_activations(x[start : start + _ROUNDED_ROWS], fmt), k))
+            rows = x[start : start + _ROUNDED_ROWS]
+            if not fmt.keeps_activations:
+                rows = np.ascontiguousarray(dequantized(quantize_activations(rows, fmt), k))
 
             def part(first: int, rows: np.ndarray = rows) -> None:
                 total[first : first + _MOMENT_COLUMNS] += rows[:, first : first + _MOMENT_COLUMNS].T @ rows

@@ -27,6 +27,7 @@ from tensorwright.plugins.packing import pack_panels, panel_bytes, panels_of
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
 _LAYOUT_NUMBERS = {"raw": 0, "bias": 0, "panels": 1, "quantized": 2}  # numbers of WeightLayout in plan_format.h
+_WEIGHT_ONLY = 3  # the number for quantized weights beside which activations are not rounded
 
 
 class Sink(Protocol):
@@ -83,6 +84,8 @@ class WeightPlan:
 
     @property
     def layout_number(self) -> int:
+        if self.format is not None and self.format.keeps_activations:
+            return _WEIGHT_ONLY
         return _LAYOUT_NUMBERS[self.key.layout.kind]
 
     @property

@@ -24,7 +24,6 @@ from tensorwright.plugins.quantized_matmul.quantize import (
     Quantized,
     dequantized,
     pack,
-    quantize_weights,
     unpack,
 )
 
@@ -140,8 +139,6 @@ class QuantizingWeights:
     def quantized(self, expr: WeightExpr, fmt: WeightFormat) -> Quantized:
         w = self._read(expr).float().contiguous().numpy()
         rows, k = w.shape
-        if fmt.kind == "fp":
-            return quantize_weights(w, fmt)
         codes = stored_codes(expr, self._source, fmt)
         packer = RowPacker(fmt, k, lambda start, end: w[start:end], codes)
         chunks = quantized_chunks(str(expr), packer, rows, gated=False, total=RelativeError())
@@ -181,16 +178,20 @@ def _rows(expr: WeightExpr, source: TensorSource, matrix: int, start: int, end: 
 
 
 class Multiplier:
-    """x [T, K] float32 in the form that the kernels of quantized_matmul read; any thread may use it."""
+    """x [T, K] float32 in the form that the kernels for weights of a format read; any thread may use it."""
 
     def __init__(self, x: np.ndarray, fmt: WeightFormat):
         self._count = len(x)
-        self._rows: Any = native().QuantizedRows(NUMBERS[fmt.codec], fmt.group, x)
+        number = NUMBERS[fmt.codec]
+        if fmt.keeps_activations:
+            self._product: Any = partial(native().FloatRows(x).product, number, fmt.group)
+        else:
+            self._product = native().QuantizedRows(number, fmt.group, x).product
 
     def product(self, panels: np.ndarray, n: int) -> np.ndarray:
         """Returns float32 [T, n], the product of x with the first n rows of a matrix in panels."""
         y = np.empty((self._count, n), np.float32)
-        self._rows.product(panels, y)
+        self._product(panels, y)
         return y
 
 

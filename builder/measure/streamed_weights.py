@@ -137,9 +137,10 @@ class StreamedWeights:
 
     def _multiply_quantized(self, node: Node, expr: WeightExpr, x: torch.Tensor, y: torch.Tensor) -> None:
         fmt: WeightFormat = node.attrs["format"]
-        halves = 1 if fmt.kind == "fp" else self._panels.halves(expr, fmt)
-        columns = x.T.contiguous()
         quantized = Multiplier(x.numpy(), fmt) if node.op == "quantized_linear" else None
+        # Targets that keep activations anyway have no panels of fp8.
+        halves = 1 if fmt.kind == "fp" and quantized is None else self._panels.halves(expr, fmt)
+        columns = x.T.contiguous()
 
         def part(start: int, end: int) -> tuple[float, float]:
             if quantized is not None:

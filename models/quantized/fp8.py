@@ -8,7 +8,7 @@ another type, and is read as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -78,19 +78,34 @@ class BlockScaled(Decoded):
     dtype: str = "float32"
 
     def read_part(self, ranges: Ranges) -> Tensor:
-        codes = self.stored.read(self.parts[0]).part(ranges).data
-        values = narrow_values("float8_e4m3fn")[codes]
-        tensor = self.stored.read(self.parts[1])
-        scales = _scale_values(tensor).reshape(self.grid)
+        values = self.codes(ranges)
         *experts, rows, columns = ranges
         at_rows = np.arange(*rows) // self.blocks[0]
         at_columns = np.arange(*columns) // self.blocks[1]
-        for place in product(*(range(*span) for span in experts)):
-            of_expert = scales[tuple(i if size > 1 else 0 for i, size in zip(place, self.grid, strict=False))]
-            inside = tuple(i - span[0] for i, span in zip(place, experts, strict=True))
+        for inside, of_expert in self._scales(experts):
             # The scales of one row of blocks are spread over the columns first, for many rows share them.
             values[inside] *= of_expert[:, at_columns][at_rows]
         return Tensor("float32", values)
+
+    def codes(self, ranges: Ranges) -> np.ndarray:
+        """Returns the numbers of a part without their scales, float32."""
+        return narrow_values("float8_e4m3fn")[self.stored.read(self.parts[0]).part(ranges).data]
+
+    def row_scales(self, ranges: Ranges) -> np.ndarray:
+        """Returns the scales of each row, float32 [..., rows, blocks of columns]. ranges: all but the columns'."""
+        *experts, rows = ranges
+        at_rows = np.arange(*rows) // self.blocks[0]
+        spread = np.empty((*(end - start for start, end in ranges), self.grid[-1]), np.float32)
+        for inside, of_expert in self._scales(experts):
+            spread[inside] = of_expert[at_rows]
+        return spread
+
+    def _scales(self, experts: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+        """Yields for each expert of some ranges its place in them, and its scales, float32 by blocks."""
+        scales = _scale_values(self.stored.read(self.parts[1])).reshape(self.grid)
+        for place in product(*(range(*span) for span in experts)):
+            of_expert = scales[tuple(i if size > 1 else 0 for i, size in zip(place, self.grid, strict=False))]
+            yield tuple(i - span[0] for i, span in zip(place, experts, strict=True)), of_expert
 
 
 def _scale_values(tensor: Tensor) -> np.ndarray:

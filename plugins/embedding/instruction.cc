@@ -58,7 +58,7 @@ void check_embedding(const InstructionCheck& c) {
   c.require(ids == TW_IDS_TOKENS || ids == TW_IDS_POSITIONS, "ids must be 0 or 1, is ", ids);
   const uint64_t panels =
       static_cast<uint64_t>(ids == TW_IDS_TOKENS ? panels_of(c.plan.header.vocab_size) : table->n / TW_LANES);
-  if (table->layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+  if (is_quantized(*table)) {
     c.require_quantized("table", table, panels, table->k);
   } else {
     c.require_panels("table", table, panels, table->k);

@@ -12,6 +12,7 @@ void tw_embedding_bf16_avx512(const tw_embedding_args*);
 void tw_embedding_bf16_avx2(const tw_embedding_args*);
 #define TW_DECLARE(dtype, kind, name) void tw_embedding_##kind##_scalar(const tw_embedding_args*);
 TW_FOR_EACH_QUANTIZED(TW_DECLARE)
+TW_DECLARE(TW_FP8, fp8, "fp8")
 #undef TW_DECLARE
 }
 
@@ -38,6 +39,7 @@ std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
     case TW_BF16:
       return kBf16;
       TW_FOR_EACH_QUANTIZED(TW_QUANTIZED)
+      TW_QUANTIZED(TW_FP8, fp8, "fp8")
     default:
       return kF32;
   }

@@ -18,7 +18,7 @@ void embed(const tw_embedding_args* a) {
       const char* values = panel + tw_quantized_group_offset(kDtype, a->width, a->group, i);
       float* y = a->y + t * a->y_stride + i * size;
       for (int64_t k = 0; k < size && i * size + k < a->width; ++k) {
-        y[k] = (float)tw_quantized_weight(kDtype, values, zeros, k, lane) * scale * a->scale;
+        y[k] = tw_quantized_number(kDtype, values, zeros, k, lane) * scale * a->scale;
       }
     }
   }
@@ -29,4 +29,5 @@ void embed(const tw_embedding_args* a) {
 #define TW_EMBEDDING(dtype, kind, name) \
   extern "C" void tw_embedding_##kind##_scalar(const tw_embedding_args* a) { embed<dtype>(a); }
 TW_FOR_EACH_QUANTIZED(TW_EMBEDDING)
+TW_EMBEDDING(TW_FP8, fp8, "fp8")
 #undef TW_EMBEDDING

@@ -16,6 +16,7 @@
 #include "plugins/matmul/pack.h"
 #include "plugins/quantized_matmul/kernels.h"
 #include "plugins/quantized_matmul/layout.h"
+#include "plugins/weight_only_matmul/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -35,8 +36,12 @@ GroupedProduct::GroupedProduct(const WeightRecord& w, const char* data, int32_t 
       row_(0),
       tilings_(static_cast<size_t>(experts)),
       tasks_(static_cast<size_t>(experts) + 1) {
-  if (w.layout != static_cast<uint32_t>(WeightLayout::kQuantized)) {
+  if (!is_quantized(w)) {
     kernel_ = choose("matmul", matmul_kernels(x_dtype), isa);
+    return;
+  }
+  if (keeps_activations(w)) {
+    weight_only_kernel_ = choose("weight_only_matmul", weight_only_matmul_kernels(x_dtype), isa);
     return;
   }
   groups_ = tw_quantized_groups(k_, group_);
@@ -46,7 +51,7 @@ GroupedProduct::GroupedProduct(const WeightRecord& w, const char* data, int32_t 
 }
 
 int64_t GroupedProduct::scratch_bytes(int64_t rows) const {
-  return is_quantized() ? align64(rows * row_) + 2 * align64(rows * groups_ * 4) : 0;
+  return rounds_x() ? align64(rows * row_) + 2 * align64(rows * groups_ * 4) : 0;
 }
 
 GroupedProduct::Quantized GroupedProduct::quantized(char* scratch, int64_t rows) const {
@@ -78,9 +83,9 @@ void GroupedProduct::quantize(ThreadTeam& team, const PaddedRows& x, int32_t row
 void GroupedProduct::run(ThreadTeam& team, const std::vector<int32_t>& starts, const PaddedRows& x,
                          const PaddedRows& y, char* scratch) {
   const int32_t all = starts.back();
-  const Quantized q = is_quantized() ? quantized(scratch, all) : Quantized{};
-  if (is_quantized()) quantize(team, x, all, q);
-  const int64_t x_row_bytes = is_quantized() ? row_ : x.row_bytes();
+  const Quantized q = rounds_x() ? quantized(scratch, all) : Quantized{};
+  if (rounds_x()) quantize(team, x, all, q);
+  const int64_t x_row_bytes = rounds_x() ? row_ : x.row_bytes();
   tasks_[0] = 0;
   for (size_t expert = 0; expert < tilings_.size(); ++expert) {
     const int32_t rows = starts[expert + 1] - starts[expert];
@@ -109,10 +114,15 @@ void GroupedProduct::run_tile(const std::vector<int32_t>& starts, size_t expert,
   args.w = data_ + static_cast<int64_t>(expert) * matrix_bytes();
   args.y = y.at(first);
   args.y_stride = y.stride();
-  if (!is_quantized()) {
+  if (!rounds_x()) {
     args.x = x.at(first);
     args.x_stride = x.stride();
-    kernel_(&args);
+    if (weight_only_kernel_ != nullptr) {
+      const tw_weight_only_matmul_args more = {args, w_dtype_, group_};
+      weight_only_kernel_(&more);
+    } else {
+      kernel_(&args);
+    }
     return;
   }
   args.x = q.values + first * row_;

@@ -1,5 +1,6 @@
 // Multiplies rows that are sorted by expert: the rows of each expert by its own matrix, with the kernels of
-// plugins/matmul or plugins/quantized_matmul, whose results for a row do not depend on the other rows.
+// plugins/matmul, quantized_matmul or weight_only_matmul, whose results for a row do not depend on the other
+// rows.
 #ifndef TENSORWRIGHT_PLUGINS_EXPERTS_INSTRUCTION_H_
 #define TENSORWRIGHT_PLUGINS_EXPERTS_INSTRUCTION_H_
 
@@ -10,6 +11,7 @@
 #include "plugins/matmul/kernel.h"
 #include "plugins/matmul/tiling.h"
 #include "plugins/quantized_matmul/kernel.h"
+#include "plugins/weight_only_matmul/kernel.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/plan/plan_format.h"
 
@@ -60,7 +62,8 @@ class GroupedProduct {
     int32_t* sums;
   };
 
-  bool is_quantized() const { return quantized_kernel_ != nullptr; }
+  // Returns whether rows of x are rounded to int8 before a product.
+  bool rounds_x() const { return quantized_kernel_ != nullptr; }
   Quantized quantized(char* scratch, int64_t rows) const;
   void quantize(ThreadTeam& team, const PaddedRows& x, int32_t rows, const Quantized& to) const;
   void run_tile(const std::vector<int32_t>& starts, size_t expert, int task, const PaddedRows& x,
@@ -74,6 +77,7 @@ class GroupedProduct {
   tw_matmul_fn kernel_ = nullptr;
   tw_quantize_rows_fn quantize_ = nullptr;
   tw_quantized_matmul_fn quantized_kernel_ = nullptr;
+  tw_weight_only_matmul_fn weight_only_kernel_ = nullptr;
   std::vector<MatmulTiling> tilings_;  // of each expert that has rows
   std::vector<int> tasks_;             // the first task of each expert, and the end
 };

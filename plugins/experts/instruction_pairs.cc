@@ -94,14 +94,13 @@ void check_index(const InstructionCheck& c, int32_t identities) {
 void check_expert_matrices(const InstructionCheck& c, const char* what, int weight, uint64_t panels,
                            uint64_t k) {
   const WeightRecord* w = c.weight(weight);
-  if (w->layout != static_cast<uint32_t>(WeightLayout::kQuantized)) {
+  if (!is_quantized(*w)) {
     c.require_panels(what, w, panels, k);
     c.require(w->dtype == c.in(0)->dtype, what, " must have x's dtype ", c.in(0)->dtype, ", has ", w->dtype);
     return;
   }
   c.require_quantized(what, w, panels, k);
-  c.require(w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, what, " of whole rows must have at most ",
-            int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
+  c.require_sums(what, w);
 }
 
 }  // namespace tensorwright

@@ -1,5 +1,6 @@
 // head_products: y_h = x_h W_h^T for every head. The panels of a head follow those of the last, and the
-// kernels are those of matmul and quantized_matmul, which see one head's columns of x and y at a time.
+// kernels are those of matmul, quantized_matmul and weight_only_matmul, which see one head's columns of x and
+// y at a time.
 #include <algorithm>
 
 #include "plugins/matmul/kernels.h"
@@ -7,6 +8,7 @@
 #include "plugins/matmul/tiling.h"
 #include "plugins/quantized_matmul/kernels.h"
 #include "plugins/quantized_matmul/layout.h"
+#include "plugins/weight_only_matmul/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -28,12 +30,16 @@ class HeadProducts : public Operation {
         n_(y_.cols / heads_),
         panels_(static_cast<int32_t>(panels_of(n_))),
         panel_bytes_(static_cast<int64_t>(w_.bytes / (w_.n / TW_LANES))) {
-    if (w_.layout != static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    dtype_ = static_cast<int>(w_.dtype);
+    group_ = static_cast<int32_t>(w_.group);
+    if (!is_quantized(w_)) {
       kernel_ = choose("matmul", matmul_kernels(x_.dtype), context.isa);
       return;
     }
-    dtype_ = static_cast<int>(w_.dtype);
-    group_ = static_cast<int32_t>(w_.group);
+    if (keeps_activations(w_)) {
+      weight_only_kernel_ = choose("weight_only_matmul", weight_only_matmul_kernels(x_.dtype), context.isa);
+      return;
+    }
     groups_ = tw_quantized_groups(k_, group_);
     row_ = tw_quantized_row(k_, group_);
     quantize_ = choose("quantize_rows", quantize_rows_kernels(), context.isa);
@@ -127,7 +133,12 @@ class HeadProducts : public Operation {
     if (row_ == 0) {
       args.x = x_at(view, head, row);
       args.x_stride = x_.stride;
-      kernel_(&args);
+      if (weight_only_kernel_ != nullptr) {
+        const tw_weight_only_matmul_args more = {args, dtype_, group_};
+        weight_only_kernel_(&more);
+      } else {
+        kernel_(&args);
+      }
       return;
     }
     args.x = values(view, head, row);
@@ -146,8 +157,10 @@ class HeadProducts : public Operation {
   int64_t panel_bytes_;
   tw_matmul_fn kernel_ = nullptr;
 
-  int dtype_ = TW_F32;  // this and the next ones only if w is quantized
-  int32_t group_ = 0;
+  tw_weight_only_matmul_fn weight_only_kernel_ = nullptr;
+
+  int dtype_;  // of w
+  int32_t group_;
   int64_t groups_ = 0, row_ = 0;  // groups and int8 elements of a head of a row of x; row_ is 0 for floats
   tw_quantize_rows_fn quantize_ = nullptr;
   tw_quantized_matmul_fn quantized_kernel_ = nullptr;
@@ -169,10 +182,9 @@ void check_head_products(const InstructionCheck& c) {
             " columns of a head of x, has ", w->k);
   const auto n = static_cast<int64_t>(y->cols / count);
   const uint64_t panels = uint64_t{count} * static_cast<uint64_t>(panels_of(n));
-  if (w->layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+  if (is_quantized(*w)) {
     c.require_quantized("w", w, panels, w->k);
-    c.require(w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, "w of whole rows must have at most ",
-              int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
+    c.require_sums("w", w);
     return;
   }
   c.require_panels("w", w, panels, w->k);

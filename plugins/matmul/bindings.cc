@@ -20,16 +20,6 @@ using namespace nb::literals;
 namespace tensorwright {
 namespace {
 
-using OptionalArray = std::optional<Array>;
-
-const float* floats(const OptionalArray& array, int64_t at_least, const char* what) {
-  if (!array) return nullptr;
-  require(array_dtype(*array, what) == TW_F32 && array->ndim() == 1 && array->stride(0) == 1 &&
-              static_cast<int64_t>(array->size()) >= at_least,
-          std::string(what) + " must be a contiguous float32 vector of at least " + std::to_string(at_least));
-  return static_cast<const float*>(array->data());
-}
-
 // y (float32 or uint16, [rows, n]) is written in place; panel_end < 0 means all panels.
 void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const Array& y,
                 const OptionalArray& bias, const OptionalArray& residual, int epilogue, int panel_begin,

@@ -1,12 +1,27 @@
-// Splits one matmul over threads for benchmarks, with plain or quantized weights.
+// What the bindings of matmuls share, with plain or quantized weights: operands, and shares of threads.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_BINDINGS_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_BINDINGS_H_
 
+#include <optional>
+#include <string>
+
 #include "plugins/matmul/kernel.h"
 #include "plugins/matmul/pack.h"
+#include "runtime/bindings/kernel_bindings.h"
 #include "runtime/bindings/timed.h"
 
 namespace tensorwright {
+
+using OptionalArray = std::optional<Array>;
+
+// Returns the data of a vector of float32; NULL if there is none.
+inline const float* floats(const OptionalArray& array, int64_t at_least, const char* what) {
+  if (!array) return nullptr;
+  require(array_dtype(*array, what) == TW_F32 && array->ndim() == 1 && array->stride(0) == 1 &&
+              static_cast<int64_t>(array->size()) >= at_least,
+          std::string(what) + " must be a contiguous float32 vector of at least " + std::to_string(at_least));
+  return static_cast<const float*>(array->data());
+}
 
 // Sets what one thread computes of a matmul: all rows of a share of the panels or, with by_rows, all panels
 // of a share of the rows.

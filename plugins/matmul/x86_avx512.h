@@ -1,4 +1,4 @@
-// The matmul of the AVX-512 kernels. `Dot` is the way to multiply a 4-byte group of K into 16 lanes.
+// The matmul of the AVX-512 kernels. `Dot` is one of x86_avx512_dot.h.
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of K:
 //     for each R <= 6 rows of the chunk:  micro kernel, R x 4 accumulators in registers
@@ -11,8 +11,7 @@
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_
 
-#include <string.h>
-
+#include "plugins/matmul/x86_avx512_dot.h"
 #include "plugins/matmul/x86_avx512_finish.h"
 
 namespace {
@@ -36,28 +35,6 @@ struct Tile {
   int64_t ahead_step[2];
 };
 
-// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
-// these forms directly.
-struct Cursor {
-  const char *x[2], *w[2];
-};
-
-template <class Dot, int R, int P>
-inline __attribute__((always_inline)) void step(__m512 (&acc)[R][P], const Cursor& c, int64_t x_stride,
-                                                int64_t w_stride, size_t bytes) {
-  __m512i w[P];
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) w[p] = _mm512_loadu_si512(c.w[p / 3] + p % 3 * w_stride);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    int32_t bits = 0;
-    memcpy(&bits, c.x[r / 3] + r % 3 * x_stride, bytes);
-    const __m512i x = _mm512_set1_epi32(bits);
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) acc[r][p] = Dot::step(acc[r][p], x, w[p]);
-  }
-}
-
 template <class Dot, int R, int P>
 void micro(const Tile* t) {
   __m512 acc[R][P];
@@ -78,9 +55,7 @@ void micro(const Tile* t) {
     step<Dot, R, P>(acc, c, x_stride, w_stride, 4);
     ahead0 += ahead_step0;
     ahead1 += ahead_step1;
-    for (int i = 0; i < 2; ++i) c.x[i] += 4, c.w[i] += 64;
-    // Keeps the compiler from turning every row into a pointer of its own; there are not enough registers.
-    __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]), "+r"(c.w[0]), "+r"(c.w[1]));
+    advance(&c);
   }
   if (t->tail) step<Dot, R, P>(acc, c, x_stride, w_stride, 2);
 #pragma GCC unroll 16

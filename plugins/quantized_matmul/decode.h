@@ -28,6 +28,19 @@ static inline int32_t tw_doubled_e2m1(int32_t code) {
   return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
 }
 
+// Returns the number of a code of E4M3. 0x7f and 0xff are NaN.
+static inline float tw_e4m3_to_f32(uint8_t code) {
+  const uint32_t size = code & 0x7fu;
+  const float small = (float)size * 0x1p-9f;  // below the least normal number
+  uint32_t bits;
+  memcpy(&bits, &small, sizeof bits);
+  if (size >= 8u) bits = size == 0x7fu ? 0x7fc00000u : (size << 20) + (120u << 23);
+  bits |= (uint32_t)(code & 0x80u) << 24;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 // Returns element k of a row of a group, as the whole number that its scale multiplies. zeros: the zero
 // points of the group's 16 rows, which are read only if the dtype has them.
 static inline int32_t tw_quantized_weight(int dtype, const void* group, const void* zeros, int64_t k,
@@ -44,9 +57,17 @@ static inline int32_t tw_quantized_weight(int dtype, const void* group, const vo
   }
 }
 
+// Returns element k of a row of a group of any dtype, as the number that its scale multiplies. bfloat16 can
+// hold each of them.
+static inline float tw_quantized_number(int dtype, const void* group, const void* zeros, int64_t k,
+                                        int64_t lane) {
+  if (tw_codec(dtype).values != TW_E4M3) return (float)tw_quantized_weight(dtype, group, zeros, k, lane);
+  return tw_e4m3_to_f32(((const uint8_t*)group)[k / 4 * 64 + lane * 4 + k % 4]);
+}
+
 // Returns the scale of a row of a group. scales: those of the group's 16 rows. group: 0 for whole rows.
 static inline float tw_quantized_scale(int dtype, const void* scales, int64_t group, int64_t lane) {
-  if (group == 0) return ((const float*)scales)[lane];
+  if (group == 0 || tw_codec(dtype).scales == TW_SCALES_F32) return ((const float*)scales)[lane];
   if (tw_codec(dtype).scales == TW_SCALES_E8M0) {
     const uint32_t bits = (uint32_t)((const uint8_t*)scales)[lane] << 23;
     float scale;

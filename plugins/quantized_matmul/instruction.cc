@@ -92,8 +92,8 @@ class QuantizedMatmul : public Operation {
 void check_quantized_matmul(const InstructionCheck& c) {
   const WeightRecord* w = c.weight(0);
   c.require_quantized("w", w, check_product(c), c.in(0)->cols);
-  c.require(w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, "w of whole rows must have at most ",
-            int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
+  c.require(!keeps_activations(*w), "w must be of layout 2, is of layout ", w->layout);
+  c.require_sums("w", w);
 }
 
 std::unique_ptr<Operation> make_quantized_matmul(const Instruction& instruction, const OpContext& context) {

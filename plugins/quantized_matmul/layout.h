@@ -8,9 +8,12 @@
 //   fp16, so that 2 groups share a header; those of TW_MXFP4 are bytes, so that 4 do. Weights with zero
 //   points (TW_U8 and TW_U4) have headers of 192 bytes for 4 groups: the scales, then in the same order the
 //   zero points, a byte each.
-// Whole rows (group 0; TW_I8 only): [64 bytes: fp32 scales of 16 rows][one group of K padded to 4].
+// Scales of TW_FP8 are fp32, so that every group has a header of its own.
+// Whole rows (group 0; TW_I8 and TW_FP8): [64 bytes: fp32 scales of 16 rows][one group of K padded to 4].
 //
-// Inside a group, bytes: element k of row r is byte k / 4 * 64 + r * 4 + k % 4, in [-127, 127].
+// Inside a group, bytes: element k of row r is byte k / 4 * 64 + r * 4 + k % 4, in [-127, 127]. Those of
+// TW_FP8 are floats of E4M3: a sign, 4 bits of exponent with the bias 7 and 3 of mantissa, no infinities. No
+// product rounds activations beside them.
 // 4 bits: element k of row r, plus 8, is a nibble of byte k / 8 * 64 + r * 4 + k % 4: the low one if k % 8
 // < 4. The nibbles of TW_MXFP4 are codes of E2M1 and not numbers with 8 added.
 // 2 bits: element k of row r, plus 2, is bits k / 4 % 4 * 2 and above of byte k / 16 * 64 + r * 4 + k % 4.
@@ -50,10 +53,12 @@ enum tw_quantized_dtype {
   TW_I3_F16,
   TW_I2_F16,
   TW_U3_F16,
-  TW_U2_F16
+  TW_U2_F16,
+  TW_FP8  // scales are fp32
 };
 
-// Calls of(dtype, kind, name) for every dtype of quantized weights: the tables of kernels follow this list.
+// Calls of(dtype, kind, name) for every dtype of quantized weights but TW_FP8, which no kernel of
+// quantized_matmul multiplies: the tables of kernels follow this list.
 // kind: as in the names of kernels; name: that of the format, without the group.
 // clang-format off: one dtype per line
 #define TW_FOR_EACH_QUANTIZED(of)     \
@@ -77,8 +82,8 @@ enum tw_quantized_dtype {
 // clang-format on
 
 // How a group holds its weights, and its scales. TW_CODES: whole numbers of fewer bits than 8, from 0 on.
-enum tw_values { TW_BYTES, TW_CODES, TW_E2M1 };
-enum tw_scales { TW_SCALES_BF16, TW_SCALES_F16, TW_SCALES_E8M0 };
+enum tw_values { TW_BYTES, TW_CODES, TW_E2M1, TW_E4M3 };
+enum tw_scales { TW_SCALES_BF16, TW_SCALES_F16, TW_SCALES_E8M0, TW_SCALES_F32 };
 
 // How the weights of one dtype are stored. Every kernel derives from these fields what it does.
 typedef struct tw_weight_codec {
@@ -141,6 +146,8 @@ static constexpr tw_weight_codec tw_codec(int dtype) {
       return tw_with_f16(TW_U3_F16, tw_codec(TW_U3));
     case TW_U2_F16:
       return tw_with_f16(TW_U2_F16, tw_codec(TW_U2));
+    case TW_FP8:
+      return {TW_FP8, 8, TW_E4M3, TW_SCALES_F32, 4, 1, 64, 0, 0};
     default:
       return {};
   }
@@ -155,7 +162,12 @@ static constexpr int tw_block_steps(int dtype) { return tw_block_lines(dtype) * 
 static constexpr bool tw_quantizes(int dtype, int64_t group) {
   if (tw_codec(dtype).dtype == 0) return false;
   if (dtype == TW_MXFP4) return group == 32;
-  return group == 32 || group == 64 || group == 128 || (group == 0 && dtype == TW_I8);
+  return group == 32 || group == 64 || group == 128 || (group == 0 && (dtype == TW_I8 || dtype == TW_FP8));
+}
+
+// Returns whether products with weights of that dtype may round activations to whole numbers.
+static constexpr bool tw_multiplies_integers(int dtype) {
+  return tw_codec(dtype).dtype != 0 && tw_codec(dtype).values != TW_E4M3;
 }
 
 // Returns the number of groups of a row; 1 for whole rows.

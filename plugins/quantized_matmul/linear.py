@@ -1,5 +1,7 @@
 """quantized_linear(x, w, bias?){format}:  y = x' w'^T + bias, both operands as quantize.py rounds them
 
+Formats that keep activations leave x as it is.
+
 x: [T, K] of the activation type, w: [N, K] as the checkpoint has it, bias: [N].  y: [T, N] float32.
 Sums are exact within a group and float32 across groups, ascending.
 """
@@ -15,7 +17,12 @@ from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Op, rows, shared
-from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_activations, quantize_weights
+from tensorwright.plugins.quantized_matmul.quantize import (
+    Quantized,
+    in_groups,
+    quantize_activations,
+    quantize_weights,
+)
 from tensorwright.plugins.rounding import round_to
 
 
@@ -47,7 +54,10 @@ def product(x: np.ndarray, w: np.ndarray | Quantized | PackedMatrix, fmt: Weight
     if not isinstance(w, (np.ndarray, Quantized)):
         return w.product(x)
     b = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), fmt)
-    a = quantize_activations(x, fmt)
+    if fmt.keeps_activations:
+        a = Quantized(in_groups(x, fmt), np.ones((len(x), fmt.groups(x.shape[-1])), np.float32))
+    else:
+        a = quantize_activations(x, fmt)
     total = np.zeros((len(x), len(b.values)), np.float32)
     for i in range(fmt.groups(x.shape[-1])):
         dot = (a.values[:, i].astype(np.float64) @ b.values[:, i].astype(np.float64).T).astype(np.float32)

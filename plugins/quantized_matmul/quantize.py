@@ -10,9 +10,9 @@ The weights of a group take, of a list of scales, the one with the least sum of 
     mxfp4  2^(floor(log2 largest) - 2), then twice of it, values +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}: the first is the scale
            that the OCP Microscaling Formats specification (section 6.3) takes. Values are held doubled and scales
            halved here, so that values are whole numbers
-    fp8    largest / 448, values E4M3; a row of zeros has scale 1
+    fp8    largest / 448, rounded to bfloat16, values E4M3; where that is below 2^-120 the scale is 1
 Scales of groups are bfloat16 or, where the format says so, float16 of at most 65504 in magnitude; those of whole rows
-float32. Scales of fp8 are float32 numbers that bfloat16 can hold, so that a target may store them in either type.
+float32, and those of fp8 are float32 numbers that bfloat16 can hold, so that a target may store them in either type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from tensorwright.engine_format.weight_formats import FLOAT16, LANES, WeightFormat
 from tensorwright.plugins.packing import panels_of
-from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, round_to_e4m3
+from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, from_codes, round_to_e4m3, to_codes
 from tensorwright.plugins.quantized_matmul.mxfp4 import E2M1, codes_of, doubled_scales, round_to_e2m1
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
@@ -66,8 +66,6 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
     if not np.isfinite(w).all():
         raise ValueError("a weight is infinite or not a number")
     x = in_groups(np.asarray(w, np.float32), fmt)
-    if fmt.kind == "fp":
-        return _to_fp8(x)
     best = np.full(x.shape[:2], np.inf, np.float32)
     scales = np.zeros(x.shape[:2], np.float32)
     zeros = zero_points(x, fmt) if fmt.has_zeros else None
@@ -78,14 +76,10 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
     return Quantized(rounded(x, scales, fmt, zeros), scales, None if zeros is None else zeros.astype(np.uint8))
 
 
-def _to_fp8(x: np.ndarray) -> Quantized:
-    scales = fp8_scales(np.abs(x).max(axis=-1, initial=0))
-    return Quantized(round_to_e4m3(x / scales[..., None]), scales)
-
-
 def fp8_scales(largest: np.ndarray) -> np.ndarray:
-    """Returns the scales of rows from their largest magnitudes."""
-    return round_to(np.where(largest >= TINY, largest, LARGEST) / LARGEST, "bfloat16")
+    """Returns the scales of rows or groups from their largest magnitudes."""
+    scales = round_to(largest / LARGEST, "bfloat16")
+    return np.where(scales >= TINY, scales, np.float32(1))
 
 
 def _stretched(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
@@ -107,6 +101,8 @@ def candidates(x: np.ndarray, fmt: WeightFormat) -> list[np.ndarray]:
     at = np.abs(x).argmax(axis=-1)
     signed = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
     largest = np.abs(signed)
+    if fmt.kind == "fp":
+        return [fp8_scales(largest)]
     if fmt.kind == "mxfp":
         return [np.where(s >= TINY, s, np.float32(0)) for s in doubled_scales(largest)]
     ladder = LADDERS[0 if fmt.group == 0 else fmt.bits]
@@ -130,7 +126,10 @@ def narrowed(scales: np.ndarray, fmt: WeightFormat) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, scale: np.ndarray, fmt: WeightFormat, zeros: np.ndarray | None = None) -> np.ndarray:
-    """Returns x / scale: the nearest values of the format less the zero points, ties to even. int8, for uint8 int16."""
+    """Returns x / scale: the nearest values of the format less the zero points, ties to even. int8, for uint8 int16,
+    for fp8 float32."""
+    if fmt.kind == "fp":
+        return round_to_e4m3(x / scale[..., None])
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0)).astype(np.float32)
     if fmt.kind == "mxfp":
@@ -173,15 +172,16 @@ def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
     """Returns uint8 [panels, panel bytes] in the layout of layout.h."""
     rows, groups, size = quantized.values.shape
     panels = panels_of(rows)
-    values = np.zeros((panels * LANES, groups, size), np.int16)
-    scales = np.zeros((panels * LANES, groups), np.float32)
+    values = np.zeros((panels * LANES, groups, size), np.float32 if fmt.kind == "fp" else np.int16)
+    scales = np.full((panels * LANES, groups), 1 if fmt.kind == "fp" else 0, np.float32)
     zeros = np.zeros((panels * LANES, groups), np.int16)
     values[:rows], scales[:rows] = quantized.values, quantized.scales
     if quantized.zeros is not None:
         zeros[:rows] = quantized.zeros
         values += zeros[..., None]
     less = _less(fmt)
-    by_panel = (values - less).astype(np.int8).reshape(panels, LANES, groups, size)
+    codes = to_codes(values).view(np.int8) if fmt.kind == "fp" else (values - less).astype(np.int8)
+    by_panel = codes.reshape(panels, LANES, groups, size)
     out = np.zeros((panels, fmt.panel_bytes(k)), np.uint8)
     for i in range(groups):
         at = fmt.group_offset(k, i)
@@ -199,7 +199,7 @@ def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantize
     """Inverts `pack`: takes uint8 [panels * panel bytes] of `rows` rows."""
     panels = panels.reshape(-1, fmt.panel_bytes(k))
     groups, size, count = fmt.groups(k), fmt.stored_group(k), len(panels)
-    values = np.empty((count, LANES, groups, size), np.int8)
+    values = np.empty((count, LANES, groups, size), np.float32 if fmt.kind == "fp" else np.int8)
     scales = np.empty((count, LANES, groups), np.float32)
     zeros = np.empty((count, LANES, groups), np.uint8)
     for i in range(groups):
@@ -229,7 +229,7 @@ def _stored_scales(scales: np.ndarray, fmt: WeightFormat) -> np.ndarray:
         return (bits.view(np.uint32) >> 23).astype(np.uint8)
     if fmt.scales == FLOAT16:
         return bits.astype(np.float16).view(np.uint8)
-    return np.ascontiguousarray(to_bfloat16_bits(bits) if fmt.group else bits).view(np.uint8)
+    return np.ascontiguousarray(to_bfloat16_bits(bits) if fmt.scale_bytes == 2 else bits).view(np.uint8)
 
 
 def _scales(stored: np.ndarray, fmt: WeightFormat) -> np.ndarray:
@@ -238,14 +238,15 @@ def _scales(stored: np.ndarray, fmt: WeightFormat) -> np.ndarray:
         return (stored.astype(np.uint32) << 23).view(np.float32)
     if fmt.scales == FLOAT16:
         return stored.view(np.float16).astype(np.float32)
-    return from_bfloat16_bits(stored.view(np.uint16)) if fmt.group else stored.view(np.float32)
+    return from_bfloat16_bits(stored.view(np.uint16)) if fmt.scale_bytes == 2 else stored.view(np.float32)
 
 
 def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
-    """Inverts `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size]."""
+    """Inverts `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size], for fp8 float32."""
     lines = data.reshape(len(data), -1, LANES, 4)
     if fmt.bits == 8:
-        return lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1).view(np.int8)
+        stored = lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1)
+        return from_codes(stored) if fmt.kind == "fp" else stored.view(np.int8)
     if fmt.bits == 3:
         blocks = lines.reshape(len(data), -1, 3, LANES, 4)
         low, upper = _steps(blocks[:, :, :2], 2), _steps(blocks[:, :, 2:], 1)

@@ -29,8 +29,40 @@ float whole(float value) { return (value + TW_EXP_ROUND) - TW_EXP_ROUND; }
 // Returns the step of doubled E2M1 numbers at a magnitude of at most 12, as the inverse.
 float inverse_step(float magnitude) { return magnitude < 4.0f ? 1.0f : magnitude < 8.0f ? 0.5f : 0.25f; }
 
+// Returns the power of two at or below a magnitude.
+float power_below(float magnitude) {
+  uint32_t bits;
+  memcpy(&bits, &magnitude, sizeof bits);
+  bits &= 0x7f800000u;
+  memcpy(&magnitude, &bits, sizeof bits);
+  return magnitude;
+}
+
+// Rounds to the nearest number of E4M3, ties to even, by the rounding of float addition: the last bit of a
+// sum with 3 * 2^22 steps is a step, which is an eighth of the power below, and 2^-9 at least.
+float nearest_e4m3(float value) {
+  const float power = power_below(fabsf(value)), size = power < 0x1p-6f ? 0x1p-6f : power;
+  const float round = size * 0x1.8p20f;
+  return copysignf((fabsf(value) + round) - round, value);
+}
+
+// Returns the code of a number of E4M3.
+int code_of_e4m3(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const float size = fabsf(value);
+  const int code = size < 0x1p-6f ? (int)(size * 512.0f) : (int)((bits & 0x7fffffffu) >> 20) - (120 << 3);
+  return code | (int)(bits >> 24 & 0x80u);
+}
+
+// Returns a weight over its scale.
+float scaled(float value, float scale, float inverse, const SearchOf& format) {
+  return format.values == TW_E4M3 ? value / scale : value * inverse;
+}
+
 // Returns the nearest value of the format less the zero point, ties to even.
 float nearest(float value, const SearchOf& format, float zero) {
+  if (format.values == TW_E4M3) return nearest_e4m3(value);
   const float low = format.low - zero, high = format.high - zero;
   const float raised = value < low ? low : value;
   const float kept = raised > high ? high : raised;
@@ -41,6 +73,7 @@ float nearest(float value, const SearchOf& format, float zero) {
 
 // Returns the bits that stand for a value less the zero point.
 int code_of(float value, const SearchOf& format, float zero) {
+  if (format.values == TW_E4M3) return code_of_e4m3(value);
   if (format.values == TW_BYTES) return (uint8_t)((int)value + (format.zeros ? (int)zero - 128 : 0));
   if (format.values == TW_CODES) return (int)value + (int)(format.zeros ? zero : -format.low);
   const int magnitude = (int)fabsf(value);
@@ -48,22 +81,13 @@ int code_of(float value, const SearchOf& format, float zero) {
   return value < 0 ? code + 8 : code;
 }
 
-// Returns the power of two at or below a magnitude.
-float power_below(float magnitude) {
-  uint32_t bits;
-  memcpy(&bits, &magnitude, sizeof bits);
-  bits &= 0x7f800000u;
-  memcpy(&magnitude, &bits, sizeof bits);
-  return magnitude;
-}
-
 void squared_error(const GroupOf16& g, const float* zero, const float* scale, float* error) {
   float inverse[kLanes], sum[kLanes] = {};
   invert(scale, inverse);
   for (int64_t k = 0; k < g.size; ++k) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float difference =
-          g.x[k][lane] - nearest(g.x[k][lane] * inverse[lane], g.format, zero[lane]) * scale[lane];
+      const float over = scaled(g.x[k][lane], scale[lane], inverse[lane], g.format);
+      const float difference = g.x[k][lane] - nearest(over, g.format, zero[lane]) * scale[lane];
       sum[lane] += difference * difference;
     }
   }
@@ -88,7 +112,7 @@ void consider(const GroupOf16& g, const float* top, float t, Found* found) {
   float candidate[kLanes], error[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     const float stored = narrowed(top[lane] * t, g.format);
-    candidate[lane] = fabsf(stored) >= kTiny ? stored : 0.0f;
+    candidate[lane] = fabsf(stored) >= kTiny ? stored : least_scale(g.format.values);
   }
   squared_error(g, found->zero, candidate, error);
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -136,6 +160,7 @@ void search(const GroupOf16& g, Found* found) {
     found->scale[lane] = found->zero[lane] = 0.0f;
     top[lane] = g.format.values == TW_CODES  ? largest[lane] / g.format.low
                 : g.format.values == TW_E2M1 ? power_below(fabsf(largest[lane])) / 8.0f
+                : g.format.values == TW_E4M3 ? fabsf(largest[lane]) / kLargestE4m3
                                              : fabsf(largest[lane]) / 127.0f;
   }
   if (g.format.zeros) find_range(g, found->zero, top);
@@ -163,7 +188,8 @@ void write_values(const GroupOf16& g, const Found& found, uint8_t* to) {
   invert(found.scale, inverse);
   for (int64_t k = 0; k < g.size; ++k) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float value = nearest(g.x[k][lane] * inverse[lane], g.format, found.zero[lane]);
+      const float over = scaled(g.x[k][lane], found.scale[lane], inverse[lane], g.format);
+      const float value = nearest(over, g.format, found.zero[lane]);
       put(to, k, lane, g.format.bits, code_of(value, g.format, found.zero[lane]));
     }
   }

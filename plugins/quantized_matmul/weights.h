@@ -25,6 +25,8 @@ constexpr Ladder<14> kInt2Ladder(0.05);
 constexpr Ladder<3> kInt8Ladder(0.02);
 constexpr Ladder<10> kWholeLadder(0.05);
 constexpr float kPowers[2] = {1.0f, 2.0f};  // of scales that are powers of two
+constexpr float kOnce[1] = {1.0f};          // floats lose little by any one scale
+constexpr float kLargestE4m3 = 448.0f;
 
 // The format of weights that a search quantizes to.
 struct SearchOf {
@@ -41,6 +43,8 @@ inline SearchOf search_of(int dtype, int64_t group) {
   const tw_weight_codec c = tw_codec(dtype);
   const bool zeros = c.zeros != 0;
   if (c.values == TW_E2M1) return {c.values, c.bits, -1, false, -12.0f, 12.0f, kPowers, 2};
+  if (c.values == TW_E4M3)
+    return {c.values, c.bits, TW_SCALES_BF16, false, -kLargestE4m3, kLargestE4m3, kOnce, 1};
   if (group == 0) return {c.values, c.bits, -1, false, -127.0f, 127.0f, kWholeLadder.step, 10};
   const float levels = (float)(1 << c.bits);
   const float low = zeros         ? 0.0f
@@ -51,6 +55,9 @@ inline SearchOf search_of(int dtype, int64_t group) {
   if (c.bits < 8) return {c.values, c.bits, c.scales, zeros, low, high, kInt4Ladder.step, 8};
   return {c.values, c.bits, c.scales, zeros, low, high, kInt8Ladder.step, 3};
 }
+
+// Returns the scale that stands for one which is too small.
+inline float least_scale(int values) { return values == TW_E4M3 ? 1.0f : 0.0f; }
 
 // Writes the scales of the 16 rows of a group as layout.h stores them.
 inline void write_scales(const float* scale, int dtype, int64_t group, char* to) {
@@ -63,7 +70,7 @@ inline void write_scales(const float* scale, int dtype, int64_t group, char* to)
         tw_codec(dtype).scales == TW_SCALES_F16 ? tw_f32_to_f16(scale[lane]) : tw_f32_to_bf16(scale[lane]);
     exponents[lane] = (uint8_t)(bits >> 23);
   }
-  if (group == 0) {
+  if (group == 0 || tw_codec(dtype).scales == TW_SCALES_F32) {
     memcpy(to, scale, TW_LANES * sizeof *scale);
   } else if (tw_codec(dtype).scales == TW_SCALES_E8M0) {
     memcpy(to, exponents, sizeof exponents);

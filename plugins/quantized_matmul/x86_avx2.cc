@@ -151,6 +151,15 @@ struct WeightsAvx2 : Avx2 {
   static TW_INLINE Ints bits_of(Ints v, int from, int mask) {
     return _mm256_and_si256(_mm256_srli_epi32(v, from), _mm256_set1_epi32(mask));
   }
+  // Returns the codes of numbers of E4M3.
+  static TW_INLINE Ints code_of_e4m3(Vector v) {
+    const Ints bits = _mm256_castps_si256(v), size = _mm256_castps_si256(abs(v));
+    const Ints normal = _mm256_sub_epi32(_mm256_srli_epi32(size, 20), _mm256_set1_epi32(120 << 3));
+    const Ints small = integers(mul(abs(v), all(512.0f)));
+    const Ints code = _mm256_castps_si256(
+        choose(less(abs(v), all(0x1p-6f)), _mm256_castsi256_ps(small), _mm256_castsi256_ps(normal)));
+    return _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
+  }
   static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
     return _mm256_or_si256(line, _mm256_slli_epi32(v, by));
   }

@@ -56,6 +56,14 @@ struct WeightsAvx512 : Avx512 {
   static TW_INLINE Ints bits_of(Ints v, int from, int mask) {
     return _mm512_and_si512(_mm512_srli_epi32(v, (unsigned)from), _mm512_set1_epi32(mask));
   }
+  // Returns the codes of numbers of E4M3.
+  static TW_INLINE Ints code_of_e4m3(Vector v) {
+    const Ints bits = _mm512_castps_si512(v), size = _mm512_castps_si512(abs(v));
+    const Ints normal = _mm512_sub_epi32(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(120 << 3));
+    const __mmask16 is_small = less(abs(v), all(0x1p-6f));
+    const Ints code = _mm512_mask_mov_epi32(normal, is_small, integers(mul(abs(v), all(512.0f))));
+    return _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80)));
+  }
   static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
     return _mm512_or_si512(line, _mm512_slli_epi32(v, by));
   }

@@ -2,7 +2,7 @@
 //
 // Lanes are rows, as in scalar_weights.cc: a group is first laid out as [elements][16], and a vector goes
 // through it for every scale that is tried. `Set` is Avx2 or Avx512 with functions for integers: Ints,
-// narrow, narrow_f16, power_below, integers, bits_of, shifted_or and put.
+// narrow, narrow_f16, power_below, integers, code_of_e4m3, bits_of, shifted_or and put.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 
@@ -86,8 +86,21 @@ struct Search {
     return Set::sub(Set::add(v, round), round);
   }
 
+  // Rounds to the nearest number of E4M3 as nearest_e4m3 of scalar_weights.cc does.
+  static TW_INLINE Vector nearest_e4m3(Vector v) {
+    const Vector size = Set::abs(v), power = Set::max(Set::power_below(size), Set::all(0x1p-6f));
+    const Vector round = Set::mul(power, Set::all(0x1.8p20f));
+    return Set::with_sign(Set::sub(Set::add(size, round), round), v);
+  }
+
+  // Returns weights over their scale.
+  static TW_INLINE Vector scaled(Vector v, Vector s, Vector inverse) {
+    return kValues == TW_E4M3 ? Set::div(v, s) : Set::mul(v, inverse);
+  }
+
   // Returns the nearest value of the format less the zero point, ties to even.
   TW_INLINE Vector value_of(Vector v) const {
+    if (kValues == TW_E4M3) return nearest_e4m3(v);
     const Vector kept = Set::min(Set::max(v, low), high);
     if (kValues != TW_E2M1) return nearest(kept);
     // Doubled E2M1 numbers have steps of 1 below 4, of 2 below 8, and of 4 below 12.
@@ -100,6 +113,7 @@ struct Search {
 
   // Returns the bits that stand for a value less the zero point.
   TW_INLINE typename Set::Ints code_of(Vector v) const {
+    if (kValues == TW_E4M3) return Set::code_of_e4m3(v);
     if (kValues == TW_BYTES) {
       const Vector stored = kZeros ? Set::sub(Set::add(v, zero), Set::all(128.0f)) : v;
       return Set::bits_of(Set::integers(stored), 0, 255);
@@ -135,7 +149,7 @@ struct Search {
 #pragma GCC unroll 4
     for (int64_t k = 0; k < size; ++k) {
       const Vector value = at(k);
-      const Vector q = value_of(Set::mul(value, inverse));
+      const Vector q = value_of(scaled(value, s, inverse));
       const Vector difference = Set::sub(value, Set::mul(q, s));
       sum = Set::add(sum, Set::mul(difference, difference));
     }
@@ -147,7 +161,7 @@ struct Search {
       Vector s = Set::mul(top, Set::all(format.ladder[i]));
       if (format.narrow == TW_SCALES_BF16) s = Set::narrow(s);
       if (format.narrow == TW_SCALES_F16) s = Set::narrow_f16(s);
-      s = Set::choose(Set::less(Set::abs(s), Set::all(kTiny)), Set::all(0.0f), s);
+      s = Set::choose(Set::less(Set::abs(s), Set::all(kTiny)), Set::all(least_scale(kValues)), s);
       const Vector error = squared_error(s);
       const auto better = Set::less(error, best);
       best = Set::choose(better, error, best);
@@ -163,6 +177,7 @@ struct Search {
     if (kZeros) return run_with_zeros();
     const Vector magnitude = Set::abs(largest);
     if (kValues == TW_BYTES) return try_ladder(Set::div(magnitude, Set::all(127.0f)));
+    if (kValues == TW_E4M3) return try_ladder(Set::div(magnitude, Set::all(kLargestE4m3)));
     if (kValues == TW_E2M1) return try_ladder(Set::div(Set::power_below(magnitude), Set::all(8.0f)));
     try_ladder(Set::div(largest, low));
     try_ladder(Set::div(magnitude, high));
@@ -187,7 +202,7 @@ struct Search {
       typename Set::Ints line = {};
       TW_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        const auto code = code_of(value_of(Set::mul(at(k + e), inverse)));
+        const auto code = code_of(value_of(scaled(at(k + e), scale, inverse)));
         if (kBits == 3) {
           line = Set::shifted_or(line, Set::bits_of(code, 0, 3), e % 4 * 8 + e / 4 * 2);
           upper = Set::shifted_or(upper, Set::bits_of(code, 2, 1), (int)(e % 4 * 8 + e / 4 + k % 32 / 4));
@@ -251,6 +266,7 @@ template <class Set>
 void quantize_weights(const tw_quantize_weights_args* a) {
   const tw_weight_codec c = tw_codec(a->dtype);
   if (c.values == TW_E2M1) return quantize_panel<Set, TW_E2M1, 4, false>(a);
+  if (c.values == TW_E4M3) return quantize_panel<Set, TW_E4M3, 8, false>(a);
   switch (c.bits) {
     case 2:
       return quantize_values<Set, TW_CODES, 2>(a);

@@ -30,7 +30,7 @@ class Ceilings:
         """Returns the operations per second that an op can reach in an engine of this dtype."""
         if op == "quantized_matmul":
             return self.int8
-        if op in ("matmul", "paged_attention") and dtype == "bfloat16":
+        if op in ("matmul", "weight_only_matmul", "paged_attention") and dtype == "bfloat16":
             return self.bfloat16 or self.float32
         return self.float32
 

@@ -57,13 +57,21 @@ TW_TEST(results_may_be_written_over_these_operands_only) {
     int out, in, without;
   };
   constexpr Triple kPermitted[] = {
-      {Op::kRmsNorm, 1, 1, -1},     {Op::kRmsNorm, 1, 0, -1},
-      {Op::kMatmul, 0, 1, -1},      {Op::kAdd, 0, 0, -1},
-      {Op::kAdd, 0, 1, -1},         {Op::kRmsNormColumns, 0, 0, -1},
-      {Op::kElementwise, 0, 0, -1}, {Op::kElementwise, 0, 1, -1},
-      {Op::kElementwise, 0, 2, -1}, {Op::kElementwise, 0, 3, -1},
-      {Op::kLayerNorm, 1, 1, -1},   {Op::kLayerNorm, 1, 0, -1},
-      {Op::kLayerNorm, 0, 0, 1},    {Op::kQuantizedMatmul, 0, 1, -1},
+      {Op::kRmsNorm, 1, 1, -1},
+      {Op::kRmsNorm, 1, 0, -1},
+      {Op::kMatmul, 0, 1, -1},
+      {Op::kAdd, 0, 0, -1},
+      {Op::kAdd, 0, 1, -1},
+      {Op::kRmsNormColumns, 0, 0, -1},
+      {Op::kElementwise, 0, 0, -1},
+      {Op::kElementwise, 0, 1, -1},
+      {Op::kElementwise, 0, 2, -1},
+      {Op::kElementwise, 0, 3, -1},
+      {Op::kLayerNorm, 1, 1, -1},
+      {Op::kLayerNorm, 1, 0, -1},
+      {Op::kLayerNorm, 0, 0, 1},
+      {Op::kQuantizedMatmul, 0, 1, -1},
+      {Op::kWeightOnlyMatmul, 0, 1, -1},
   };
   TW_CHECK_EQ(std::size(kOpSharings), std::size(kPermitted));
   for (size_t i = 0; i < std::min(std::size(kOpSharings), std::size(kPermitted)); ++i) {

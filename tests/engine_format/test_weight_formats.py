@@ -21,7 +21,8 @@ from tensorwright.errors import InvalidOptionError
 NAMES = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
     "uint4:g32", "uint8:g128", "int4:g64:fp16", "uint4:g128:fp16", "int3:g32",
-    "uint2:g64:fp16", "mxfp4", "w8a8", "fp8",
+    "uint2:g64:fp16", "mxfp4", "w8a8", "fp8", "fp8:g128", "int8:g32:wo", "uint4:g128:fp16:wo", "int3:g32:wo",
+    "mxfp4:wo",
 )  # fmt: skip
 
 
@@ -43,8 +44,8 @@ def test_formats_differ_in_what_they_store() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "int5", "int1", "uint6", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g32", "mxfp4:g32", "", "INT4", "none",
-        "uint4:", "int4:fp16:g32",
+        "int5", "int1", "uint6", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g16", "mxfp4:g32", "", "INT4", "none",
+        "uint4:", "int4:fp16:g32", "fp8:wo", "w8a8:wo", "int4:wo:fp16",
     ],
 )  # fmt: skip
 def test_unknown_formats_are_refused(text: str) -> None:
@@ -156,8 +157,10 @@ def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None
         ("tensorrt", "int4,lm_head=mxfp4", "must not be mxfp4: target tensorrt or tensorrt-rtx has no such"),
         ("onnx", "fp8", "must not be fp8: target onnx has no such products"),
         ("onnx", "int4,a.*=uint4", "must not be uint4:g32: target onnx has no such products"),
-        ("cpu", "int4,a.*=fp8", "must not be fp8: target cpu"),
+        ("onnx", "int4,a.*=fp8", "must not be fp8: target onnx"),
         ("tensorrt-rtx", "w8a8", "must not be w8a8: target tensorrt or tensorrt-rtx keeps activations"),
+        ("tensorrt", "fp8:g128", "must not be fp8:g128: target tensorrt or tensorrt-rtx has no such"),
+        ("onnx", "int4,lm_head=int8:wo", "must not be int8:g32:wo: target onnx keeps activations as they are in any"),
     ],
 )
 def test_what_a_target_cannot_do_is_refused_by_name(target: str, text: str, message: str) -> None:
@@ -165,11 +168,13 @@ def test_what_a_target_cannot_do_is_refused_by_name(target: str, text: str, mess
         TARGETS[target].parse_quantize(text)
 
 
-def test_the_cpu_refuses_fp8() -> None:
+def test_the_cpu_has_every_format() -> None:
     cpu = TARGETS["cpu"]
-    assert cpu.parse_quantize("int4,lm_head=w8a8") == parse_spec("int4,lm_head=w8a8")
-    for text in ("fp8", "int4,embedding=fp8", "none,lm_head=fp8"):
-        with pytest.raises(InvalidOptionError, match="must not be fp8: target cpu"):
-            cpu.parse_quantize(text)
-    with pytest.raises(InvalidOptionError, match="target cpu has no kernels for fp8"):
-        parse_format("fp8").panel_bytes(64)
+    for text in ("int4,lm_head=w8a8", "fp8", "fp8:g128,embedding=none", "none,lm_head=int8:wo"):
+        assert cpu.parse_quantize(text) == parse_spec(text)
+
+
+def test_which_formats_keep_activations() -> None:
+    kept = [name for name in NAMES if parse_format(name).keeps_activations]
+    assert kept == ["fp8", "fp8:g128", "int8:g32:wo", "uint4:g128:fp16:wo", "int3:g32:wo", "mxfp4:wo"]
+    assert parse_format("int8:g32:wo").codec == parse_format("int8:g32").codec

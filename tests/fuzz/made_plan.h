@@ -151,7 +151,7 @@ class MadePlan : public tw_test::PlanWriter {
   int32_t weight(WeightLayout layout, uint32_t dtype, uint64_t n, uint64_t k, uint32_t group = 0) {
     uint64_t bytes = n * k * tw_dtype_bytes(static_cast<int>(dtype));
     if (layout == WeightLayout::kPanels) bytes = n / TW_LANES * tw_panel_bytes(static_cast<int>(dtype), k);
-    if (layout == WeightLayout::kQuantized) {
+    if (layout == WeightLayout::kQuantized || layout == WeightLayout::kWeightOnly) {
       bytes = n / TW_LANES *
               static_cast<uint64_t>(
                   tw_quantized_panel_bytes(static_cast<int>(dtype), static_cast<int64_t>(k), group));
@@ -178,6 +178,12 @@ class MadePlan : public tw_test::PlanWriter {
                                                : c_.of<uint32_t>({32, 64, 128});
     return weight(WeightLayout::kQuantized, dtype, n, k, group);
   }
+  // A matrix beside which activations are not rounded.
+  int32_t weight_only(uint64_t n, uint64_t k) {
+    const auto dtype = c_.of<uint32_t>({TW_FP8, TW_I8, TW_I4, TW_U8_F16});
+    const uint32_t group = dtype == TW_FP8 ? c_.of<uint32_t>({0, 32, 128}) : c_.of<uint32_t>({32, 64, 128});
+    return weight(WeightLayout::kWeightOnly, dtype, n, k, group);
+  }
   static uint64_t panels(uint64_t columns) { return (columns + TW_LANES - 1) / TW_LANES * TW_LANES; }
 
   void write(Op which, const Operands& operands) {
@@ -192,19 +198,11 @@ class MadePlan : public tw_test::PlanWriter {
   void add_op() {
     using Maker = void (MadePlan::*)();
     static constexpr Maker kMakers[] = {
-        &MadePlan::matmul,
-        &MadePlan::quantized_matmul,
-        &MadePlan::attention_layer,
-        &MadePlan::attention,
-        &MadePlan::rms_norm,
-        &MadePlan::layer_norm,
-        &MadePlan::column_norm,
-        &MadePlan::elementwise,
-        &MadePlan::gather_rows,
-        &MadePlan::swiglu,
-        &MadePlan::add,
-        &MadePlan::embedding,
-        &MadePlan::rotary_table,
+        &MadePlan::matmul,          &MadePlan::quantized_matmul, &MadePlan::weight_only_matmul,
+        &MadePlan::attention_layer, &MadePlan::attention,        &MadePlan::rms_norm,
+        &MadePlan::layer_norm,      &MadePlan::column_norm,      &MadePlan::elementwise,
+        &MadePlan::gather_rows,     &MadePlan::swiglu,           &MadePlan::add,
+        &MadePlan::embedding,       &MadePlan::rotary_table,
     };
     // The bytes that are left over make mixtures, so that other ops have the bytes that they had before there
     // were any.
@@ -292,6 +290,10 @@ class MadePlan : public tw_test::PlanWriter {
   void quantized_matmul() {
     product(Op::kQuantizedMatmul, find_any(), width(),
             [&](uint64_t n, uint64_t k) { return quantized(n, k); });
+  }
+  void weight_only_matmul() {
+    product(Op::kWeightOnlyMatmul, find_any(), width(),
+            [&](uint64_t n, uint64_t k) { return weight_only(n, k); });
   }
   // A plain product in float32.
   int32_t projected(int32_t x, uint32_t n) {

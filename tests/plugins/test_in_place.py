@@ -34,7 +34,7 @@ STEP = 130
 RNG = np.random.default_rng(3)
 MATRIX = RNG.standard_normal((COLUMNS, COLUMNS)).astype(np.float32)
 VECTOR = RNG.standard_normal(COLUMNS).astype(np.float32)
-QUANTIZED = 2  # the layout in a plan
+QUANTIZED, WEIGHT_ONLY = 2, 3  # the layouts in a plan
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ OTHERS = [
 def quantized_panels(plan: PlanWriter, dtype: str) -> int:
     made = QuantizedMatmul(dtype, rows=1, n=COLUMNS, k=COLUMNS)
     n = -(-COLUMNS // 16) * 16
-    index = plan.weight("w", number(made.fmt), QUANTIZED, n, COLUMNS, made.packed.tobytes())
+    layout = WEIGHT_ONLY if made.fmt.keeps_activations else QUANTIZED
+    index = plan.weight("w", number(made.fmt), layout, n, COLUMNS, made.packed.tobytes())
     plan.weights[index] = (*plan.weights[index][:-1], made.fmt.group)
     return index
 
@@ -115,6 +116,9 @@ EMIT: dict[str, Callable[[PlanWriter, int, list[int], list[int]], None]] = {
     "matmul": lambda plan, op, ins, outs: emit_product(plan, op, ins, outs, plan.panels("w", MATRIX)),
     "quantized_matmul": lambda plan, op, ins, outs: emit_product(
         plan, op, ins, outs, quantized_panels(plan, "int4" if plan.act_dtype else "int8")
+    ),
+    "weight_only_matmul": lambda plan, op, ins, outs: emit_product(
+        plan, op, ins, outs, quantized_panels(plan, "int4:wo" if plan.act_dtype else "fp8")
     ),
     "rms_norm": lambda plan, op, ins, outs: plan.op(
         op, "norm", ins, outs, [plan.vector("w", VECTOR)], floats=[1e-5, 0.5]

@@ -8,6 +8,7 @@ import pytest
 from support.made_matmul import offset_rows, same_bits
 from support.made_quantized import (
     NAMES,
+    PACKED,
     SCALAR,
     QuantizedMatmul,
     kernels,
@@ -39,7 +40,7 @@ def matrix(rows: int, k: int) -> np.ndarray:
     return w
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("index", weight_kernels())
 class TestPacker:
     @sweep("rows", [1, 7, 8, 9, 15, 16, 17, 33])
@@ -86,7 +87,7 @@ class TestPacker:
         assert pack(w, parse_format(name), index)[1][2] is False
 
     def test_range_search_beats_the_plain_scale(self, name: str, index: int) -> None:
-        fmt, w = parse_format(name), RNG.standard_normal((32, 256)).astype(np.float32)
+        fmt, w = parse_format(name), np.random.default_rng(5).standard_normal((32, 256)).astype(np.float32)
         groups = quantize.in_groups(w, fmt)
         plain = np.abs(groups).max(axis=-1) / np.float32(fmt.largest)
         zeros = quantize.zero_points(groups, fmt) if fmt.has_zeros else None
@@ -211,7 +212,7 @@ class TestKernel:
         assert same_bits(dirty[[0, 1, 3]], clean[[0, 1, 3]])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize(("rows", "k"), [(1, 1), (16, 32), (17, 33), (40, 127), (33, 300)])
 def test_the_layout_is_invertible(name: str, rows: int, k: int) -> None:
     fmt = parse_format(name)

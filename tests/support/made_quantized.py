@@ -19,6 +19,9 @@ NAMES = (
     "uint4:g32", "uint4:g128", "uint8:g64", "int4:g64:fp16", "int8:g128:fp16", "uint4:g64:fp16",
     "uint8:g32:fp16", "int3:g32", "uint3:g64:fp16", "int2:g128:fp16", "uint2:g32", "mxfp4", "w8a8",
 )  # fmt: skip
+PACKED = (*NAMES, "fp8", "fp8:g32")
+"""Formats that the packer rounds to. Products that round activations have only the others."""
+
 SCALAR = -1
 
 
@@ -161,9 +164,12 @@ class QuantizedMatmul:
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """y in float64, and a bound of the sizes that rounding errors are relative to."""
         a = quantize.quantize_activations(self.x, self.fmt)
+        return self.finished((a.values.astype(float) * a.scales[..., None]).reshape(self.rows, -1)[:, : self.k])
+
+    def finished(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `expected` returns, for x [rows, k] in float64 as the kernel multiplies it."""
         b = quantize.quantize_weights(self.w, self.fmt)
-        x = (a.values.astype(float) * a.scales[..., None]).reshape(self.rows, -1)
-        w = (b.values.astype(float) * b.scales[..., None]).reshape(len(self.w), -1)
+        w = (b.values.astype(float) * b.scales[..., None]).reshape(len(self.w), -1)[:, : self.k]
         y, size = x @ w.T, np.abs(x) @ np.abs(w).T
         if self.b is not None:
             y, size = y + self.b, size + np.abs(self.b)

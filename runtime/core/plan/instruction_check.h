@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "plugins/common/kernel_types.h"
+#include "plugins/quantized_matmul/layout.h"
 #include "runtime/core/base/concat.h"
 #include "runtime/core/plan/plan_check.h"
 
@@ -55,9 +56,13 @@ class InstructionCheck {
   }
   void require_quantized(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
     const bool fits = w->n == panels * TW_LANES && w->k == k;
-    require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kQuantized), what,
-            " must be quantized panels of ", panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ",
-            w->n, " x ", w->k);
+    require(fits && is_quantized(*w), what, " must be quantized panels of ", panels * TW_LANES, " x ", k,
+            ", is layout ", w->layout, " of ", w->n, " x ", w->k);
+  }
+  // Refuses a quantized matrix whose sums of whole numbers may not fit in 32 bits.
+  void require_sums(const char* what, const WeightRecord* w) const {
+    require(keeps_activations(*w) || w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, what,
+            " of whole rows must have at most ", int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
   }
   void require_same_kind() const {
     const auto kind = static_cast<BufferKind>(out(0)->kind);

@@ -46,6 +46,7 @@ enum class Op : uint32_t {
   kExpertsUp = 29,  // x, index, weights? | up, bias? | y | experts, activation, gated, squared, limits_activated | slope, limit, up_offset
   kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts | -
   kConcat = 31,  // x0, x1, x2?, x3? | - | y | - | -
+  kWeightOnlyMatmul = 32,  // x, residual? | w, bias? | y | epilogue, n | -
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -106,6 +107,8 @@ InstructionRule check_experts_down;
 OperationMaker make_experts_down;
 InstructionRule check_concat;
 OperationMaker make_concat;
+InstructionRule check_weight_only_matmul;
+OperationMaker make_weight_only_matmul;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -143,6 +146,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kExpertsUp, "experts_up", 2, 3, 1, 2, 1, 1, 5, 3, check_experts_up, make_experts_up},
   {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 1, 0, check_experts_down, make_experts_down},
   {Op::kConcat, "concat", 2, 4, 0, 0, 1, 1, 0, 0, check_concat, make_concat},
+  {Op::kWeightOnlyMatmul, "weight_only_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_weight_only_matmul, make_weight_only_matmul},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and
@@ -166,6 +170,7 @@ inline constexpr OpSharing kOpSharings[] = {
   {Op::kLayerNorm, 1, 0, -1},  // sum over x
   {Op::kLayerNorm, 0, 0, 1},  // y over x
   {Op::kQuantizedMatmul, 0, 1, -1},  // y over residual
+  {Op::kWeightOnlyMatmul, 0, 1, -1},  // y over residual
 };
 
 // clang-format on

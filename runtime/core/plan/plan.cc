@@ -171,7 +171,7 @@ uint64_t expected_bytes(const WeightRecord& weight) {
   if (weight.layout == static_cast<uint32_t>(WeightLayout::kPanels)) {
     return uint64_t{weight.n / TW_LANES} * tw_panel_bytes(dtype, weight.k);
   }
-  if (weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+  if (is_quantized(weight)) {
     return uint64_t{weight.n / TW_LANES} *
            static_cast<uint64_t>(tw_quantized_panel_bytes(dtype, weight.k, weight.group));
   }
@@ -190,15 +190,17 @@ void check_weight_type(const WeightRecord& weight, const std::string& at) {
       known = is_float_dtype(weight.dtype);
       break;
     case WeightLayout::kQuantized:
+      known = tw_multiplies_integers(static_cast<int>(weight.dtype));
+      break;
+    case WeightLayout::kWeightOnly:
       known = tw_codec(static_cast<int>(weight.dtype)).dtype != 0;
       break;
     default:
-      refuse_plan(concat(at, "layout must be 0, 1 or 2, is ", weight.layout));
+      refuse_plan(concat(at, "layout must be 0 to 3, is ", weight.layout));
   }
   require(known, at, "dtype ", weight.dtype, " is unknown for layout ", weight.layout);
-  const bool quantized = weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized);
-  require(quantized ? tw_quantizes(static_cast<int>(weight.dtype), group) : group == 0, at, "group ", group,
-          " is unknown for layout ", weight.layout, " and dtype ", weight.dtype);
+  require(is_quantized(weight) ? tw_quantizes(static_cast<int>(weight.dtype), group) : group == 0, at,
+          "group ", group, " is unknown for layout ", weight.layout, " and dtype ", weight.dtype);
 }
 
 void check_weight(const Plan& plan, size_t index) {

@@ -78,8 +78,9 @@ struct BufferRecord {
 };
 static_assert(sizeof(BufferRecord) == 24);
 
-// kQuantized: panels of plugins/quantized_matmul/layout.h, with a dtype of quantized weights.
-enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1, kQuantized = 2 };
+// kQuantized, kWeightOnly: panels of plugins/quantized_matmul/layout.h, with a dtype of quantized weights.
+// Products with kQuantized round activations to whole numbers too; products with kWeightOnly do not.
+enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1, kQuantized = 2, kWeightOnly = 3 };
 
 struct WeightRecord {
   uint32_t dtype;
@@ -92,9 +93,18 @@ struct WeightRecord {
   uint64_t offset;  // into weights.bin, a multiple of 64
   uint64_t bytes;
   uint32_t name;   // offset into the string table
-  uint32_t group;  // kQuantized: 32, 64, 128, or 0 for one scale per row; else 0
+  uint32_t group;  // quantized panels: 32, 64, 128, or 0 for one scale per row; else 0
 };
 static_assert(sizeof(WeightRecord) == 40);
+
+inline bool keeps_activations(const WeightRecord& w) {
+  return w.layout == static_cast<uint32_t>(WeightLayout::kWeightOnly);
+}
+
+// Returns whether a weight has panels of plugins/quantized_matmul/layout.h.
+inline bool is_quantized(const WeightRecord& w) {
+  return w.layout == static_cast<uint32_t>(WeightLayout::kQuantized) || keeps_activations(w);
+}
 
 // op_table.h has the ops and what each of them reads. The check in plugins/<op>/instruction.cc says what the
 // operands and attributes of an op must be.
