@@ -45,6 +45,10 @@ from tensorwright.passes.pipeline import run_pipeline
 
 WINDOW = 512
 REFERENCE = "float32"
+_FEWER_BITS = (
+    "int3:g32", "uint3:g32", "int3:g32,embedding=int8,lm_head=int8", "uint3:g32,embedding=int8,lm_head=int8",
+    "uint3:g64,embedding=int8,lm_head=int8", "uint2:g32,embedding=int8,lm_head=int8",
+)  # fmt: skip
 SPECS = (
     "int8:g32", "int8:g64", "int8:g128", "w8a8", "w8a8,embedding=none,lm_head=none",
     "int4:g32", "int4:g64", "int4:g128",
@@ -52,6 +56,7 @@ SPECS = (
     "int4:g128,embedding=int8,lm_head=int8",
     "int4:g32:fp16", "uint4:g32", "uint4:g64", "uint4:g128", "uint4:g32,embedding=int8,lm_head=int8",
     "uint8:g128", "mxfp4", "mxfp4,embedding=int8,lm_head=int8",
+    *_FEWER_BITS,
 )  # fmt: skip
 WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
 """Formats that are also measured with an int8 KV cache."""
@@ -61,7 +66,7 @@ _FOUR_BITS = (
     "int4:g32,embedding=int8,lm_head=int8", "int4:g128,embedding=int8,lm_head=int8",
 )  # fmt: skip
 _EIGHT_BITS = ("w8a8", "w8a8,embedding=none,lm_head=none")
-CALIBRATED = {"gptq": _FOUR_BITS, "awq": _FOUR_BITS, "smoothquant": _EIGHT_BITS}
+CALIBRATED = {"gptq": _FOUR_BITS + _FEWER_BITS, "awq": _FOUR_BITS, "smoothquant": _EIGHT_BITS}
 """Formats that are also measured with what a calibration chose on the built-in text."""
 
 
