@@ -54,7 +54,7 @@ TW_TEST(quantized_faults_are_named) {
              "group 0 is unknown for layout 2 and dtype 4");
   check_says(fault(TW_U8, 32, [](auto&, I&, W& w) { w.group = 0; }),
              "group 0 is unknown for layout 2 and dtype 6");
-  check_says(fault(TW_U2_F16, 32, [](auto&, I&, W& w) { w.dtype += 1; }), "dtype 20 is unknown for layout 2");
+  check_says(fault(TW_U2_F16, 32, [](auto&, I&, W& w) { w.dtype = 99; }), "dtype 99 is unknown for layout 2");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.layout = 3; }),
              "(quantized_matmul): w must be of layout 2, is of layout 3");
   check_says(fault(TW_MXFP4, 32, [](auto&, I&, W& w) { w.group = 64; }),
