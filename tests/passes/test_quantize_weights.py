@@ -199,7 +199,7 @@ def test_a_matrix_that_is_used_otherwise_too_stays_for_that_use() -> None:
 
 def test_a_format_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="weight format"):
-        quantize_weights(asked(LINEAR, "int3"))
+        quantize_weights(asked(LINEAR, "int5"))
 
 
 def test_rows_too_long_for_exact_sums_are_refused() -> None:
