@@ -23,6 +23,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from tensorwright.builder.calibrate.calibrate import calibrate as choose_codes
 from tensorwright.builder.calibrate.channel_scales import choose_scales, drop_ones
 from tensorwright.builder.calibrate.chosen_codes import ChosenCodes
+from tensorwright.builder.calibrate.mixed import choose_mixed
 from tensorwright.builder.calibrate.sample import take_sample
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.measure.accuracy import EngineLogits
@@ -39,8 +41,10 @@ from tensorwright.builder.target.cpu import BLOCK_SIZE
 from tensorwright.builder.trace.export import trace_for_engine
 from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
-from tensorwright.engine_format.weight_formats import parse_spec
-from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.engine_format.targets import TARGETS
+from tensorwright.engine_format.weight_formats import every_format, parse_spec
+from tensorwright.ir.graph import Graph
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 
 WINDOW = 512
@@ -61,6 +65,8 @@ SPECS = (
 WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
 """Formats that are also measured with an int8 KV cache."""
 
+MIXED = ("mixed:3.5", "mixed:4.5", "mixed:5.5")
+"""Budgets of bits per weight, whose formats are chosen on the built-in text."""
 _FOUR_BITS = (
     "int4:g32", "int4:g64", "int4:g128",
     "int4:g32,embedding=int8,lm_head=int8", "int4:g128,embedding=int8,lm_head=int8",
@@ -144,6 +150,15 @@ def plant_outliers(model: Path, folder: Path) -> Path:
     return folder
 
 
+def choose(model: Path, checkpoint: Checkpoint, cached: Graph) -> None:
+    """Puts the formats of a budget into the facts of a graph at stage "cached", as build() does."""
+    spec = cached.facts.quantize
+    if spec is None or not spec.choices:
+        return
+    formats, sample = every_format(TARGETS["cpu"].weight_formats), take_sample(model, None, cached)
+    cached.facts.quantize, _ = choose_mixed(cached, checkpoint, spec, formats, sample, lambda done, total: None)
+
+
 def build_all(model: Path, folder: Path, only: str) -> list[Row]:
     """Makes plan and weights of every engine, as build() does. Each type of activations is traced once.
 
@@ -151,7 +166,7 @@ def build_all(model: Path, folder: Path, only: str) -> list[Row]:
     """
     checkpoint = open_checkpoint(model)
     rows = []
-    plain = [(spec, "auto", "none") for spec in (None, *SPECS)]
+    plain = [(spec, "auto", "none") for spec in (None, *SPECS, *MIXED)]
     more = [(spec, "auto", method) for method, specs in CALIBRATED.items() for spec in specs]
     more += [(spec, "int8", "none") for spec in WITH_INT8_KV]
     for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + more)):
@@ -165,7 +180,7 @@ def build_all(model: Path, folder: Path, only: str) -> list[Row]:
             print(f"building {name}", file=sys.stderr, flush=True)
             asked = {"quantize": None if spec is None else parse_spec(spec), "kv_cache_dtype": kv_cache}
             graph.facts.update(block_size=BLOCK_SIZE, channel_scales=calibration.scales, **asked)
-            report = run_pipeline(graph)
+            report = run_pipeline(graph, choose=partial(choose, model, checkpoint))
             sample = None if calibrate == "none" else take_sample(model, None, report.cached_graph)
             if sample is not None and calibration.scales:
                 gains = choose_scales(report.cached_graph, checkpoint, sample, lambda done, total: None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorwright.builder.calibrate.kept_formats import choose_kept
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
@@ -29,16 +32,17 @@ from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
-from tensorwright.builder.text_file import NamedText, read_text_file
+from tensorwright.builder.text_file import NamedText, read_calibration_text, read_text_file
 from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
-from tensorwright.engine_format.weight_formats import UNQUANTIZED
+from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, UNQUANTIZED, every_format
 from tensorwright.errors import (
     BuildError,
     CheckpointError,
     InvalidOptionError,
     MissingDependencyError,
     NumericalError,
+    TensorwrightWarning,
     reason,
 )
 from tensorwright.installing import BUILD_PACKAGES, install
@@ -104,8 +108,9 @@ def build(
     it is measured over, in windows of up to 512; None means 8192 for "full", and for "quick" one window of 128 to 512
     by the size of the model. accuracy_text: a file of UTF-8 text to measure on; None means a text of this package.
     quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.engine_format.weight_formats); None keeps the weights in the activation type. quantize_config: a file
-    of JSON that gives weights formats by patterns of their names (docs/quantization.md); "layers" there is what
+    (tensorwright.engine_format.weight_formats); "mixed:4.5" chooses formats for so many bits per weight; None keeps
+    the weights in the activation type, on target cpu a quantized checkpoint's in its codes ("kept"). quantize_config:
+    a file of JSON that gives weights formats by patterns of their names (docs/quantization.md); "layers" there is what
     quantize says for all of them.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
@@ -175,6 +180,7 @@ def build_engine_at(
             checkpoint = open_checkpoint(model, revision)
             if (tokenizer := checkpoint.tokenizer_files.get(TOKENIZER)) is not None:
                 check_measured_text(text, options, tokenizer)
+            options = with_kept_codes(options, checkpoint)
             refuse_idle_patterns(options, checkpoint)
             if graphs is not None:
                 make_dump_folder(graphs)
@@ -199,6 +205,25 @@ class BuildRun:
     memory: MemoryWatch
     text: NamedText
     """The text that accuracy is measured on."""
+    choices: dict[str, Any] = field(default_factory=dict)
+    """How formats were chosen, as config.json has it; {} if the options name them all."""
+
+    @cached_property
+    def tokenizer_notes(self) -> dict[str, Any]:
+        """The entry of build-report.json. The first look at it writes the tokenizer and its files."""
+        with self.phases.run("tokenizer"):
+            notes = write_text_side(self.writer, self.checkpoint)
+            check_measured_text(self.text, self.options, _tokenizer(self))
+        return notes
+
+
+def with_kept_codes(options: BuildOptions, checkpoint: Checkpoint) -> BuildOptions:
+    """Returns the options of a build of a checkpoint. A quantized one keeps its codes on target cpu, unless the options
+    name formats."""
+    quantized = checkpoint.quantization is not None and len(checkpoint.quantization.matrices) > 0
+    if not quantized or options.target != "cpu" or options.asked_formats is not None:
+        return options
+    return replace(options, quantize=str(KEPT))
 
 
 def refuse_idle_patterns(options: BuildOptions, checkpoint: Checkpoint) -> None:
@@ -233,9 +258,7 @@ def check_measured_text(text: NamedText, options: BuildOptions, tokenizer: Path 
 def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
     """Writes all files of the engine from its graphs, and puts it in place. source: the record for config.json."""
     writer, checkpoint, phases = run.writer, run.checkpoint, run.phases
-    with phases.run("tokenizer"):
-        tokenizer = write_text_side(writer, checkpoint)
-        check_measured_text(run.text, run.options, _tokenizer(run))
+    tokenizer = run.tokenizer_notes
     emitted = run.target.emit(writer, report, checkpoint, run.options, phases)
     writer.write(GRAPH, print_graph(report.cached_graph).encode())
     if run.options.keep_weights:
@@ -306,11 +329,47 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
                 expectations=_expected(graph, text_config(checkpoint)),
                 progress=count_pass,
                 pipeline=pipeline,
+                choose=partial(choose_formats, run),
             )
         except OSError as error:
             if dump is None:
                 raise
             raise BuildError(f"{dump}: the graphs cannot be dumped there ({reason(error)}); choose another") from error
+
+
+def choose_formats(run: BuildRun, cached: Graph) -> None:
+    """Puts formats in place of the choices that the fact "quantize" of a cached graph leaves to the build."""
+    spec = cached.facts.quantize
+    if spec is None or not spec.choices:
+        return
+    run.phases.mark("passes")
+    offered = run.options.target_format.weight_formats
+    if any(choice.bits is not None for choice in spec.choices):
+        _ = run.tokenizer_notes  # The sample is read with the engine's tokenizer.
+        with run.phases.run("formats") as advance:
+            from tensorwright.builder.calibrate.mixed import choose_mixed  # imports torch
+            from tensorwright.builder.calibrate.sample import take_sample
+
+            sample = take_sample(run.writer.directory, read_calibration_text(run.options.calibration_text), cached)
+            spec, run.choices["choice"] = choose_mixed(
+                cached, run.checkpoint, spec, every_format(offered), sample, advance
+            )
+    if spec.choices:
+        with run.phases.run("formats") as advance:
+            formats = every_format(offered, ("", FLOAT16_SCALES))
+            spec, run.choices["choice"] = choose_kept(cached, run.checkpoint, spec, formats, advance)
+        _tell_of_decoded(run.checkpoint, run.choices["choice"]["decoded"])
+    cached.facts.quantize = spec if spec.formats else None
+
+
+def _tell_of_decoded(checkpoint: Checkpoint, names: list[str]) -> None:
+    if names:
+        warnings.warn(
+            f"{checkpoint.path}: {len(names)} quantized matrices are decoded, for no format of target cpu holds "
+            f"their codes as they are: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
+            TensorwrightWarning,
+            stacklevel=2,
+        )
 
 
 def _expected(graph: Graph, config: dict[str, Any]) -> dict[str, int]:
@@ -399,7 +458,7 @@ def _finish(
             options=run.options,
             passes=report.counts,
             accuracy=measured,
-            quantization=emitted.quantization,
+            quantization=None if emitted.quantization is None else {**emitted.quantization, **run.choices},
             kv_block_bytes=emitted.kv_block_bytes,
             source=source,
             sizes=writer.sizes,

@@ -12,7 +12,7 @@ from typing import Any
 from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
-from tensorwright.engine_format.weight_formats import QuantizeSpec
+from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.options.build import MAX_POSITIONS, BuildFields, asked_formats
 from tensorwright.options.declare import options_in
@@ -51,8 +51,11 @@ class BuildOptions(BuildFields):
         spec = self.quantize_spec
         if spec is not None:
             self._check_calibration(spec)
-        if self.calibration_text is not None and self.calibrate == "none":
-            raise InvalidOptionError("calibration_text is for a calibrated build; leave it out, or say calibrate")
+        measured = spec is not None and any(choice.bits is not None for choice in spec.choices)
+        if self.calibration_text is not None and self.calibrate == "none" and not measured:
+            raise InvalidOptionError(
+                "calibration_text is for a calibrated build, or one of mixed formats; leave it out, or say calibrate"
+            )
         if self.activations != "auto" and self.asked_formats is None:
             raise InvalidOptionError(
                 f"activations={self.activations!r} is for quantized weights, and these stay as they are; "
@@ -69,6 +72,19 @@ class BuildOptions(BuildFields):
     def _check_calibration(self, spec: QuantizeSpec) -> None:
         """Refuses a calibration of which a part would find no matrix of its formats."""
         chosen = self.calibration
+        if self.calibrate != "none" and KEPT in spec.choices:
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} chooses codes, and quantize={spec.summary!r} keeps those of the "
+                "checkpoint; leave out one of them"
+            )
+        if chosen.scales and spec.choices:
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} scales channels for formats that are named, and the build chooses those "
+                f"of quantize={spec.summary!r}; calibrate with gptq, or name the formats of such an engine "
+                "(tensorwright inspect --quantize-config)"
+            )
+        if spec.choices:
+            return
         if chosen.codes and not any(chosen.codes_format(fmt) for fmt in spec.formats):
             raise InvalidOptionError(
                 f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={spec.summary!r} has "

@@ -7,6 +7,7 @@ transformers. Otherwise the checkpoint that the engine was made from must be giv
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tensorwright.builder.build import (
     ask_for_quantization,
     build_engine_at,
     check_measured_text,
+    choose_formats,
     emit_and_measure,
     measured_text,
     refuse_idle_patterns,
@@ -30,6 +32,8 @@ from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import find_target
 from tensorwright.engine_format.engine_config import BUILT_IN_TEXT, EngineConfig
 from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS, TOKENIZER
+from tensorwright.engine_format.strict_json import write_value
+from tensorwright.engine_format.weight_formats import KEPT
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.facts import QUANTIZATION
 from tensorwright.ir.graph import Graph
@@ -68,6 +72,8 @@ def rebuild(
     check_places(engine, out, None)
     if model is not None:
         _check_source(engine, config, model)
+        if "quantize" in changes and options.asked_formats is None:
+            options = replace(options, quantize="none")  # This decodes what a build would keep.
         return build_engine_at(model, out, options, overwrite=overwrite, progress=progress, begin=begin)
     if not (engine / KEPT_WEIGHTS).is_file():
         raise EngineError(
@@ -79,6 +85,7 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
+    _refuse_decoded(config, options)
     text = measured_text(options)
     phases = Phases.since(begin, progress)
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
@@ -131,6 +138,16 @@ def _require_text(config: EngineConfig, options: BuildOptions) -> None:
         )
 
 
+def _refuse_decoded(config: EngineConfig, options: BuildOptions) -> None:
+    """Refuses to keep codes of a checkpoint, of which an engine holds the decoded weights."""
+    spec = options.quantize_spec
+    if config.quantization is not None and spec is not None and KEPT in spec.choices:
+        raise InvalidOptionError(
+            "rebuild: quantize kept needs the codes of the checkpoint, and the engine's kept weights are decoded; give "
+            "the checkpoint (--model), or name formats (--quantize)"
+        )
+
+
 def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None:
     checkpoint = open_checkpoint(model)
     found, wanted = source_record(checkpoint), config.source
@@ -153,12 +170,16 @@ def _from_graph(run: BuildRun, graph: Graph, config: EngineConfig) -> BuildResul
         reference = plain_graph(graph)
         pipeline, done = remaining(run, graph, config)
         if any(phase.name == "quantize" for phase in pipeline):
+            chosen = graph.facts.quantize if same_formats(run, config) else None
             graph = plain_graph(graph)
             ask_for_quantization(graph.facts, run.options)
+            graph.facts.quantize = chosen or graph.facts.quantize
         graph.facts.dtype = reference.facts.dtype = activation_dtype(run, config)
         graph.facts.block_size = run.target.block_size(graph.facts.max_seq_len)
     with phases.run("passes"):
-        report = run_pipeline(graph, pipeline=pipeline, done=done)
+        report = run_pipeline(graph, pipeline=pipeline, done=done, choose=partial(choose_formats, run))
+    if same_formats(run, config) and config.quantization is not None and config.quantization.choice is not None:
+        run.choices["choice"] = write_value(config.quantization.choice)
     return emit_and_measure(run, reference, report, config.source)
 
 
@@ -197,11 +218,19 @@ def plain_graph(graph: Graph) -> Graph:
     return graph
 
 
+def same_formats(run: BuildRun, config: EngineConfig) -> bool:
+    """Returns whether the options ask for formats as the engine's did, for the same target: a choice is then its."""
+    own = config.build_options
+    return (run.options.target, run.options.asked_formats) == (config.target, own.get("quantize"))
+
+
 def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[Phase, ...], dict[str, int]]:
     """Returns the target's phases that still must run on the cached graph, and the counts of the earlier passes."""
     pipeline = run.target.PIPELINE
     asked = graph.facts.copy()
     ask_for_quantization(asked, run.options)
+    if same_formats(run, config):
+        asked.quantize = graph.facts.quantize
     same = asked == graph.facts and not asked.channel_scales  # A calibration may leave some of the scales out.
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]

@@ -51,6 +51,11 @@ def read_text_file(option: str, place: str) -> NamedText:
     return NamedText(path.name, content)
 
 
+def read_calibration_text(place: str | None) -> NamedText | None:
+    """Returns the text of the option calibration_text, None if it is not given. Raises InvalidOptionError."""
+    return None if place is None else read_text_file("calibration_text", place)
+
+
 def encode_beginning(text: str, tokenizer: Path, count: int) -> Any:
     """Returns the encoding, by the library tokenizers, of the beginning of a text: more than `count` tokens besides the
     special ones, or the whole text.

@@ -129,6 +129,22 @@ class CalibrationRecord:
     over the layers: 1 where no scales are better. None without such scales."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChoiceRecord:
+    """How the build chose formats, where the options leave that to it."""
+
+    method: str
+    """"mixed" or "kept"."""
+    text: str | None = field(default=None, metadata=OPTIONAL)
+    """With "mixed": the text that was run, as in CalibrationRecord."""
+    tokens: int | None = field(default=None, metadata=OPTIONAL)
+    """The tokens of the text that were run."""
+    divergences: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
+    """With "mixed": what the format of each matrix costs by itself, KL divergence of the logits in nats."""
+    decoded: list[str] | None = field(default=None, metadata=OPTIONAL)
+    """With "kept": weights that the checkpoint has quantized, and that no format holds."""
+
+
 @dataclass(frozen=True)
 class QuantizationRecord:
     """The formats and sizes of quantized weights, and the error of every weight."""
@@ -143,6 +159,8 @@ class QuantizationRecord:
     formats: dict[str, list[str | None]] | None = field(default=None, metadata=OPTIONAL)
     """The format of each kind of matrix in each layer, where rules give some of them one of their own; None in a list
     where a layer lacks the matrix, "none" where it is not quantized."""
+    choice: ChoiceRecord | None = field(default=None, metadata=OPTIONAL)
+    """None if the options name every format."""
     calibration: CalibrationRecord | None = field(default=None, metadata=OPTIONAL)
     """None if no text chose anything."""
 

@@ -32,10 +32,10 @@ GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 32
 FORMATS = ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8", "fp8")
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
-_FLOAT16_SCALES = ":fp16"
+FLOAT16_SCALES = ":fp16"
 _WEIGHT_ONLY = ":wo"
 _GROUP = f"(?::g({'|'.join(map(str, GROUPS))}))?"
-_GROUPED = re.compile(f"(int|uint)([2348]){_GROUP}({_FLOAT16_SCALES})?({_WEIGHT_ONLY})?")
+_GROUPED = re.compile(f"(int|uint)([2348]){_GROUP}({FLOAT16_SCALES})?({_WEIGHT_ONLY})?")
 _MXFP4 = re.compile(f"mxfp4({_WEIGHT_ONLY})?")
 _FP8 = re.compile(f"fp8{_GROUP}")
 
@@ -78,7 +78,7 @@ class WeightFormat:
             return f"mxfp4{last}"
         if self.group == 0:
             return "w8a8"
-        return f"{self.kind}{self.bits}:g{self.group}{_FLOAT16_SCALES * (self.scales == FLOAT16)}{last}"
+        return f"{self.kind}{self.bits}:g{self.group}{FLOAT16_SCALES * (self.scales == FLOAT16)}{last}"
 
     @property
     def family(self) -> str:
@@ -203,27 +203,61 @@ def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
     raise InvalidOptionError(f"quantize: a weight format must be {', '.join(names[:-1])} or {names[-1]}, not {text!r}")
 
 
-FormatRule = Rule[WeightFormat | None]
-"""The format of the matrices that a pattern of names matches. None means the activation type."""
+def every_format(offered: tuple[str, ...], scales: tuple[str, ...] = ("",)) -> tuple[WeightFormat, ...]:
+    """Returns the formats of some kinds, each with every group that it may have.
+
+    scales: the ends of names of grouped formats, for the type of their scales: "" for the usual one, or FLOAT16_SCALES.
+    """
+    ends = [f":g{size}{end}" for size in GROUPS for end in scales]
+    texts = [f"{name}{end}" for name in offered for end in (["", *ends] if _GROUPED.fullmatch(name) is None else ends)]
+    forms = (_GROUPED, _FP8, _MXFP4, re.compile("w8a8"))
+    read = (parse_format(text, offered) for text in texts if any(form.fullmatch(text) for form in forms))
+    return tuple(dict.fromkeys(read))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Stands for formats that a build chooses for each matrix on its own.
+
+    bits: the bits per weight that all matrices together may take; the build measures which of them need more. None
+    means the format in which the checkpoint has a matrix already, if one of the target holds it exactly.
+    """
+
+    bits: float | None = None
+
+    def __str__(self) -> str:
+        return "kept" if self.bits is None else f"mixed:{self.bits:g}"
+
+
+KEPT = Choice()
+MIN_BITS, MAX_BITS = 1.0, 32.0
+"""The least and the most bits per weight that `mixed` can ask for."""
+_MIXED = re.compile(r"mixed:(\d{1,2}(?:\.\d{1,4})?)")
+
+Asked = WeightFormat | Choice | None
+"""What a spec says of a matrix. None means the activation type."""
+FormatRule = Rule[Asked]
+"""What a spec says of the matrices that a pattern of names matches."""
 
 
 @dataclass(frozen=True)
 class QuantizeSpec:
     """The formats of the linear layers' matrices, of the embedding and of lm_head. None means the activation type.
 
-    rules: overrule these three for the weights that they match; of several, the last one that matches holds.
+    rules: overrule these three for the weights that they match; of several, the last one that matches holds. The spec
+    of a graph that is to be quantized has no Choice.
     """
 
-    linears: WeightFormat | None
-    embedding: WeightFormat | None
-    lm_head: WeightFormat | None
+    linears: Asked
+    embedding: Asked
+    lm_head: Asked
     rules: tuple[FormatRule, ...] = ()
 
     def __str__(self) -> str:
         """Returns the text that `parse_spec` reads, with every part spelled out. An equal spec has an equal text."""
-        parts = [f"{format_name(self.linears)}", f"embedding={format_name(self.embedding)}"]
-        parts += [f"lm_head={format_name(self.lm_head)}"]
-        return ",".join([*parts, *(f"{rule.pattern}={format_name(rule.value)}" for rule in self.rules)])
+        parts = [("embedding", self.embedding), ("lm_head", self.lm_head)]
+        parts += [(rule.pattern, rule.value) for rule in self.rules]
+        return ",".join([format_name(self.linears), *(f"{name}={_part_name(value)}" for name, value in parts)])
 
     @property
     def summary(self) -> str:
@@ -233,26 +267,31 @@ class QuantizeSpec:
         return f"{QuantizeSpec(self.linears, self.embedding, self.lm_head)}, and {len(self.rules)} rules"
 
     @property
-    def _values(self) -> tuple[WeightFormat | None, ...]:
+    def _values(self) -> tuple[Asked, ...]:
         return (self.linears, self.embedding, self.lm_head, *(rule.value for rule in self.rules))
 
     @property
     def formats(self) -> tuple[WeightFormat, ...]:
         """The formats of the parts that are quantized, and of the rules."""
-        return tuple(fmt for fmt in self._values if fmt is not None)
+        return tuple(fmt for fmt in self._values if isinstance(fmt, WeightFormat))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices that are left to the build, each once."""
+        return tuple(dict.fromkeys(fmt for fmt in self._values if isinstance(fmt, Choice)))
 
     @property
     def says_how_many(self) -> bool:
         """Whether the spec says how many matrices are quantized: no rule may take some out of a part, or into it."""
-        return not self.rules or len({fmt is None for fmt in self._values}) == 1
+        return not self.choices and (not self.rules or len({fmt is None for fmt in self._values}) == 1)
 
     @cached_property
-    def table(self) -> RuleTable[WeightFormat | None]:
+    def table(self) -> RuleTable[Asked]:
         """The rules, to look up names in."""
         return RuleTable(self.rules)
 
-    def format_of(self, name: str, part: WeightFormat | None) -> WeightFormat | None:
-        """Returns the format of a weight. part: that of its part, which holds where no rule matches."""
+    def format_of(self, name: str, part: Asked) -> Asked:
+        """Returns what the spec says of a weight. part: that of its part, which holds where no rule matches."""
         rule = self.table.find(name)
         return part if rule is None else rule.value
 
@@ -261,8 +300,10 @@ UNQUANTIZED = QuantizeSpec(None, None, None)
 
 
 def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
-    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT][,PATTERN=FORMAT ...]. A FORMAT may be "none". An unnamed part
-    has the first format. A PATTERN is of names of weights: format_rules.py.
+    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT][,PATTERN=FORMAT ...]. An unnamed part has the first format.
+
+    A FORMAT may be "none" or "kept", and the first "mixed:BITS", where the parts may be "mixed" too. A PATTERN is of
+    names of weights: format_rules.py.
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
@@ -276,13 +317,19 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
     format of the linear layers, keeps the activation type. target: its name in messages.
     """
     spec, named = _parse_parts(text, offered)
+    if spec.choices:
+        raise InvalidOptionError(
+            f"quantize: formats are chosen (mixed, kept) for target cpu alone, not for {target}; name formats, such as "
+            "those that tensorwright inspect --quantize-config shows of an engine of target cpu"
+        )
     _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
     for fmt in spec.formats:
         if fmt.weight_only:
             _refuse(spec, str(fmt), f"target {target} keeps activations as they are in any format; leave out :wo")
         if fmt.family not in offered or fmt.scales == FLOAT16 or (fmt.kind == "fp" and fmt.group):
             _refuse(spec, str(fmt), f"target {target} has no such products; quantize to int8 or int4")
-    if spec.embedding is None or spec.embedding.dtype == "int8":
+    embedding = spec.embedding
+    if not isinstance(embedding, WeightFormat) or embedding.dtype == "int8":
         return spec
     if "embedding" in named:
         raise InvalidOptionError(
@@ -292,8 +339,13 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
     return replace(spec, embedding=None)
 
 
-def format_name(fmt: WeightFormat | None) -> str:
+def format_name(fmt: Asked) -> str:
     return "none" if fmt is None else str(fmt)
+
+
+def _part_name(fmt: Asked) -> str:
+    """Returns the text of a part of a spec other than the first, which alone says the bits of `mixed`."""
+    return format_name(fmt).partition(":")[0] if isinstance(fmt, Choice) else format_name(fmt)
 
 
 def _refuse(spec: QuantizeSpec, name: str, why: str) -> None:
@@ -304,8 +356,8 @@ def _refuse(spec: QuantizeSpec, name: str, why: str) -> None:
 def _parse_parts(text: str, offered: tuple[str, ...]) -> tuple[QuantizeSpec, set[str]]:
     """Returns the spec, and the names of the parts that the text names."""
     first, *others = [part.strip() for part in text.split(",")]
-    linears = None if first == "none" else parse_format(first, offered)
-    formats: dict[str, WeightFormat | None] = dict.fromkeys(PARTS, linears)
+    linears = _parse_first(first, offered)
+    formats: dict[str, Asked] = dict.fromkeys(PARTS, linears)
     named: set[str] = set()
     rules: list[FormatRule] = []
     for part in others:
@@ -317,9 +369,31 @@ def _parse_parts(text: str, offered: tuple[str, ...]) -> tuple[QuantizeSpec, set
                 f"{text if len(text) < 200 else text[:200] + '...'!r} is not"
             )
         named.add(name)
-        fmt = None if value == "none" else parse_format(value, offered)
+        fmt = _parse_part(value, linears, offered)
         if name in formats:
             formats[name] = fmt
         else:
             rules.append(Rule(name, fmt))
     return QuantizeSpec(linears, formats["embedding"], formats["lm_head"], tuple(rules)), named
+
+
+def _parse_first(text: str, offered: tuple[str, ...]) -> Asked:
+    if text.partition(":")[0] != "mixed":
+        return _parse_part(text, None, offered)
+    found = _MIXED.fullmatch(text)
+    if found is None or not MIN_BITS <= float(found[1]) <= MAX_BITS:
+        raise InvalidOptionError(
+            f"quantize: mixed needs the bits per weight that all matrices may take, from {MIN_BITS:g} to {MAX_BITS:g}, "
+            f"as in mixed:4.5, not {text!r}"
+        )
+    return Choice(float(found[1]))
+
+
+def _parse_part(text: str, first: Asked, offered: tuple[str, ...]) -> Asked:
+    if text == "none":
+        return None
+    if text == "kept":
+        return KEPT
+    if text == "mixed" and isinstance(first, Choice) and first.bits is not None:
+        return first
+    return parse_format(text, offered)

@@ -80,14 +80,16 @@ def run_pipeline(
     progress: Callable[[str, int, float], None] | None = None,
     pipeline: tuple[Phase, ...] = PIPELINE,
     done: Mapping[str, int] | None = None,
+    choose: Callable[[Graph], None] | None = None,
 ) -> PassReport:
     """Takes a traced graph through all passes. `graph` itself does not change.
 
     verify: compares outputs before and after each pass on real inputs; needs `weights`, which returns the tensor of an
     expression. dump: a folder that gets NN_<pass>.txt after each pass. expectations: pass -> count. progress is called
     with (pass, count, seconds). done: the passes that ran on the graph before, with their counts; `pipeline` has the
-    rest. Raises PassError that names the pass, the passes before it and the node; LoweringError and
-    UnsupportedModelError for models that cannot be built; InvalidOptionError.
+    rest. choose: completes the facts of the graph before phase "quantize". Raises PassError that names the pass, the
+    passes before it and the node; LoweringError and UnsupportedModelError for models that cannot be built;
+    InvalidOptionError.
     """
     if verify and weights is None:
         raise InvalidOptionError("verify needs weights: a function that gives the tensor of a weight expression")
@@ -97,6 +99,8 @@ def run_pipeline(
     run.dump = Path(dump) if dump is not None else None
     run.report.cached_graph, run.report.counts = graph, done
     for phase in pipeline:
+        if choose is not None and phase.name == "quantize":
+            choose(run.report.graph)
         for i, step in enumerate(phase.steps):
             run.step(phase, step, first=i == 0)
             if progress is not None:

@@ -13,8 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat, format_name
-from tensorwright.errors import InvalidOptionError, UnsupportedModelError
+from tensorwright.engine_format.weight_formats import (
+    MAX_WHOLE_ROW,
+    Asked,
+    Choice,
+    QuantizeSpec,
+    WeightFormat,
+    format_name,
+)
+from tensorwright.errors import GraphError, InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import kind_of, matrices_of
 from tensorwright.passes.rewriting.rewriter import make_node, splice
@@ -90,16 +97,19 @@ def refuse_idle_rules(spec: QuantizeSpec, matrices: list[Node]) -> None:
 
 
 def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
-    """Refuses rows whose sums may not fit in 32 bits. An embedding sums nothing, so its rows may have any length."""
+    """Refuses rows whose sums may not fit in 32 bits."""
+    for weight in too_long(node, fmt):
+        raise UnsupportedModelError(
+            f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 "
+            f"bits; %{weight.name} has {weight.shape[-1]}; quantize to int8, which has a scale for each group"
+        )
+
+
+def too_long(node: Node, fmt: WeightFormat) -> list[Value]:
+    """Returns the matrices of a node whose rows are too long for a format. An embedding sums nothing."""
     if node.op == "embedding" or fmt.kind != "int" or fmt.group != 0:
-        return
-    for weight in matrices_of(node):
-        columns = int(weight.shape[-1])
-        if columns > MAX_WHOLE_ROW:
-            raise UnsupportedModelError(
-                f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 "
-                f"bits; %{weight.name} has {columns}; quantize to int8, which has a scale for each group"
-            )
+        return []
+    return [weight for weight in matrices_of(node) if int(weight.shape[-1]) > MAX_WHOLE_ROW]
 
 
 def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:
@@ -112,14 +122,25 @@ def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:
 
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:
-    """Returns the format that the matrices of a `quantizable` node get; None if they stay."""
+    """Returns the format that the matrices of a `quantizable` node get; None if they stay.
+
+    Raises GraphError if the spec leaves it open.
+    """
+    fmt = asked_for(node, spec)
+    if isinstance(fmt, Choice):
+        raise GraphError(f"the format of {weights_of(node)[0]} is {fmt}, and must be chosen before")
+    return fmt
+
+
+def asked_for(node: Node, spec: QuantizeSpec) -> Asked:
+    """Returns what a spec says of the matrices of a `quantizable` node."""
     if node.op.endswith("embedding"):
         part = spec.embedding
     else:
         part = spec.lm_head if node.output.shape[0] == "rows" else spec.linears
     if not spec.rules:
         return part
-    found: dict[WeightFormat | None, str] = {}
+    found: dict[Asked, str] = {}
     for name in weights_of(node):
         found.setdefault(spec.format_of(name, part), name)
     if len(found) > 1:

@@ -102,7 +102,7 @@ def gather_embeddings(
         expr = source.attrs["expr"]
         if node.op == "quantized_embedding" and panels is not None:
             fmt = node.attrs["format"]
-            rows = np.stack([_unpacked_row(expr, fmt, checkpoint, panels, int(i)) for i in ids.flatten()])
+            rows = np.stack([unpacked_row(expr, fmt, checkpoint, panels, int(i)) for i in ids.flatten()])
         else:
             rows = np.stack([to_float32(evaluate_rows(expr, checkpoint, int(i), int(i) + 1))[0] for i in ids.flatten()])
             if node.op == "quantized_embedding":
@@ -116,7 +116,7 @@ def gather_embeddings(
     return values
 
 
-def _unpacked_row(
+def unpacked_row(
     expr: WeightExpr, fmt: WeightFormat, checkpoint: Checkpoint, panels: PanelSource, row: int
 ) -> np.ndarray:
     """Returns a row of a packed table, float32 [K]."""

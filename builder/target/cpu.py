@@ -12,7 +12,7 @@ from tensorwright.builder.emit.quantization_record import quantization_record
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
-from tensorwright.builder.text_file import NamedText, read_text_file
+from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ def check(options: BuildOptions) -> None:
     dtypes = options.target_format.dtypes
     if options.dtype not in ("auto", *dtypes):
         raise InvalidOptionError(f"dtype must be auto, {' or '.join(dtypes)} on target cpu, not {options.dtype}")
-    _calibration_text(options)
+    read_calibration_text(options.calibration_text)
 
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
@@ -79,7 +79,7 @@ def _calibrate(
         from tensorwright.builder.calibrate.channel_scales import choose_scales, drop_ones, scales_record
         from tensorwright.builder.calibrate.sample import take_sample
 
-        sample = take_sample(writer.directory, _calibration_text(options), cached)
+        sample = take_sample(writer.directory, read_calibration_text(options.calibration_text), cached)
     if options.calibration.scales:
         with phases.run("calibrate scales") as advance:
             chosen = choose_scales(cached, checkpoint, sample, advance)
@@ -90,12 +90,6 @@ def _calibrate(
         with phases.run("calibrate codes") as advance:
             calibrate(cached, checkpoint, sample, codes, advance)
     return calibration_record(cached, options.calibrate, sample, gains)
-
-
-def _calibration_text(options: BuildOptions) -> NamedText | None:
-    """Returns the user's text, None if there is none."""
-    place = options.calibration_text
-    return None if place is None else read_text_file("calibration_text", place)
 
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement) -> dict[str, Any]:

@@ -70,7 +70,8 @@ class LLM(StrictKeywords):
     max_queue_size: the requests that may wait; one more raises QueueFullError (`generate` waits instead).
     dtype: for a build from a model directory: "auto", "float32" or "bfloat16" (short names: "bf16", "fp32").
     quantize: for a build from a model directory: the formats of the weights, as `build` takes them ("int4", "int8:g64",
-        "w8a8", "int4,lm_head=int8"); None keeps the weights in dtype.
+        "w8a8", "int4,lm_head=int8", "mixed:4.5"); None keeps codes of a quantized checkpoint, and other weights in
+        dtype.
     quantize_config: for a build from a model directory: a file that gives weights formats by patterns of their names.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, or "int8".
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many

@@ -128,6 +128,8 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
     pairs: dict[str, Any] = {"formats": spec.summary}
     if "formats" in record:
         pairs["format by layer"] = {name: _runs(row) for name, row in record["formats"].items()}
+    if "choice" in record:
+        pairs["chosen"] = _choice(record["choice"])
     if record["tied"]:
         pairs["tied"] = "embedding and lm_head are one matrix of the checkpoint, stored once for each format"
     if "calibration" in record:
@@ -140,6 +142,14 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
     if accuracy is not None:
         pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy.get("output_errors", {}).items()}
     return pairs
+
+
+def _choice(choice: dict[str, Any]) -> str:
+    if choice["method"] == "mixed":
+        total = sum(value or 0.0 for row in choice["divergences"].values() for value in row)
+        return f"mixed, KL divergences of {total:.3g} in all over {choice['tokens']} tokens of {choice['text']}"
+    decoded = choice["decoded"]
+    return f"kept codes of the checkpoint; decoded: {', '.join(decoded)}" if decoded else "kept codes of the checkpoint"
 
 
 def _runs(row: list[str | None]) -> str:

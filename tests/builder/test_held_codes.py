@@ -15,8 +15,10 @@ from support.gguf_files import GGUF
 from support.quantized_checkpoints import MADE
 from tensorwright.builder.build import build
 from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
+from tensorwright.builder.rebuild import rebuild
+from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.weight_formats import parse_format
-from tensorwright.errors import CheckpointError
+from tensorwright.errors import CheckpointError, InvalidOptionError, TensorwrightWarning
 from tensorwright.ir.weights import Concat, Every, Ref, Slice, Stack, Transpose
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.dtypes import to_float32
@@ -251,14 +253,23 @@ def test_products_beyond_float32_are_refused(tmp_path):
         PackedPanels(mxfp4_checkpoint(tmp_path / "m", exponents)).panels(EXPERTS, parse_format("mxfp4"), 0, 48)
 
 
-@pytest.mark.parametrize(("folder", "formats"), [
-    ("ct-int4", "int4:g32"), ("ct-w8a8", "w8a8"), ("ct-int4-zeros", "uint4:g32:fp16"), ("awq-4", "uint4:g32:fp16"),
-    ("gptq-8", "uint8:g32:fp16"), ("ct-fp8-tensor", "fp8"), ("ct-fp8-blocks", "fp8:g32"),
+@pytest.mark.parametrize(("folder", "asked", "formats"), [
+    ("ct-int4", None, "int4:g32"), ("ct-w8a8", "w8a8,embedding=none,lm_head=none", "w8a8"),
+    ("ct-int4-zeros", "kept", "uint4:g32:fp16"), ("awq-4", None, "uint4:g32:fp16"), ("gptq-8", None, "int8:g32:fp16"),
+    ("ct-fp8-tensor", None, "fp8"), ("ct-fp8-blocks", None, "fp8:g32"),
 ])  # fmt: skip
-def test_an_engine_loses_nothing(tmp_path, folder, formats):
-    spec = f"{formats},embedding=none,lm_head=none"
-    made = build(MADE / folder, tmp_path / "engine", quantize=spec, accuracy="none")
-    errors = made.config["quantization"]["weight_errors"]
+def test_an_engine_loses_nothing(tmp_path, folder, asked, formats):
+    """Without --quantize a matrix gets the smallest format that holds it, and what has no codes stays."""
+    made = build(MADE / folder, tmp_path / "engine", quantize=asked, accuracy="none").config
+    record = made["quantization"]
+    named = record["spec"].split(",")
+    assert named[:3] == [formats, "embedding=none", "lm_head=none"]
+    assert set(named[3:]) <= {
+        f"{LAYER}.{name}.weight=fp8" for name in ("self_attn.o_proj", "mlp.down_proj")
+    }  # One block.
+    assert made["build_options"]["quantize"] == (asked or "kept")
+    assert record.get("choice") == (None if asked and "w8a8" in asked else {"method": "kept", "decoded": []})
+    errors = record["weight_errors"]
     assert set(errors) >= {"self_attn.q_proj+k_proj+v_proj", "mlp.gate_proj+up_proj", "mlp.down_proj"}
     assert all(error == 0 for row in errors.values() for error in row)
 
@@ -283,6 +294,28 @@ def test_e4m3_in_blocks_is_kept(tmp_path, scale, name):
     for expert in range(2):
         panels = PackedPanels(checkpoint).panels(Ref("x"), fmt, 16, 150, matrix=expert)
         np.testing.assert_array_equal(dequantized(unpack(panels, fmt, 134, 256), 256), exact[expert, 16:])
+
+
+def test_what_no_format_holds_is_decoded_and_named(tmp_path):
+    """The columns of groups of act-order are no neighbours; two matrices of this checkpoint have them in order."""
+    checkpoint = open_checkpoint(MADE / "gptq-4-order")
+    with pytest.warns(TensorwrightWarning, match="5 quantized matrices are decoded, for no format of target cpu holds"):
+        made = build(checkpoint.path, tmp_path / "engine", accuracy="none", keep_weights=True).config
+    formats = made["quantization"]["formats"]
+    held = {name: row[0] for name, row in formats.items() if row[0] != "none"}
+    assert held == {"self_attn.o_proj": "uint4:g32:fp16", "mlp.down_proj": held["mlp.down_proj"]}
+    assert made["quantization"]["choice"]["decoded"] == [
+        *(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"),
+        *(f"{LAYER}.mlp.{name}_proj.weight" for name in ("gate", "up")),
+    ]
+    for name, row in made["quantization"]["weight_errors"].items():
+        assert (name, row) in ((name, [0.0]) for name in held)
+    config = EngineConfig.from_dict(made, tmp_path)
+    with pytest.raises(InvalidOptionError, match="quantize kept needs the codes of the checkpoint"):
+        rebuild(tmp_path / "engine", config, tmp_path / "again")
+    plain = rebuild(tmp_path / "engine", config, tmp_path / "plain", model=checkpoint.path, quantize=None)
+    assert plain.config["build_options"]["quantize"] == "none"
+    assert not plain.config["quantization"]["weight_errors"]
 
 
 def test_a_coarser_format_says_what_it_loses(tmp_path):

@@ -51,8 +51,8 @@ def assert_same_engines(path: Path, tmp_path: Path, **options: object) -> dict:
 
 
 @pytest.mark.parametrize(("kind", "options"), [
-    ("gptq-4-order", {"dtype": "float32"}),
-    ("awq-4", {"dtype": "bfloat16"}),
+    ("gptq-4-order", {"dtype": "float32", "quantize": "none"}),
+    ("awq-4", {"dtype": "bfloat16", "quantize": "none"}),
     ("gptq-4", {"quantize": "int8"}),
 ])  # fmt: skip
 def test_an_engine_has_the_decoded_weights(tmp_path, kind, options):
@@ -101,16 +101,20 @@ def test_experts_of_gpt_oss(tmp_path):
         tensors[f"{name}_scales"] = torch.randint(110, 124, shape, dtype=torch.uint8, generator=draw)
     save_file(tensors, path / "model.safetensors")
     name_quantization(path, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
-    assert assert_same_engines(path, tmp_path)["source"]["quantization"] == "mxfp4"
-    kept = build(path, tmp_path / "kept", accuracy="none", quantize="int8:g32,embedding=none,lm_head=none")
-    errors = kept.config["quantization"]["weight_errors"]
+    assert assert_same_engines(path, tmp_path, quantize="none")["source"]["quantization"] == "mxfp4"
+    kept = build(path, tmp_path / "kept", accuracy="none", quantize="kept,*.self_attn.*=int8:g32")
+    record = kept.config["quantization"]
+    errors, formats = record["weight_errors"], record["formats"]
     assert errors["mlp.experts.gate_up_proj"] == errors["mlp.experts.down_proj"] == [0, 0]
+    assert formats["mlp.experts.gate_up_proj"] == formats["mlp.experts.down_proj"] == ["mxfp4", "mxfp4"]
+    assert formats["self_attn.o_proj"] == ["int8:g32", "int8:g32"]
     assert min(errors["self_attn.o_proj"]) > 0
 
 
 @pytest.mark.parametrize("accuracy", ["quick", "full"])
 def test_logits_are_those_of_the_decoded_model(tmp_path, accuracy):
-    made = build(MADE / "gptq-4", tmp_path / "engine", dtype="float32", accuracy=accuracy, accuracy_tokens=64)
+    options = {"dtype": "float32", "quantize": "none", "accuracy_tokens": 64}
+    made = build(MADE / "gptq-4", tmp_path / "engine", accuracy=accuracy, **options)
     record = made.config["accuracy"]
     assert record["kind"] == accuracy
     widest = 64  # the most columns of a matrix
@@ -135,7 +139,8 @@ def test_the_model_is_traced_without_its_quantization():
 
 def test_a_gguf_file_builds_with_its_codes_and_its_text_side(tmp_path):
     path = GGUF / "llama-q4_0.gguf"
-    made = build(path, tmp_path / "engine", accuracy="none", quantize="int4:g32:fp16")
+    made = build(path, tmp_path / "engine", accuracy="none")
+    assert made.config["quantization"]["spec"] == "int4:g32:fp16,embedding=int4:g32:fp16,lm_head=int4:g32:fp16"
     assert made.config["source"]["quantization"] == "gguf Q4_0"
     assert list(made.config["source"]["files"]) == [path.name]
     assert not any(error for errors in made.config["quantization"]["weight_errors"].values() for error in errors)
@@ -148,7 +153,8 @@ def test_a_gguf_file_builds_with_its_codes_and_its_text_side(tmp_path):
 
 
 def test_the_logits_of_a_gguf_file_are_those_of_transformers(tmp_path):
-    made = build(GGUF / "qwen3.gguf", tmp_path / "engine", dtype="float32", accuracy="full", accuracy_tokens=32)
+    options = {"dtype": "float32", "quantize": "none", "accuracy": "full", "accuracy_tokens": 32}
+    made = build(GGUF / "qwen3.gguf", tmp_path / "engine", **options)
     record = made.config["accuracy"]
     widest = 256  # the columns of o_proj
     assert record["largest_logit_error"] < chain_tolerance("float32", widest, 20, record["largest_reference_logit"])

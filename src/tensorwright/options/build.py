@@ -47,8 +47,9 @@ _SPEC = (
     "Quantize the weights: int2, int3, int4, int8, with zero points uint2, uint3, uint4, uint8 (in groups of "
     f"{DEFAULT_GROUP} along K; int4:g64, int8:g128 name others: {', '.join(map(str, GROUPS))}), mxfp4 or w8a8 (one "
     "scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their own: "
-    "int4:g64,lm_head=int8,embedding=none. So may weights, by patterns of their names: int4,model.layers.0.*=int8. See "
-    "docs/quantization.md. [default: none, all in --dtype]"
+    "int4:g64,lm_head=int8,embedding=none. So may weights, by patterns of their names: int4,model.layers.0.*=int8. On "
+    "cpu, mixed:4.5 chooses formats for so many bits per weight, and kept those of a quantized checkpoint's codes. See "
+    "docs/quantization.md. [default: kept for quantized checkpoints on cpu, else none, all in --dtype]"
 )
 _LIMIT = whole_number(f"a whole number from 1 to {MAX_STEP_TOKENS}", high=MAX_STEP_TOKENS)
 _NAMES_FORMATS = Rule(
@@ -60,7 +61,7 @@ _OF_FIRST_USE = At(
     choices=("auto", *FIRST_USE.dtypes),
 )
 _FORMATS_OF_FIRST_USE = At(
-    "Formats of the weights of the engine that is built from a model directory, as in build-engine. [default: none]",
+    "Formats of the weights of the engine that is built from a model, as in build-engine. [default: as there]",
     metavar="SPEC",
 )
 _CONFIG = (
@@ -232,7 +233,8 @@ class BuildFields:
         targets=("cpu",),
         at=_everywhere(
             At(
-                "With --calibrate: a file of UTF-8 text to run through the model. [default: a text of this package]",
+                "With --calibrate, or mixed formats: a file of UTF-8 text to run through the model. [default: a text "
+                "of this package]",
                 metavar="FILE",
             )
         ),
