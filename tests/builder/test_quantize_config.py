@@ -82,7 +82,7 @@ def test_what_inspect_writes_builds_the_same_engine(built: BuildResult, tiny: Pa
         ({"model.layers.7.*": "int8"}, r"no weight of .*model has a name like model\.layers\.7\.\*; names are such as"),
         ({"*.input_layernorm.*": "int8"}, r"\*\.input_layernorm\.\* matches no matrix that can be quantized"),
         ({"*.k_proj.weight": "int8"}, "must have one format: model.layers.0.self_attn.q_proj.weight int4:g32, model"),
-        ({"*.o_proj.weight": "fp8"}, "must not be fp8: target cpu"),
+        ({"*.o_proj.weight": "int5"}, "a weight format must be int4, .* not .int5."),
     ],
 )
 def test_what_cannot_be_is_refused(tiny: Path, tmp_path: Path, table: dict[str, str], message: str) -> None:
