@@ -17,8 +17,8 @@ import machine
 
 from tensorwright.runtime import _runtime, _testing
 
-DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3}
-"""Types of the cache, with their numbers in plugins/common/kernel_types.h. With an int8 cache q is bfloat16."""
+DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3, "int4": 4}
+"""Types of the cache, with their numbers in plugins/common/kernel_types.h. With a cache of integers q is bfloat16."""
 DECODE_BYTES = 128 << 20
 """Bytes of K and V per repeat of a decode run: more than any cache of a processor holds."""
 
@@ -67,8 +67,8 @@ def report(
     dtype: str, index: int, model: Heads, queries: int, context: int, threads: int, args: argparse.Namespace
 ) -> None:
     name = _testing.attention_table(DTYPES[dtype])[index][0]
-    position = model.head_dim * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype] + 4 * (dtype == "int8")
-    kv_bytes = 2 * context * model.kv_heads * position
+    position = _testing.kv_block_bytes(DTYPES[dtype], 1, model.head_dim, 32) / 64  # K or V of one head
+    kv_bytes = int(2 * context * model.kv_heads * position)
     layers = max(1, DECODE_BYTES // kv_bytes) if queries == 1 else 1
     before = ceilings(dtype, threads, name.endswith("avx512bf16"))
     seconds = best_seconds(dtype, index, model, context, queries, layers, threads, args)

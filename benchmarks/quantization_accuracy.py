@@ -62,8 +62,11 @@ SPECS = (
     "uint8:g128", "mxfp4", "mxfp4,embedding=int8,lm_head=int8",
     *_FEWER_BITS,
 )  # fmt: skip
-WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
-"""Formats that are also measured with an int8 KV cache."""
+WITH_KV = (
+    (None, "int8"), ("int8:g32", "int8"), ("int4:g32,embedding=int8,lm_head=int8", "int8"),
+    (None, "int4"), ("int4:g32,embedding=int8,lm_head=int8", "int4"),
+)  # fmt: skip
+"""Formats that are also measured with a KV cache of integers, and its type."""
 
 MIXED = ("mixed:3.5", "mixed:4.5", "mixed:5.5")
 """Budgets of bits per weight, whose formats are chosen on the built-in text."""
@@ -168,12 +171,12 @@ def build_all(model: Path, folder: Path, only: str) -> list[Row]:
     rows = []
     plain = [(spec, "auto", "none") for spec in (None, *SPECS, *MIXED)]
     more = [(spec, "auto", method) for method, specs in CALIBRATED.items() for spec in specs]
-    more += [(spec, "int8", "none") for spec in WITH_INT8_KV]
+    more += [(*pair, "none") for pair in WITH_KV]
     for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + more)):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=WINDOW)
         for spec, kv_cache, calibrate in choices:
             calibration = CALIBRATIONS[calibrate]
-            name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "")
+            name = (spec or dtype) + ("" if kv_cache == "auto" else f" + {kv_cache} KV cache")
             name += "" if calibrate == "none" else " + " + calibrate.replace("+", " + ")
             if name not in (REFERENCE, "bfloat16") and not re.search(only, name):
                 continue

@@ -112,7 +112,8 @@ def build(
     the weights in the activation type, on target cpu a quantized checkpoint's in its codes ("kept"). quantize_config:
     a file of JSON that gives weights formats by patterns of their names (docs/quantization.md); "layers" there is what
     quantize says for all of them.
-    kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
+    kv_cache_dtype: "auto", the activation type, "int8", with a scale for each token and head, or "int4", with a scale
+    for each token and 64 dimensions of a head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
     again for another target without the checkpoint. revision: with a hub name, the branch, tag or commit; None means
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the

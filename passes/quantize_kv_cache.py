@@ -1,10 +1,11 @@
-"""quantize_kv_cache:  kv_layers[l]  ->  kv_layers[l] with dtype "int8"
+"""quantize_kv_cache:  kv_layers[l]  ->  kv_layers[l] with dtype "int8" or "int4"
 
 The fact "kv_cache_dtype" asks for it; without that fact, or with "auto", the cache keeps the activations' type. The
 rewrite is the same for all targets: rotary_kv_write then rounds each head of K (rotated) and V to 8 bits and a scale,
-and paged_attention rounds each head of q to 15 bits, as plugins/paged_attention/quantize.py defines it. Nothing is
-calibrated: a scale belongs to a token. A cache of latent rows is refused: a scale of a whole row would serve two
-parts of different size, the normalised latent and what rotates.
+and paged_attention rounds each head of q to 15 bits, as plugins/paged_attention/quantize.py defines it; or to 4 bits
+with a scale and an offset for 64 dimensions, and q to 12 bits. Nothing is calibrated: a scale belongs to a token. A
+cache of latent rows is refused: a scale of a whole row would serve two parts of different size, the normalised latent
+and what rotates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tensorwright.plugins.paged_attention.quantize import MAX_HEAD_DIM
 
 
 def quantize_kv_cache(graph: Graph) -> int:
-    """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads that are too wide,
+    """Returns how many layers' caches changed their type. Raises UnsupportedModelError for heads that are too wide,
     and for latent rows."""
     asked = graph.facts.kv_cache_dtype
     if asked not in KV_CACHE_DTYPES:
@@ -29,12 +30,12 @@ def quantize_kv_cache(graph: Graph) -> int:
     for i, layer in enumerate(layers):
         if layer.v_dim:
             raise UnsupportedModelError(
-                f"an int8 KV cache of latent rows is not supported, and layer {i} has one; "
+                f"an {asked} KV cache of latent rows is not supported, and layer {i} has one; "
                 "build with kv_cache_dtype auto"
             )
         if layer.head_dim > MAX_HEAD_DIM:
             raise UnsupportedModelError(
-                f"an int8 KV cache takes heads of at most {MAX_HEAD_DIM} dimensions, those of layer {i} have "
+                f"an {asked} KV cache takes heads of at most {MAX_HEAD_DIM} dimensions, those of layer {i} have "
                 f"{layer.head_dim}; build with kv_cache_dtype auto"
             )
     count = sum(layer.dtype != asked for layer in layers)

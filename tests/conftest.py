@@ -170,13 +170,24 @@ def pico_engine_int8_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def pico_engine_int4_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bfloat16 with an int4 KV cache; its config.json says what that costs."""
+    return _engine_once(tmp_path_factory, pico_model, "bfloat16", "int4", accuracy="quick")
+
+
+@pytest.fixture(scope="session")
 def pico_engine_onnx(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """float32, of target onnx."""
     return _engine_once(tmp_path_factory, pico_model, "float32", target="onnx")
 
 
 def _engine_once(
-    factory: pytest.TempPathFactory, model: Path, dtype: str, kv: str = "auto", target: str = "cpu"
+    factory: pytest.TempPathFactory,
+    model: Path,
+    dtype: str,
+    kv: str = "auto",
+    target: str = "cpu",
+    accuracy: str = "none",
 ) -> Path:
     """Built once per run, whichever of xdist's workers comes first. TENSORWRIGHT_TEST_ENGINES: a folder of engines that
     were built before, for an environment that cannot build."""
@@ -189,7 +200,7 @@ def _engine_once(
     with (shared / f"{engine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not engine.exists():
-            build(model, engine, target=target, dtype=dtype, kv_cache_dtype=kv, accuracy="none")
+            build(model, engine, target=target, dtype=dtype, kv_cache_dtype=kv, accuracy=accuracy)
     return engine
 
 

@@ -106,6 +106,11 @@ def test_an_option_that_a_target_lacks_is_refused_with_the_reason() -> None:
     cache.check_target("auto", "onnx")
     with pytest.raises(InvalidOptionError, match="must be auto on target onnx, not int8: ONNX Runtime's cache"):
         cache.check_target("int8", "onnx")
+    cache.check_target("int8", "tensorrt")
+    cache.check_target("int4", "cpu")
+    for target in ("tensorrt", "tensorrt-rtx"):
+        with pytest.raises(InvalidOptionError, match=f"must not be int4 on target {target}: the kernels of GPUs"):
+            cache.check_target("int4", target)
 
 
 def test_tables_of_options_are_those_of_the_declarations() -> None:

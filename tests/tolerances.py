@@ -62,14 +62,17 @@ def quantized_product_tolerance(x: np.ndarray, w: np.ndarray, largest: int, grou
     return total
 
 
-def int8_attention_tolerance(q: float, k: float, v: float, head_dim: int, scale: float) -> float:
-    """Attention over an int8 cache against a float one; q, k and v: the largest magnitudes.
+def kv_attention_tolerance(kv: str, q: float, k: float, v: float, head_dim: int, scale: float) -> float:
+    """Attention over a cache of integers against a float one; q, k and v: the largest magnitudes.
 
-    Half a step of each: q / 16256 / 2, k / 127 / 2, v / 127 / 2. A score moves by at most `score`, the weights by a
-    factor of at most e^(2 score), a mean of v by that share of v, and by half of v's own step.
+    Half a step of each. int8: q / 16256 / 2, k / 127 / 2, v / 127 / 2. int4: q / 2032 / 2, and of k and v half of a
+    15th of 2 (1 + 2^-7) times the largest, for a group reaches from one sign to the other and its ends are rounded to
+    bfloat16. A score moves by at most `score`, the weights by a factor of at most e^(2 score), a mean of v by that
+    share of v, and by half of v's own step.
     """
-    score = scale * head_dim * (q * k / 254 + q * k / 32512 * (1 + 1 / 254))
-    return v * math.expm1(2 * score) + v / 254 * math.exp(2 * score)
+    of_q, of_kv = (1 / 32512, 1 / 254) if kv == "int8" else (1 / 4064, (1 + 2.0**-7) / 15)
+    score = scale * head_dim * q * k * (of_kv + of_q * (1 + of_kv))
+    return v * math.expm1(2 * score) + v * of_kv * math.exp(2 * score)
 
 
 def gpu_attention_tolerance(

@@ -27,6 +27,7 @@ from tensorwright.engine_format.engine_config import (
 from tensorwright.engine_format.strict_json import read_value
 from tensorwright.ir.facts import Facts
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.paged_attention.int4_pages import int4_position_bytes
 
 _FACTS = {fact.name for fact in fields(ModelFacts)}
 
@@ -76,6 +77,9 @@ def kv_block_bytes(facts: Facts) -> int:
     """
     total = 0
     for layer in facts.kv_layers:
+        if layer.dtype == "int4":
+            total += layer.kv_heads * facts.block_size * int4_position_bytes(layer.head_dim)
+            continue
         item = ITEM_BYTES[layer.dtype_or(facts.dtype)]
         group = 4 // item
         scales = 2 * 4 * facts.block_size if item == 1 else 0

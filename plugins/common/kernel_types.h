@@ -6,8 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Plans store these numbers, so new ones are only appended. TW_I4 is a dtype of packed weights only, and so
-// are the numbers behind it, which plugins/quantized_matmul/layout.h names.
+// Plans store these numbers, so new ones are only appended. TW_I4 is a dtype of packed weights and of KV
+// caches only; the numbers behind it are dtypes of packed weights, which plugins/quantized_matmul/layout.h
+// names.
 enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3, TW_I4 = 4 };
 
 // What a gated layer applies to the gate. Plans store these numbers, so new ones are only appended.

@@ -122,7 +122,7 @@ struct Work {
   tw_attention_fn attention;
   tw_attention_combine_fn combine;
 
-  int q_dtype() const { return dtype == TW_I8 ? TW_BF16 : dtype; }  // as in bf16 engines
+  int q_dtype() const { return tw_kv_is_quantized(dtype) ? TW_BF16 : dtype; }  // as in bf16 engines
   int group() const { return heads / kv_heads; }
   int blocks() const { return (context + block_size - 1) / block_size; }
   int splits() const { return (context + TW_ATTENTION_SPLIT - 1) / TW_ATTENTION_SPLIT; }

@@ -12,8 +12,9 @@ namespace tensorwright {
 // Returns the dtype of the cache: `asked`, or that of q if there is none.
 inline int cache_dtype(std::optional<int> asked, int q_dtype, int head_dim) {
   const int dtype = asked.value_or(q_dtype);
-  require(dtype == q_dtype || dtype == TW_I8, "kv_dtype must be q's or int8");
-  require(dtype != TW_I8 || head_dim <= TW_MAX_I8_HEAD_DIM, "head_dim is too large for an int8 cache");
+  require(dtype == q_dtype || tw_kv_is_quantized(dtype), "kv_dtype must be q's, int8 or int4");
+  require(!tw_kv_is_quantized(dtype) || head_dim <= TW_MAX_INT_HEAD_DIM,
+          "head_dim is too large for a cache of integers");
   return dtype;
 }
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
-from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads, restore_heads
+from tensorwright.plugins.paged_attention.int4_pages import Part, from_int4_pages, to_int4_pages
+from tensorwright.plugins.paged_attention.quantize import (
+    GROUP,
+    KV_LEVELS,
+    quantize_groups,
+    quantize_heads,
+    restore_groups,
+    restore_heads,
+)
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 TILE = 16
 """Positions of one K tile, as TW_LANES of plugins/common/kernel_types.h."""
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
-UNWRITTEN = -128
-"""The content of an int8 slot before it is written. No value is rounded to it."""
+UNWRITTEN = {"int8": -128, "int4": 0}
+"""The content of a slot of integers before it is written. No value is rounded to -128; 4 bits have no integer to
+spare."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,8 @@ class PagedCache:
     v_dim: 0, or the columns of k that are v too; v has no columns of its own then.
 
     In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 hold the value of 1.
+    In "int4" the scales are [blocks, kv_heads, block_size, groups], and k_low and v_low, of that shape too, hold the
+    value of 0; all of them are representable in bfloat16.
     """
 
     k: np.ndarray
@@ -30,15 +43,18 @@ class PagedCache:
     dtype: str
     k_scale: np.ndarray | None = None
     v_scale: np.ndarray | None = None
+    k_low: np.ndarray | None = None
+    v_low: np.ndarray | None = None
     v_dim: int = field(default=0, kw_only=True)
 
     @staticmethod
     def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str, v_dim: int = 0) -> PagedCache:
-        """Returns a cache of NaN, in int8 with scales of NaN, so that a read before a write shows."""
+        """Returns a cache of NaN, or of integers with scales of NaN, so that a read before a write shows."""
         shape = (blocks, kv_heads, block_size, head_dim)
-        if dtype == "int8":
-            k, v = np.full((2, *shape), UNWRITTEN, np.float32)
-            return PagedCache(k, v, dtype, *np.full((2, *shape[:3]), np.nan, np.float32))
+        if dtype in UNWRITTEN:
+            k, v = np.full((2, *shape), UNWRITTEN[dtype], np.float32)
+            scales = shape[:3] if dtype == "int8" else (*shape[:3], -(-head_dim // GROUP))
+            return PagedCache(k, v, dtype, *np.full((2 if dtype == "int8" else 4, *scales), np.nan, np.float32))
         v_shape = (*shape[:3], 0 if v_dim else head_dim)
         return PagedCache(np.full(shape, np.nan, np.float32), np.full(v_shape, np.nan, np.float32), dtype, v_dim=v_dim)
 
@@ -54,16 +70,19 @@ class PagedCache:
             new.k[block, :, offset] = round_to(k, self.dtype)
             new.v[block, :, offset] = round_to(v, self.dtype)
             return new
-        k_scale, v_scale = self.k_scale.copy(), self.v_scale.copy()
-        new = PagedCache(self.k.copy(), self.v.copy(), self.dtype, k_scale, v_scale)
-        new.k[block, :, offset], k_scale[block, :, offset] = quantize_heads(k, KV_LEVELS)
-        new.v[block, :, offset], v_scale[block, :, offset] = quantize_heads(v, KV_LEVELS)
+        new = deepcopy(self)
+        at = (block, slice(None), offset)
+        for values, arrays in ((k, (new.k, new.k_scale, new.k_low)), (v, (new.v, new.v_scale, new.v_low))):
+            parts = quantize_heads(values, KV_LEVELS) if self.dtype == "int8" else quantize_groups(values)
+            for array, part in zip(arrays, parts, strict=False):  # int8 has no offsets
+                assert array is not None
+                array[at] = part
         return new
 
     def read(self, block_table: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns positions [0, length) of the sequence with this block table: k and v [length, kv_heads, head_dim].
 
-        They are float32, or float64 from an int8 cache: integers times scales, exactly.
+        They are float32, or float64 from a cache of integers: times their scales, exactly, and with int4's offsets.
         """
         position = np.arange(length)
         block, offset = block_table[position // self.block_size], position % self.block_size
@@ -72,10 +91,17 @@ class PagedCache:
             return k, k[..., : self.v_dim]
         if self.k_scale is None or self.v_scale is None:
             return k, v
-        return restore_heads(k, self.k_scale[block, :, offset]), restore_heads(v, self.v_scale[block, :, offset])
+        k_scale, v_scale = self.k_scale[block, :, offset], self.v_scale[block, :, offset]
+        if self.k_low is None or self.v_low is None:
+            return restore_heads(k, k_scale), restore_heads(v, v_scale)
+        k_low, v_low = self.k_low[block, :, offset], self.v_low[block, :, offset]
+        return restore_groups(k, k_scale, k_low), restore_groups(v, v_scale, v_low)
 
     def to_pages(self) -> np.ndarray:
         """Returns the bytes of plugins/paged_attention/layout.h: uint8 [blocks, bytes of a block]."""
+        if self.dtype == "int4":
+            parts = (self.k, self.k_scale, self.k_low), (self.v, self.v_scale, self.v_low)
+            return to_int4_pages(*(cast("Part", part) for part in parts))
         blocks, kv_heads, block_size, head_dim = self.k.shape
         k, v = (self._store(x) for x in (self.k, self.v))
         group = 4 // k.itemsize
@@ -95,6 +121,9 @@ class PagedCache:
     @staticmethod
     def from_pages(pages: np.ndarray, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> PagedCache:
         """Inverts `to_pages`."""
+        if dtype == "int4":
+            parts = from_int4_pages(pages, kv_heads, block_size, head_dim)
+            return PagedCache(parts[0][0], parts[1][0], dtype, *(part[i] for i in (1, 2) for part in parts))
         storage = np.dtype(STORAGE[dtype])
         group, blocks, tiles = 4 // storage.itemsize, len(pages), block_size // TILE
         padded = -(-head_dim // group) * group

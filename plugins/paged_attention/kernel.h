@@ -24,7 +24,7 @@ typedef struct tw_attention_args {
   float scale;
   float softcap;        // 0: none; else scores become softcap * tanh(score / softcap)
   const float* slopes;  // [group], or NULL: what a score grows by for each position, behind the softcap
-  int32_t q_dtype;      // TW_F32 or TW_BF16: the dtype of the cache, unless that is int8
+  int32_t q_dtype;      // TW_F32 or TW_BF16: the dtype of the cache, unless that is of integers
   const void* q;        // query 0, head 0 of the group; [queries, group, head_dim]
   int64_t q_stride;     // elements between tokens
   const char* pages;    // this layer's pages, at this KV head's part

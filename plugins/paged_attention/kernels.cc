@@ -1,5 +1,5 @@
-// The attention kernels, best first. All int8 kernels give the same bits, and so do the bf16 kernels that
-// widen; the bf16 kernel with dot instructions need not.
+// The attention kernels, best first. All int8 kernels give the same bits, all int4 kernels, and the bf16
+// kernels that widen; the bf16 kernel with dot instructions need not.
 #include "plugins/paged_attention/kernels.h"
 
 #include "runtime/core/base/error.h"
@@ -17,6 +17,11 @@ void attention_i8_scalar(const tw_attention_args*);
 void attention_i8_avx512(const tw_attention_args*);
 void attention_i8_avx2(const tw_attention_args*);
 void attention_i8_avx512vnni(const tw_attention_args*);
+void attention_i4_scalar(const tw_attention_args*);
+void attention_i4_avx512(const tw_attention_args*);
+void attention_i4_avx2(const tw_attention_args*);
+void attention_i4_avxvnni(const tw_attention_args*);
+void attention_i4_avx512vnni(const tw_attention_args*);
 void latent_values_scalar(const tw_latent_values_args*);
 void latent_values_avx512(const tw_latent_values_args*);
 void latent_values_avx2(const tw_latent_values_args*);
@@ -42,11 +47,19 @@ std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype) {
       {"attention_i8_avx2", Isa::avx2, Extra::none, attention_i8_avx2},
       {"attention_i8_scalar", Isa::scalar, Extra::none, attention_i8_scalar},
   };
+  static const KernelEntry<tw_attention_fn> i4[] = {
+      {"attention_i4_avx512vnni", Isa::avx512, Extra::vnni, attention_i4_avx512vnni},
+      {"attention_i4_avx512", Isa::avx512, Extra::none, attention_i4_avx512},
+      {"attention_i4_avxvnni", Isa::avx2, Extra::avx_vnni, attention_i4_avxvnni},
+      {"attention_i4_avx2", Isa::avx2, Extra::none, attention_i4_avx2},
+      {"attention_i4_scalar", Isa::scalar, Extra::none, attention_i4_scalar},
+  };
   if (dtype == TW_F32) return f32;
   if (dtype == TW_BF16) return bf16;
   if (dtype == TW_I8) return i8;
+  if (dtype == TW_I4) return i4;
   throw Error("EngineError",
-              "attention needs a float32, bfloat16 or int8 cache, not dtype " + std::to_string(dtype));
+              "attention needs a float32, bfloat16, int8 or int4 cache, not dtype " + std::to_string(dtype));
 }
 
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels() {
@@ -73,6 +86,7 @@ const RegisteredKernels registered(/*place=*/60,
                                    {{"attention float32", [] { return attention_kernels(TW_F32); }},
                                     {"attention bfloat16", [] { return attention_kernels(TW_BF16); }},
                                     {"attention int8", [] { return attention_kernels(TW_I8); }},
+                                    {"attention int4", [] { return attention_kernels(TW_I4); }},
                                     {"attention_combine", [] { return attention_combine_kernels(); }},
                                     {"latent_values", [] { return latent_values_kernels(); }}});
 

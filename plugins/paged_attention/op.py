@@ -8,7 +8,7 @@ With the attribute chunked, the window begins at a multiple of its length and do
 With the attribute v_dim, the cache is that of latent_kv_write: one row of K for all heads, whose first v_dim columns
 are V too. The result is then [T, H * v_dim].
 
-If the cache is int8, every head of q is rounded to 15 bits and a scale (quantize.py).
+If the cache is int8 or int4, every head of q is rounded to 15 or 12 bits and a scale (quantize.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, cache, metadata, rows, shared
 from tensorwright.plugins.paged_attention.attention import attend, check_vectors, how_of, with_vectors
-from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
+from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS_OF, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
 CPU_MAX_HEAD_DIM = 4096
@@ -53,8 +53,8 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     """Computes attention. The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
     q, cache, seq_starts, context_lens, block_tables, sinks, slopes = with_vectors(inputs, 5)
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
-    if cache.dtype == "int8":
-        rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS))
+    if cache.dtype in QUERY_LEVELS_OF:
+        rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS_OF[cache.dtype]))
     y = np.zeros((*rows.shape[:2], cache.v_dim or attrs["head_dim"]), np.float64)
     for seq, length in enumerate(context_lens):
         begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])

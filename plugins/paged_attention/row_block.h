@@ -32,7 +32,8 @@ struct Rows {
 // The tiles of the split, and the first tiles after it as far as there are any.
 struct TilePointers {
   const char *k[TW_SPLIT_TILES + kChunk], *v[TW_SPLIT_TILES + kChunk];
-  const float* v_scale[TW_SPLIT_TILES + kChunk];  // only for an int8 cache
+  const void*
+      v_scale[TW_SPLIT_TILES + kChunk];  // only for a cache of integers: floats, or an int4 page's words
 };
 
 // Finds the tiles that rows [row, row + rows) see, where row = query * group + head. Returns false if they
@@ -68,6 +69,7 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
   const int64_t begin = tw_first_visible(a, 0);
   const int64_t end = (int64_t)a->first_position + a->queries - start;
   const size_t tile_bytes = tw_kv_tile_bytes(dtype, a->head_dim);
+  const bool quantized = tw_kv_is_quantized(dtype);
   const char *k = NULL, *v = NULL, *v_scale = NULL;
   for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
     if (tile * TW_LANES < end) {
@@ -75,11 +77,11 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
       const char* page = tw_split_block(a, tile, &position);
       k = page + position / TW_LANES * tile_bytes;
       v = tw_value_row(a, dtype, page, position, tile * TW_LANES);
-      v_scale = page + tw_kv_v_scale_offset(a->head_dim, a->block_size, position);
+      if (quantized) v_scale = page + tw_kv_v_scale_offset(dtype, a->head_dim, a->block_size, position, 0);
     }
     tiles.k[tile] = k;
     tiles.v[tile] = v;
-    tiles.v_scale[tile] = dtype == TW_I8 ? (const float*)v_scale : NULL;
+    tiles.v_scale[tile] = v_scale;
   }
 }
 
@@ -109,22 +111,66 @@ inline size_t quantized_q_words(int head_dim, int rows) {
   return (size_t)(1 + (head_dim + 3) / 4 * 2) * rows;
 }
 
+// Widens a row of q, float32 or bfloat16, to x [head_dim].
+inline void load_row_of_q(const tw_attention_args* a, int64_t row, float* x) {
+  const int64_t at = row / a->group * a->q_stride + row % a->group * a->head_dim;
+  if (a->q_dtype == TW_BF16) {
+    for (int d = 0; d < a->head_dim; ++d) x[d] = tw_bf16_to_f32(((const uint16_t*)a->q)[at + d]);
+  } else {
+    memcpy(x, (const float*)a->q + at, (size_t)a->head_dim * sizeof *x);
+  }
+}
+
 inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, int32_t* to) {
-  float x[TW_MAX_I8_HEAD_DIM];
-  int16_t q[TW_MAX_I8_HEAD_DIM];
+  float x[TW_MAX_INT_HEAD_DIM];
+  int16_t q[TW_MAX_INT_HEAD_DIM];
   for (int r = 0; r < rows; ++r) {
-    const int64_t at = (row + r) / a->group * a->q_stride + (row + r) % a->group * a->head_dim;
-    if (a->q_dtype == TW_BF16) {
-      for (int d = 0; d < a->head_dim; ++d) x[d] = tw_bf16_to_f32(((const uint16_t*)a->q)[at + d]);
-    } else {
-      memcpy(x, (const float*)a->q + at, (size_t)a->head_dim * sizeof *x);
-    }
+    load_row_of_q(a, row + r, x);
     const float scale = quantize_head(x, a->head_dim, kQueryLevels, q);
     memcpy(to + r, &scale, sizeof scale);
     for (int d = 0; d < a->head_dim; d += 4) {
       int32_t* pairs = to + (1 + d / 2) * rows + r;
       pairs[0] = (int32_t)((uint16_t)q[d] | (uint32_t)(uint16_t)q[d + 2] << 16);
       pairs[rows] = (int32_t)((uint16_t)q[d + 1] | (uint32_t)(uint16_t)q[d + 3] << 16);
+    }
+  }
+}
+
+// With an int4 cache, q of a row block is packed as the scales [rows]; then for every group [rows] the sum of
+// its integers times the scale, which the group's offset is multiplied with; then for every eight dimensions
+// [rows] four bytes of the upper parts of the first four, [rows] of their lower parts, and the same of the
+// last four. An integer is 16 times its upper part plus its lower part. Dimensions are padded with zeros.
+inline size_t narrow_q_words(int head_dim, int rows) {
+  return (size_t)(1 + tw_kv_scales(TW_I4, head_dim) + (head_dim + 7) / 8 * 4) * rows;
+}
+
+// Splits four integers of q into two words of bytes.
+inline void split_four(const int16_t* q, uint32_t* upper, uint32_t* lower) {
+  *upper = *lower = 0;
+  for (int i = 0; i < 4; ++i) {
+    const int high = (q[i] + 8) >> 4;
+    *upper |= (uint32_t)(uint8_t)high << 8 * i;
+    *lower |= (uint32_t)(uint8_t)(q[i] - 16 * high) << 8 * i;
+  }
+}
+
+inline void pack_narrow(const tw_attention_args* a, int64_t row, int rows, int32_t* to) {
+  float x[TW_MAX_INT_HEAD_DIM];
+  int16_t q[TW_MAX_INT_HEAD_DIM + 8];
+  const int groups = tw_kv_scales(TW_I4, a->head_dim);
+  for (int r = 0; r < rows; ++r) {
+    load_row_of_q(a, row + r, x);
+    const float scale = quantize_head(x, a->head_dim, kNarrowQueryLevels, q);
+    memset(q + a->head_dim, 0, 8 * sizeof *q);
+    memcpy(to + r, &scale, sizeof scale);
+    for (int group = 0; group < groups; ++group) {
+      const float sum = (float)sum_of_group(q, a->head_dim, group) * scale;
+      memcpy(to + (1 + group) * rows + r, &sum, sizeof sum);
+    }
+    uint32_t* word = (uint32_t*)to + (1 + groups) * rows + r;
+    for (int d = 0; d < a->head_dim; d += 4 * 2, word += 4 * rows) {
+      split_four(q + d, word, word + rows);
+      split_four(q + d + 4, word + 2 * rows, word + 3 * rows);
     }
   }
 }

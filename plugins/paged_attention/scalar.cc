@@ -32,21 +32,25 @@ struct Plain {
     return sum;
   }
 
-  float value_scale(const char*, int) const { return 1.0f; }
-  static float value(const char* v) { return widen(v, 0); }
+  static constexpr int kGroups = 0, kColumns = TW_MAX_HEAD_DIM;
+  float value_scale(const char*, int, int) const { return 1.0f; }
+  static float value(const char* v, int d) { return widen(v, d); }
 };
+
+// The quantized caches read q of either dtype: element `at`, as float32.
+float activation(const tw_attention_args* a, int64_t at) {
+  return a->q_dtype == TW_BF16 ? Plain<TW_BF16>::widen(a->q, at) : Plain<TW_F32>::widen(a->q, at);
+}
 
 // Quantized reads a cache of 8-bit integers and quantizes q to 15 bits, so that the dot product is exact.
 struct Quantized {
   const tw_attention_args* a;
-  int32_t q[TW_MAX_I8_HEAD_DIM];
+  int32_t q[TW_MAX_INT_HEAD_DIM];
   float q_scale;
 
   Quantized(const tw_attention_args* args, int64_t at) : a(args) {
-    float x[TW_MAX_I8_HEAD_DIM];
-    for (int d = 0; d < a->head_dim; ++d) {
-      x[d] = a->q_dtype == TW_BF16 ? Plain<TW_BF16>::widen(a->q, at + d) : Plain<TW_F32>::widen(a->q, at + d);
-    }
+    float x[TW_MAX_INT_HEAD_DIM];
+    for (int d = 0; d < a->head_dim; ++d) x[d] = activation(a, at + d);
     q_scale = quantize_head(x, a->head_dim, kQueryLevels, q);
   }
 
@@ -55,13 +59,68 @@ struct Quantized {
     for (int d = 0; d < a->head_dim; ++d) {
       sum += q[d] * *(const int8_t*)(page + tw_kv_k_offset(TW_I8, a->head_dim, position, d));
     }
-    return (float)sum * q_scale * *(const float*)(page + tw_kv_k_scale_offset(a->head_dim, position));
+    return (float)sum * q_scale *
+           *(const float*)(page + tw_kv_k_scale_offset(TW_I8, a->head_dim, position, 0));
   }
 
-  float value_scale(const char* page, int position) const {
-    return *(const float*)(page + tw_kv_v_scale_offset(a->head_dim, a->block_size, position));
+  static constexpr int kGroups = 0, kColumns = TW_MAX_INT_HEAD_DIM;
+  float value_scale(const char* page, int position, int) const {
+    return *(const float*)(page + tw_kv_v_scale_offset(TW_I8, a->head_dim, a->block_size, position, 0));
   }
-  static float value(const char* v) { return (float)*(const int8_t*)v; }
+  static float value(const char* v, int d) { return (float)*(const int8_t*)(v + d); }
+};
+
+// Narrow reads a cache of 4-bit integers, whose groups have offsets, and quantizes q to 12 bits. A group's
+// dot product of integers is exact; the offset meets the sum of q.
+struct Narrow {
+  const tw_attention_args* a;
+  int32_t q[TW_MAX_INT_HEAD_DIM];
+  float q_scale, q_sum[TW_MAX_KV_GROUPS];
+
+  Narrow(const tw_attention_args* args, int64_t at) : a(args) {
+    float x[TW_MAX_INT_HEAD_DIM];
+    for (int d = 0; d < a->head_dim; ++d) x[d] = activation(a, at + d);
+    q_scale = quantize_head(x, a->head_dim, kNarrowQueryLevels, q);
+    for (int group = 0; group < tw_kv_scales(TW_I4, a->head_dim); ++group) {
+      q_sum[group] = (float)sum_of_group(q, a->head_dim, group) * q_scale;
+    }
+  }
+
+  static uint32_t word(const char* at) {
+    uint32_t bits;
+    memcpy(&bits, at, sizeof bits);
+    return bits;
+  }
+  static float scale_of(uint32_t word) { return from_bits(word & 0xffff0000u); }
+  static float offset_of(uint32_t word) { return from_bits(word << 16); }
+
+  float dot(const char* page, int position) const {
+    float total = 0;
+    for (int begin = 0; begin < a->head_dim; begin += TW_KV_GROUP) {
+      const int group = begin / TW_KV_GROUP;
+      int32_t sum = 0;
+      for (int d = begin; d < begin + TW_KV_GROUP && d < a->head_dim; ++d) {
+        const auto pair = (uint8_t)page[tw_kv_k_offset(TW_I4, a->head_dim, position, d)];
+        sum += q[d] * (tw_kv_k_high(d) ? pair >> 4 : pair & 15);
+      }
+      const uint32_t bits = word(page + tw_kv_k_scale_offset(TW_I4, a->head_dim, position, group));
+      total = fmaf((float)sum * q_scale, scale_of(bits), total);
+      total = fmaf(q_sum[group], offset_of(bits), total);
+    }
+    return total;
+  }
+
+  static constexpr int kGroups = TW_MAX_KV_GROUPS, kColumns = TW_KV_GROUP;
+  uint32_t value_word(const char* page, int position, int group) const {
+    return word(page + tw_kv_v_scale_offset(TW_I4, a->head_dim, a->block_size, position, group));
+  }
+  float value_scale(const char* page, int position, int group) const {
+    return scale_of(value_word(page, position, group));
+  }
+  static float value(const char* v, int d) {
+    const auto pair = (uint8_t)v[tw_kv_v_offset(TW_I4, 0, 0, 0, d)];
+    return (float)(tw_kv_v_high(d) ? pair >> 4 : pair & 15);
+  }
 };
 
 struct Softmax {  // the softmax of one row over the tiles so far
@@ -107,13 +166,56 @@ float tree_sum(float* lanes) {
   return lanes[0];
 }
 
+// The sums of weights times offsets of V, for each group of columns, in the lanes of Softmax::sum.
+template <int kGroups>
+struct OffsetSums {
+  float lanes[kGroups][TW_LANES] = {};
+
+  template <typename Cache>
+  void add_tile(const Cache& cache, const char* page, int position, uint32_t visible, float rescale,
+                const float* weight) {
+    for (int group = 0; group * Cache::kColumns < cache.a->v_dim; ++group) {
+      for (int j = 0; j < TW_LANES; ++j) {
+        lanes[group][j] *= rescale;
+        if (!(visible >> j & 1)) continue;
+        const float offset = Cache::offset_of(cache.value_word(page, position + j, group));
+        lanes[group][j] = fmaf(weight[j], offset, lanes[group][j]);
+      }
+    }
+  }
+  void finish(int v_dim, float* acc) {
+    for (int group = 0; group * TW_KV_GROUP < v_dim; ++group) {
+      const float sum = tree_sum(lanes[group]);
+      for (int d = group * TW_KV_GROUP; d < (group + 1) * TW_KV_GROUP && d < v_dim; ++d) acc[d] += sum;
+    }
+  }
+};
+template <>
+struct OffsetSums<0> {
+  template <typename Cache>
+  void add_tile(const Cache&, const char*, int, uint32_t, float, const float*) {}
+  void finish(int, float*) {}
+};
+
+// Adds one position's row of V, times its weight, to acc.
+template <typename Cache>
+void add_value(const Cache& cache, const char* page, int position, const char* v, float weight, float* acc) {
+  const int v_dim = cache.a->v_dim;
+  for (int group = 0; group * Cache::kColumns < v_dim; ++group) {
+    const float p = weight * cache.value_scale(page, position, group);
+    for (int d = group * Cache::kColumns; d < (group + 1) * Cache::kColumns && d < v_dim; ++d) {
+      acc[d] = fmaf(p, Cache::value(v, d), acc[d]);
+    }
+  }
+}
+
 template <int kDtype, typename Cache>
 void attend_row(const Cache& cache, int query, const float* slope, float* acc, float* max, float* sum) {
   const tw_attention_args* a = cache.a;
   const int start = a->split * TW_ATTENTION_SPLIT - (a->first_position + query);
   const tw_visible range = tw_visible_positions(a, query);
-  const size_t bytes = tw_dtype_bytes(kDtype);
   Softmax softmax;
+  OffsetSums<Cache::kGroups> offsets;
   memset(acc, 0, (size_t)a->v_dim * sizeof *acc);
   for (int tile = range.begin / TW_LANES; tile * TW_LANES < range.end; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
@@ -123,13 +225,14 @@ void attend_row(const Cache& cache, int query, const float* slope, float* acc, f
     score_tile(cache, page, position, visible, slope, start + tile * TW_LANES, weight);
     const float rescale = soften_tile(softmax, visible, weight);
     for (int d = 0; d < a->v_dim; ++d) acc[d] *= rescale;
+    offsets.add_tile(cache, page, position, visible, rescale, weight);
     for (int j = 0; j < TW_LANES; ++j) {
       if (!(visible >> j & 1)) continue;  // a slot that the row does not see may hold NaN, and 0 * NaN is NaN
       const char* v = tw_value_row(a, kDtype, page, position + j, tile * TW_LANES + j);
-      const float p = weight[j] * cache.value_scale(page, position + j);
-      for (int d = 0; d < a->v_dim; ++d) acc[d] = fmaf(p, Cache::value(v + (size_t)d * bytes), acc[d]);
+      add_value(cache, page, position + j, v, weight[j], acc);
     }
   }
+  offsets.finish(a->v_dim, acc);
   *max = softmax.max + 0.0f;  // the sign of a zero must not depend on the order of comparisons
   *sum = tree_sum(softmax.sum);
 }
@@ -151,6 +254,7 @@ void attend(const tw_attention_args* a) {
 void attention_f32_scalar(const tw_attention_args* a) { attend<TW_F32, Plain<TW_F32>>(a); }
 void attention_bf16_scalar(const tw_attention_args* a) { attend<TW_BF16, Plain<TW_BF16>>(a); }
 void attention_i8_scalar(const tw_attention_args* a) { attend<TW_I8, Quantized>(a); }
+void attention_i4_scalar(const tw_attention_args* a) { attend<TW_I4, Narrow>(a); }
 
 void latent_values_scalar(const tw_latent_values_args* a) {
   const uint32_t* panel = (const uint32_t*)a->panel;

@@ -26,7 +26,7 @@ inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin,
     _mm_prefetch((const char*)tiles.v_scale[tile + kChunk], _MM_HINT_T0);
     _mm_prefetch(tiles.k[tile + kChunk] + panel_bytes, _MM_HINT_T0);
     for (int half = 0; half < TW_LANES; half += 8) {
-      const __m256 scale = _mm256_loadu_ps(tiles.v_scale[tile] + half);
+      const __m256 scale = _mm256_loadu_ps((const float*)tiles.v_scale[tile] + half);
       TW_UNROLL
       for (int r = 0; r < R; ++r) {
         float* weight = block.weight[r] + (tile - begin) * TW_LANES + half;

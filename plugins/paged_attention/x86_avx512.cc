@@ -1,8 +1,9 @@
-// Attention on AVX-512: fp32 scores, bf16 scores by exact widening, int8 scores (all with the bits of
-// scalar.cc), and the combine kernel.
+// Attention on AVX-512: fp32 scores, bf16 scores by exact widening, int8 and int4 scores (all with
+// the bits of scalar.cc), and the combine kernel.
 #include <stdint.h>
 
 #include "plugins/paged_attention/fold.h"
+#include "plugins/paged_attention/x86_avx512_i4.h"
 #include "plugins/paged_attention/x86_avx512_i8.h"
 #include "plugins/paged_attention/x86_latent_values.h"
 
@@ -77,6 +78,23 @@ struct AddPairs {
   }
 };
 
+struct Eight {
+  __m512i first, last;  // four integers each of 16 positions
+  TW_INLINE explicit Eight(__m512i x)
+      : first(_mm512_and_si512(x, _mm512_set1_epi8(15))),
+        last(_mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15))) {}
+  TW_INLINE __m512i add(__m512i acc, __m512i upper_first, __m512i lower_first, __m512i upper_last,
+                        __m512i lower_last) const {
+    // At most 4 * 15 * 127 in 16 bits.
+    const __m512i upper =
+        _mm512_add_epi16(_mm512_maddubs_epi16(first, upper_first), _mm512_maddubs_epi16(last, upper_last));
+    const __m512i lower =
+        _mm512_add_epi16(_mm512_maddubs_epi16(first, lower_first), _mm512_maddubs_epi16(last, lower_last));
+    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(upper, _mm512_set1_epi16(16)));
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(lower, _mm512_set1_epi16(1)));
+  }
+};
+
 constexpr int kFoldVectors = 4;
 
 inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
@@ -119,6 +137,7 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
 void attention_f32_avx512(const tw_attention_args* a) { attend<Attention<ScoresF32>>(a); }
 void attention_bf16_avx512(const tw_attention_args* a) { attend<Attention<ScoresWidened>>(a); }
 void attention_i8_avx512(const tw_attention_args* a) { attend<Attention<ScoresI8<AddPairs>>>(a); }
+void attention_i4_avx512(const tw_attention_args* a) { attend<Attention<ScoresI4<Eight>>>(a); }
 
 void latent_values_avx512(const tw_latent_values_args* a) { turn_latent_values(a); }
 

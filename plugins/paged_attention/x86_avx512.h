@@ -13,10 +13,27 @@
 
 namespace {
 
+// The bytes of `columns` columns of V, a multiple of 32 for int4.
 template <int kDtype>
-constexpr int kBytes = kDtype == TW_I8     ? 1
-                       : kDtype == TW_BF16 ? 2
-                                           : 4;
+constexpr int bytes_of(int columns) {
+  return kDtype == TW_I4     ? columns / 2
+         : kDtype == TW_I8   ? columns
+         : kDtype == TW_BF16 ? 2 * columns
+                             : 4 * columns;
+}
+
+// Returns where column `column` of a row of V begins. In an int4 page the columns 16 to 31 of 32 lie where
+// the first 16 do.
+template <int kDtype>
+inline int64_t column_bytes(int column) {
+  return kDtype == TW_I4 ? column / 32 * 16 : (int64_t)bytes_of<kDtype>(column);
+}
+
+// Returns the low halves of 16 integers as float.
+inline __m512 nibbles_to_f32(__m512i x) {
+  return _mm512_permutexvar_ps(
+      x, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));  // reads 4 bits of each
+}
 
 template <int kDtype>
 inline __m512 load_value(const char* v, __mmask16 lanes) {
@@ -25,20 +42,54 @@ inline __m512 load_value(const char* v, __mmask16 lanes) {
   return _mm512_maskz_loadu_ps(lanes, v);
 }
 
+// The columns of V that are summed together: W vectors, or a masked one.
+struct Columns {
+  int begin;
+  __mmask16 lanes;
+};
+
+// Loads the columns of one row of V. `v` points at the first of them.
+template <int kDtype, int W>
+TW_INLINE void load_values(const char* v, Columns columns, __m512 (&value)[W]) {
+  if (kDtype != TW_I4) {
+    TW_UNROLL
+    for (int w = 0; w < W; ++w) {
+      value[w] = load_value<kDtype>(v + bytes_of<kDtype>(w * TW_LANES), W == 1 ? columns.lanes : 0xffff);
+    }
+    return;
+  }
+  const auto load = [&](int pair)
+                        TW_ALWAYS { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)v + pair)); };
+  if (W == 1) {  // rows of V are padded to whole runs of 32 columns
+    value[0] = nibbles_to_f32(_mm512_srl_epi32(load(0), _mm_cvtsi32_si128(columns.begin / 16 % 2 * 4)));
+    return;
+  }
+  TW_UNROLL
+  for (int w = 0; w < W; w += 2) {
+    const __m512i x = load(w / 2);
+    value[w] = nibbles_to_f32(x);
+    value[w + (W > 1)] = nibbles_to_f32(_mm512_srli_epi32(x, 4));
+  }
+}
+
+// The weights of a chunk's positions for each row.
+using Weights = float[kMaxRows][kChunk * TW_LANES];
+
 // Adds a tile that some row sees only in part. Positions that a row does not see are not added to the row's
 // sums, not even times 0.
 template <int kDtype, int R, int W>
-TW_INLINE void add_partial_tile(const RowBlock& block, int tile, int in_chunk, const char* v,
-                                int64_t row_bytes, __mmask16 lanes, __m512 (&acc)[R][W]) {
+TW_INLINE void add_partial_tile(const RowBlock& block, const Weights& weight, int tile, int in_chunk,
+                                const char* v, int64_t row_bytes, Columns columns, __m512 (&acc)[R][W]) {
   for (int j = 0; j < TW_LANES; ++j, v += row_bytes) {
+    __m512 value[W];
+    load_values<kDtype, W>(v, columns, value);
     TW_UNROLL
     for (int w = 0; w < W; ++w) {
-      const __m512 value = load_value<kDtype>(v + w * TW_LANES * kBytes<kDtype>, lanes);
       TW_UNROLL
       for (int r = 0; r < R; ++r) {
         const __mmask16 seen = (__mmask16) - (block.visible[r][tile] >> j & 1);
-        const __m512 p = _mm512_set1_ps(block.weight[r][in_chunk * TW_LANES + j]);
-        acc[r][w] = _mm512_mask3_fmadd_ps(p, value, acc[r][w], seen);
+        const __m512 p = _mm512_set1_ps(weight[r][in_chunk * TW_LANES + j]);
+        acc[r][w] = _mm512_mask3_fmadd_ps(p, value[w], acc[r][w], seen);
       }
     }
   }
@@ -47,14 +98,12 @@ TW_INLINE void add_partial_tile(const RowBlock& block, int tile, int in_chunk, c
 // Adds a tile that every row sees. `ahead` is as long as the tile of V and is fetched meanwhile.
 template <int kDtype, int R, int W>
 TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ahead, int64_t row_bytes,
-                              __mmask16 lanes, __m512 (&acc)[R][W]) {
-  constexpr int kVector = TW_LANES * kBytes<kDtype>;
+                              Columns columns, __m512 (&acc)[R][W]) {
   for (int j = 0; j < TW_LANES; ++j, v += row_bytes, ahead += row_bytes, ++weight) {
     __m512 value[W];
+    load_values<kDtype, W>(v, columns, value);
     TW_UNROLL
-    for (int w = 0; w < W; ++w) value[w] = load_value<kDtype>(v + w * kVector, W == 1 ? lanes : 0xffff);
-    TW_UNROLL
-    for (int at = 0; at < W * kVector; at += 64) _mm_prefetch(ahead + at, _MM_HINT_T1);
+    for (int at = 0; at < bytes_of<kDtype>(W * TW_LANES); at += 64) _mm_prefetch(ahead + at, _MM_HINT_T1);
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
       const __m512 p = _mm512_set1_ps(weight[r * kChunk * TW_LANES]);
@@ -64,11 +113,13 @@ TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ah
   }
 }
 
-// Does step 3 for R rows and W vectors of V from `column` on; `lanes` masks them if W is 1.
+// Does step 3 for R rows and W vectors of V.
 template <int kDtype, int R, int W>
-inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int v_dim,
-                         int column, __mmask16 lanes, float* out) {
-  const int64_t bytes = kBytes<kDtype>, row_bytes = v_dim * bytes;
+inline void weigh_values(const RowBlock& block, const Weights& weight, const TilePointers& tiles, int begin,
+                         int end, int v_dim, Columns columns, float* out) {
+  const int column = columns.begin;
+  const __mmask16 lanes = columns.lanes;
+  const auto row_bytes = (int64_t)tw_kv_row_bytes(kDtype, v_dim);
   __m512 acc[R][W];
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -79,7 +130,8 @@ inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int b
     }
   }
   for (int tile = begin; tile < end; ++tile) {
-    const char *v = tiles.v[tile] + column * bytes, *ahead = tiles.k[tile + kChunk] + column * bytes;
+    const int64_t at = column_bytes<kDtype>(column);
+    const char *v = tiles.v[tile] + at, *ahead = tiles.k[tile + kChunk] + at;
     if (block.rescaled >> (tile - begin) & 1) {
       TW_UNROLL
       for (int r = 0; r < R; ++r) {
@@ -89,10 +141,10 @@ inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int b
       }
     }
     if (block.whole[tile]) {
-      const float* weight = block.weight[0] + (tile - begin) * TW_LANES;
-      add_whole_tile<kDtype, R, W>(weight, v, ahead, row_bytes, lanes, acc);
+      const float* first = weight[0] + (tile - begin) * TW_LANES;
+      add_whole_tile<kDtype, R, W>(first, v, ahead, row_bytes, columns, acc);
     } else {
-      add_partial_tile<kDtype, R, W>(block, tile, tile - begin, v, row_bytes, lanes, acc);
+      add_partial_tile<kDtype, R, W>(block, weight, tile, tile - begin, v, row_bytes, columns, acc);
     }
   }
   TW_UNROLL
@@ -127,7 +179,7 @@ template <int R>
 inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim) {
   const size_t panel_bytes = tw_panel_bytes(TW_I8, (size_t)head_dim);
   for (int tile = begin; tile < end; ++tile) {
-    const __m512 scale = _mm512_loadu_ps(tiles.v_scale[tile]);
+    const __m512 scale = _mm512_loadu_ps((const float*)tiles.v_scale[tile]);
     _mm_prefetch((const char*)tiles.v_scale[tile + kChunk], _MM_HINT_T0);
     _mm_prefetch(tiles.k[tile + kChunk] + panel_bytes, _MM_HINT_T0);
     TW_UNROLL
@@ -138,25 +190,47 @@ inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin,
   }
 }
 
+// Does step 3 for columns [column, end_column), which begin at a multiple of 32.
+template <int kDtype, int R>
+inline void weigh_columns(const RowBlock& block, const Weights& weight, const TilePointers& tiles, int begin,
+                          int end, int v_dim, int column, int end_column, float* out) {
+  constexpr int kVectors = R <= 5 ? 4 : 2;
+  for (; column + kVectors * TW_LANES <= end_column; column += kVectors * TW_LANES) {
+    weigh_values<kDtype, R, kVectors>(block, weight, tiles, begin, end, v_dim, {column, 0xffff}, out);
+  }
+  for (; column < end_column; column += TW_LANES) {
+    const __mmask16 lanes = tw_lanes_avx512(end_column - column);
+    weigh_values<kDtype, R, 1>(block, weight, tiles, begin, end, v_dim, {column, lanes}, out);
+  }
+}
+
+// Does step 3 for a chunk. The int4 cache has a specialization.
+template <int kDtype>
+struct Values {
+  explicit Values(const tw_attention_args*) {}
+
+  template <int R>
+  void add(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles, int begin, int end,
+           float* out) {
+    if (kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
+    weigh_columns<kDtype, R>(block, block.weight, tiles, begin, end, a->v_dim, 0, a->v_dim, out);
+  }
+  template <int R>
+  void finish(const tw_attention_args*, float*) {}
+};
+
 template <typename Scores, int R>
 void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles,
                  const typename Scores::Q* q, int64_t row) {
-  constexpr int kVectors = R <= 5 ? 4 : 2;
   float* out = a->acc + row * a->v_dim;
+  Values<Scores::kDtype> values(a);
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     score_tiles<Scores, R>(block, tiles, begin, end, q, a->head_dim);
     soften(a, block, R, begin, end);
-    if (Scores::kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
-    int column = 0;
-    for (; column + kVectors * TW_LANES <= a->v_dim; column += kVectors * TW_LANES) {
-      weigh_values<Scores::kDtype, R, kVectors>(block, tiles, begin, end, a->v_dim, column, 0xffff, out);
-    }
-    for (; column < a->v_dim; column += TW_LANES) {
-      const __mmask16 lanes = tw_lanes_avx512(a->v_dim - column);
-      weigh_values<Scores::kDtype, R, 1>(block, tiles, begin, end, a->v_dim, column, lanes, out);
-    }
+    values.template add<R>(a, block, tiles, begin, end, out);
   }
+  values.template finish<R>(a, out);
 }
 
 // The Kernel of attend() in row_block.h, for one way to compute scores.

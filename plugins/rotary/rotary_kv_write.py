@@ -1,8 +1,9 @@
 """rotary_kv_write(qkv, table?, slots, cache) -> (q, cache'):  q = rotary(q),  cache'[slots] = (rotary(k), v)
 
 qkv: [T, (H + 2 Hkv) * D] = all q heads, k heads, v heads; table: [T, rotary_dim]; slots: [T] = block * block_size +
-offset.  q: [T, H * D].  q is rounded to the activation type, K and V to the cache's: the same type, or int8 with a
-scale for each head (plugins/paged_attention/quantize.py). Without a table rotary_dim is 0, and no head rotates.
+offset.  q: [T, H * D].  q is rounded to the activation type, K and V to the cache's: the same type, or int8 or
+int4 with scales for each head (plugins/paged_attention/quantize.py). Without a table rotary_dim is 0, and no head
+rotates.
 Of 0 heads of K and V nothing is written: such a layer reads what another one wrote.
 """
 

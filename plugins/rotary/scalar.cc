@@ -26,12 +26,11 @@ float rotated(const float* x, const float* table, int half, int d) {
   return d < half ? x[i] * cosine - x[half + i] * sine : x[half + i] * cosine + x[i] * sine;
 }
 
-void put_quantized(const tw_rotary_kv_write_args* a, char* page, int position, const float* x,
-                   const float* table, const float* v) {
-  float k[TW_MAX_I8_HEAD_DIM];
+void put_rotated(const tw_rotary_kv_write_args* a, char* page, int position, const float* x,
+                 const float* table, const float* v) {
+  float k[TW_MAX_INT_HEAD_DIM];
   for (int d = 0; d < a->head_dim; ++d) k[d] = rotated(x, table, a->rotary_dim / 2, d);
-  put_k_i8(page, a->head_dim, position, k);
-  put_v_i8(page, a->head_dim, a->block_size, position, v);
+  put_quantized(page, a->kv_dtype, a->head_dim, a->block_size, position, k, v);
 }
 
 }  // namespace
@@ -61,8 +60,8 @@ void rotary_kv_write_scalar(const tw_rotary_kv_write_args* a) {
     const float* v = x + (int64_t)a->kv_heads * a->head_dim;
     for (int h = 0; h < a->kv_heads; ++h, x += a->head_dim, v += a->head_dim) {
       char* page = block + h * tw_kv_head_bytes(a->kv_dtype, a->head_dim, a->block_size);
-      if (a->kv_dtype == TW_I8) {
-        put_quantized(a, page, position, x, table, v);
+      if (tw_kv_is_quantized(a->kv_dtype)) {
+        put_rotated(a, page, position, x, table, v);
         continue;
       }
       tw_kv_pad_k(page, a->kv_dtype, a->head_dim, position);

@@ -89,11 +89,10 @@ inline void rotate_rows(const tw_rotary_kv_write_args* a) {
     const int position = a->slots[t] % a->block_size;
     const float* v = x + (int64_t)a->kv_heads * a->head_dim;
     for (int h = 0; h < a->kv_heads; ++h, x += a->head_dim, v += a->head_dim, page += head_bytes) {
-      if (a->kv_dtype == TW_I8) {
-        float k[TW_MAX_I8_HEAD_DIM];
+      if (tw_kv_is_quantized(a->kv_dtype)) {
+        float k[TW_MAX_INT_HEAD_DIM];
         rotate_head<Set>(x, table, half, a->head_dim, RowSink<Set>{k, TW_F32});
-        put_k_i8(page, a->head_dim, position, k);
-        put_v_i8(page, a->head_dim, a->block_size, position, v);
+        put_quantized(page, a->kv_dtype, a->head_dim, a->block_size, position, k, v);
         continue;
       }
       const int kv_dtype = a->kv_dtype;

@@ -73,7 +73,7 @@ class LLM(StrictKeywords):
         "w8a8", "int4,lm_head=int8", "mixed:4.5"); None keeps codes of a quantized checkpoint, and other weights in
         dtype.
     quantize_config: for a build from a model directory: a file that gives weights formats by patterns of their names.
-    kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, or "int8".
+    kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.

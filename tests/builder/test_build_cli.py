@@ -115,7 +115,7 @@ def test_json_of_a_wrong_command_line(run, wrong):
         (["--quantize", ""], "not ''"),
         (["--quantize", "int4,head=int8"], "'head=int8' in 'int4,head=int8' is not"),
         (["--quantize"], "requires an argument"),
-        (["--kv-cache-dtype", "fp8"], "'fp8' is not one of 'auto', 'int8'"),
+        (["--kv-cache-dtype", "fp8"], "'fp8' is not one of 'auto', 'int8', 'int4'"),
         (["--max-seq-len", "1"], "1 is not in the range"),
         (["--max-seq-len", "4096"], "at most the model's 128 positions"),
         (["--no-such-option"], "No such option"),

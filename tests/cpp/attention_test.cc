@@ -35,7 +35,7 @@ bool runnable(const KernelEntry<Fn>& entry) {
 struct Shape {
   int heads, kv_heads, head_dim, rotary_dim, block_size, length, dtype;
   int blocks() const { return (length + block_size - 1) / block_size; }
-  int q_dtype() const { return dtype == TW_I8 ? TW_BF16 : dtype; }
+  int q_dtype() const { return tw_kv_is_quantized(dtype) ? TW_BF16 : dtype; }
   size_t block_bytes() const { return tw_kv_block_bytes(dtype, kv_heads, head_dim, block_size); }
 };
 
@@ -46,6 +46,8 @@ const Shape kShapes[] = {
     {4, 4, 26, 0, 32, 40, TW_BF16},  {7, 1, 64, 64, 32, 70, TW_I8},   {8, 2, 18, 10, 64, 520, TW_I8},
     {3, 3, 41, 20, 16, 33, TW_I8},   {2, 1, 1, 0, 32, 1, TW_I8},      {9, 1, 17, 10, 16, 70, TW_BF16},
     {3, 3, 63, 62, 16, 33, TW_BF16}, {2, 1, 1, 0, 32, 1, TW_BF16},    {9, 1, 17, 10, 16, 70, TW_F32},
+    {7, 1, 64, 64, 32, 70, TW_I4},   {8, 2, 18, 10, 64, 520, TW_I4},  {3, 3, 41, 20, 16, 33, TW_I4},
+    {2, 1, 1, 0, 32, 1, TW_I4},      {5, 1, 97, 96, 16, 40, TW_I4},   {4, 2, 128, 128, 32, 50, TW_I4},
 };
 
 struct Written {
@@ -146,7 +148,7 @@ std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, 
 
 TW_TEST(rows_of_v_may_lie_beside_the_pages_and_be_fewer_columns) {
   for (const Shape& shape : kShapes) {
-    if (shape.dtype == TW_I8) continue;
+    if (tw_kv_is_quantized(shape.dtype)) continue;
     const Written written = write(shape, rotary_kv_write_kernels().back());
     const int queries = std::min(shape.length, 5), v_dim = (shape.head_dim + 1) / 2;
     const auto rows = static_cast<size_t>(queries) * static_cast<size_t>(shape.heads / shape.kv_heads);

@@ -51,7 +51,10 @@ TW_TEST(faults_of_a_latent_layer_are_named) {
   check_says(fault([](ToyPlan& t, Instruction*) { t.kv_layers.back().v_dim = 7; }), "must be even");
   check_says(fault([](ToyPlan& t, Instruction*) { t.kv_layers.back().kv_heads = 3; }),
              "v_dim needs one kv_head");
-  check_says(fault([](ToyPlan& t, Instruction*) { t.kv_layers.back().dtype = TW_I8; }), "not int8");
+  for (uint16_t dtype : {TW_I8, TW_I4}) {
+    check_says(fault([=](ToyPlan& t, Instruction*) { t.kv_layers.back().dtype = dtype; }),
+               "not int8 or int4");
+  }
 }
 
 TW_TEST(head_products_faults_are_named) {

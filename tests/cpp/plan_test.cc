@@ -104,9 +104,16 @@ TW_TEST(record_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].dtype = TW_I32; }), "kv layer 0: dtype");
   check_says(fault_of([](ToyPlan& t) {
                t.kv_layers[0].dtype = TW_I8;
-               t.kv_layers[0].head_dim = TW_MAX_I8_HEAD_DIM + 1;
+               t.kv_layers[0].head_dim = TW_MAX_INT_HEAD_DIM + 1;
              }),
              "kv layer 0: head_dim must be at most 1024 in dtype 3, is 1025");
+  check_says(fault_of([](ToyPlan& t) {
+               t.kv_layers[0].dtype = TW_I4;
+               t.kv_layers[0].head_dim = TW_MAX_INT_HEAD_DIM + 1;
+             }),
+             "kv layer 0: head_dim must be at most 1024 in dtype 4, is 1025");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].dtype = TW_I4 + 1; }),
+             "kv layer 0: dtype must be the header's act_dtype 0, 3 (int8) or 4 (int4), is 5");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = 0; }), "kv layer 0: head_dim");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = TW_MAX_HEAD_DIM + 1; }),
              "kv layer 0: head_dim must be at most 4096 in dtype 0, is 4097");

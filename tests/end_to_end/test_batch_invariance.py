@@ -73,6 +73,24 @@ def test_forced_preemption(engine, solo):
         assert llm.get_stats()["preemptions"] > 0
 
 
+@pytest.mark.computes(least="avx2")
+def test_an_int4_cache_in_company(pico_engine_int4_kv):
+    """One load that meets chunks, preemption and prefix hits; the int8 cache, whose code is around it, meets each."""
+    load = asks(16, seed=8, longest=100, most_tokens=80)
+    with LLM(
+        str(pico_engine_int4_kv), threads=1, enable_prefix_caching=False, kv_cache_memory="32MiB", max_batch_size=1
+    ) as alone:
+        solo = Solo(alone)
+        with LLM(
+            str(pico_engine_int4_kv), threads=2, kv_cache_memory=room(pico_engine_int4_kv, 16), max_batch_size=16,
+            max_num_tokens=64, max_prefill_chunk=7,
+        ) as llm:  # fmt: skip
+            check(llm, solo, load)
+            check(llm, solo, load)
+            stats = llm.get_stats()
+    assert min(stats["preemptions"], stats["prefix_hit_tokens"]) > 0
+
+
 @pytest.fixture(scope="module")
 def crowd(engine):
     """One engine for all of hypothesis's examples, short of blocks so that preemption happens."""

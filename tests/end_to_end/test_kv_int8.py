@@ -1,4 +1,4 @@
-"""Engines with an int8 KV cache: their logits are the interpreted cached graph's, and hardly the model's less."""
+"""Engines with a KV cache of integers: their logits are the interpreted cached graph's, and little less the model's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
+from tensorwright.builder.emit.engine_files import kv_block_bytes
 from tensorwright.builder.trace.export import trace
+from tensorwright.engine_format.dtypes import NUMBERS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.ragged import interpret_ragged
@@ -22,21 +24,22 @@ from tensorwright.passes.pipeline import PassReport, run_pipeline
 from tensorwright.runtime import _testing
 from tensorwright.runtime.engine.engine_dir import open_engine
 
-VARIANTS = ["llama", "llama_mqa", "gpt2", "gemma2", "flint", "mistral", "gpt_neox", "falcon_groups"]
+INT8 = ["llama", "llama_mqa", "gpt2", "gemma2", "flint", "mistral", "gpt_neox", "falcon_groups"]
 """Grouped heads, one KV head of 10 dimensions, no rotation, soft caps and windows, sinks, windows, partial rotation."""
+PAIRS = [*((variant, "int8") for variant in INT8), ("llama", "int4"), ("flint", "int4")]
 OVERRIDES = {"flint": {"num_experts": 1}}
 TOKENS = 70
 
 
 class Made:
-    """A variant's graphs with and without an int8 cache, and the logits that interpreting them gives."""
+    """A variant's graphs with and without a cache of integers, and the logits that interpreting them gives."""
 
-    def __init__(self, root: Path, variant: str):
-        self.root = root
+    def __init__(self, root: Path, variant: str, kv: str):
+        self.root, self.kv = root, kv
         self.checkpoint = open_checkpoint(make_variant(root / "model", variant, seed=5, **OVERRIDES.get(variant, {})))
         vocabulary = self.checkpoint.config["vocab_size"]
         self.ids = np.random.default_rng(1).integers(0, min(vocabulary, 97), TOKENS).tolist()
-        self.reports = {kv: self.rewrite(kv) for kv in ("auto", "int8")}
+        self.reports = {kv: self.rewrite(kv) for kv in ("auto", kv)}
         self.expected = {kv: self.interpret(report.cached_graph) for kv, report in self.reports.items()}
 
     def rewrite(self, kv: str) -> PassReport:
@@ -58,9 +61,9 @@ class Made:
         return EngineSteps(self.root / name, max_tokens=128, blocks=8)
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp(request.param), request.param)
+    return Made(tmp_path_factory.mktemp(request.param[0]), *request.param)
 
 
 def test_logits_are_the_cached_graphs(made: Made) -> None:
@@ -68,10 +71,10 @@ def test_logits_are_the_cached_graphs(made: Made) -> None:
 
     What rounding does to all of them together is the scale of that; one part in ten of it is allowed.
     """
-    engine = made.engine(made.reports["int8"].graph, "int8")
+    engine = made.engine(made.reports[made.kv].graph, made.kv)
     logits = engine.logits(made.ids)
-    rounding = worst(made.expected["int8"], made.expected["auto"])
-    assert worst(logits, made.expected["int8"]) <= rounding / 10
+    rounding = worst(made.expected[made.kv], made.expected["auto"])
+    assert worst(logits, made.expected[made.kv]) <= rounding / 10
     # Chunks, a decode step and other blocks: the same bits.
     for chunks, block in (([1, 30, 2, 36, 1], 0), ([64, 6], 3)):
         np.testing.assert_array_equal(engine.logits(made.ids, chunks, first_block=block), logits)
@@ -79,20 +82,21 @@ def test_logits_are_the_cached_graphs(made: Made) -> None:
 
 def test_an_engine_that_does_not_round_is_red(made: Made) -> None:
     """The comparison above can fail: without the pass, or with one layer left out, the error is the rounding's own."""
-    rounding = worst(made.expected["int8"], made.expected["auto"])
+    rounding = worst(made.expected[made.kv], made.expected["auto"])
     whole = made.engine(made.reports["auto"].graph, "whole").logits(made.ids)
-    assert worst(whole, made.expected["int8"]) > rounding / 2
-    partly = made.reports["int8"].graph.clone()
+    assert worst(whole, made.expected[made.kv]) > rounding / 2
+    partly = made.reports[made.kv].graph.clone()
     *others, last = partly.facts.kv_layers
     partly.facts.kv_layers = [*others, replace(last, dtype="")]
-    assert worst(made.engine(partly, "partly").logits(made.ids), made.expected["int8"]) > rounding / 10
+    assert worst(made.engine(partly, "partly").logits(made.ids), made.expected[made.kv]) > rounding / 10
 
 
 def test_a_block_takes_what_the_layout_says(made: Made) -> None:
-    layers = made.reports["int8"].graph.facts.kv_layers
-    sizes = [_testing.kv_block_bytes(3, layer.kv_heads, layer.head_dim, 32) for layer in layers]
-    facts = made.engine(made.reports["int8"].graph, "sizes").executor.facts()
-    assert sum(facts["block_bytes"]) == sum(sizes)
+    facts_of_graph = made.reports[made.kv].graph.facts
+    layers = facts_of_graph.kv_layers
+    sizes = [_testing.kv_block_bytes(NUMBERS[made.kv], layer.kv_heads, layer.head_dim, 32) for layer in layers]
+    facts = made.engine(made.reports[made.kv].graph, "sizes").executor.facts()
+    assert sum(facts["block_bytes"]) == sum(sizes) == kv_block_bytes(facts_of_graph)
 
 
 def test_bfloat16_with_biased_heads_equals_the_lowered_graph(tmp_path: Path) -> None:
@@ -113,10 +117,11 @@ def test_bfloat16_with_biased_heads_equals_the_lowered_graph(tmp_path: Path) -> 
     assert worst(logits, expected.double().numpy()) <= 4 * 2.0**-8 * float(expected.abs().max())
 
 
-def test_forks_copy_scales_too(pico_engine_int8_kv: Path) -> None:
+@pytest.mark.parametrize("name", ["pico_engine_int8_kv", "pico_engine_int4_kv"])
+def test_forks_copy_scales_too(name: str, request: pytest.FixtureRequest) -> None:
     """Completions of one prompt share its last block until they write to it: then it is copied, scales and all."""
     prompt = {"prompt_token_ids": list(range(40, 85))}
-    with LLM(pico_engine_int8_kv, threads=2, kv_cache_memory="8MiB") as llm:
+    with LLM(request.getfixturevalue(name), threads=2, kv_cache_memory="8MiB") as llm:
         options = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "logprobs": 1}
         alone = llm.generate(prompt, SamplingParams(**options)).outputs[0]
         many = llm.generate(prompt, SamplingParams(**options, n=3)).outputs
@@ -142,7 +147,19 @@ def test_pico_loses_next_to_nothing(pico_model: Path, tmp_path: Path) -> None:
     assert small / large == pytest.approx((1 + 4 / head_dim) / 2)
 
 
+def test_int4_costs_pico_about_a_percent(pico_engine_int4_kv: Path) -> None:
+    config = open_engine(pico_engine_int4_kv).config
+    accuracy = config.accuracy
+    assert accuracy is not None
+    assert accuracy.perplexity_engine <= 1.02 * accuracy.perplexity_reference
+    assert 0.002 < accuracy.kl_divergence < 0.02
+    assert accuracy.top1_agreement > 0.9
+    assert config.kv_cache_dtype == "int4"
+    # Half a byte and a word for 64 dimensions, against two bytes.
+    assert open_engine(pico_engine_int4_kv).kv_block_bytes == config.model.layers * 32 * 2 * 2 * (32 + 4)
+
+
 def test_a_type_that_does_not_exist_is_refused(pico_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, not 'fp8'"):
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, not 'fp8'"):
         build(pico_model, tmp_path / "engine", kv_cache_dtype="fp8")
     assert not (tmp_path / "engine").exists()

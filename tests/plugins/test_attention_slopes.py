@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.paged import INT8, SPLIT, Sequence
+from support.paged import KV_NUMBERS, SPLIT, Sequence
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention import attention
@@ -13,21 +13,21 @@ from tensorwright.runtime import _testing
 
 CODES = {"float32": 0, "bfloat16": 1}
 ATTENDS = [
-    (dtype, int8, i)
+    (dtype, kv, i)
     for dtype, code in CODES.items()
-    for int8 in (False, True)
-    for i, (_, _, runnable) in enumerate(_testing.attention_table(INT8 if int8 else code))
+    for kv in (("", "int8") if dtype == "float32" else ("", "int8", "int4"))
+    for i, (_, _, runnable) in enumerate(_testing.attention_table(KV_NUMBERS.get(kv, code)))
     if runnable
 ]
 ATTRS = {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}
 SIZES = {"kv_heads": 2, "group": 3, "head_dim": 18, "with_slopes": True}
 
 
-@pytest.mark.parametrize(("dtype", "int8", "kernel"), ATTENDS)
+@pytest.mark.parametrize(("dtype", "kv", "kernel"), ATTENDS)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (100, 0.0), (0, 5.0)])
-def test_definition(dtype: str, int8: bool, kernel: int, window: int, softcap: float) -> None:
+def test_definition(dtype: str, kv: str, kernel: int, window: int, softcap: float) -> None:
     """Queries on both sides of a split's end, two KV heads: each query head has its own slope."""
-    sequence = Sequence(SPLIT + 20, dtype=dtype, int8=int8, window=window, softcap=softcap, **SIZES)
+    sequence = Sequence(SPLIT + 20, dtype=dtype, kv=kv, window=window, softcap=softcap, **SIZES)
     begin, end = SPLIT - 10, SPLIT + 20
     got = sequence.run(kernel, begin, end)
     assert np.abs(got - sequence.expected(begin, end)).max() <= sequence.tolerance()
@@ -37,23 +37,25 @@ def test_definition(dtype: str, int8: bool, kernel: int, window: int, softcap: f
     assert np.abs(got - sequence.expected(begin, end)).max() > 0.05  # and whose they are
 
 
-@pytest.mark.parametrize(("dtype", "int8"), [("float32", False), ("float32", True), ("bfloat16", False)])
+@pytest.mark.parametrize(
+    ("dtype", "kv"), [("float32", ""), ("float32", "int8"), ("bfloat16", ""), ("bfloat16", "int4")]
+)
 @pytest.mark.parametrize("length", [1, 15, 17, 40, 90, SPLIT + 33])
-def test_kernels_give_the_same_bits(dtype: str, int8: bool, length: int) -> None:
+def test_kernels_give_the_same_bits(dtype: str, kv: str, length: int) -> None:
     """All but the kernel with bfloat16 dot products."""
-    names = [name for name, _, _ in _testing.attention_table(INT8 if int8 else CODES[dtype])]
-    sequence = Sequence(length, dtype=dtype, int8=int8, softcap=0.0, **SIZES)
+    names = [name for name, _, _ in _testing.attention_table(KV_NUMBERS.get(kv, CODES[dtype]))]
+    sequence = Sequence(length, dtype=dtype, kv=kv, softcap=0.0, **SIZES)
     begin = max(0, length - 40)
-    kernels = [i for d, q, i in ATTENDS if (d, q) == (dtype, int8) and not names[i].endswith("avx512bf16")]
+    kernels = [i for d, q, i in ATTENDS if (d, q) == (dtype, kv) and not names[i].endswith("avx512bf16")]
     first, *others = [sequence.run(kernel, begin, length) for kernel in kernels]
     for other in others:
         np.testing.assert_array_equal(first, other)
 
 
-@pytest.mark.parametrize(("dtype", "int8", "kernel"), ATTENDS)
+@pytest.mark.parametrize(("dtype", "kv", "kernel"), ATTENDS)
 @pytest.mark.parametrize("chunk", [1, 3, 16])
-def test_chunks_of_the_prompt_change_no_bit(dtype: str, int8: bool, kernel: int, chunk: int) -> None:
-    sequence = Sequence(SPLIT + 40, dtype=dtype, int8=int8, **SIZES)
+def test_chunks_of_the_prompt_change_no_bit(dtype: str, kv: str, kernel: int, chunk: int) -> None:
+    sequence = Sequence(SPLIT + 40, dtype=dtype, kv=kv, **SIZES)
     whole = sequence.run(kernel, SPLIT - 8, SPLIT + 40)
     np.testing.assert_array_equal(whole, sequence.run(kernel, SPLIT - 8, SPLIT + 40, chunk=chunk))
 

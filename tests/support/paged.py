@@ -8,15 +8,15 @@ import numpy as np
 
 from tensorwright.plugins.paged_attention.attention import attend
 from tensorwright.plugins.paged_attention.cache import PagedCache
-from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
+from tensorwright.plugins.paged_attention.quantize import GROUP, QUERY_LEVELS_OF, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 from tensorwright.runtime import _testing
 
 SPLIT = 512
 UNIT = 2.0**-24  # half the distance from 1 to the next float32
 DTYPES = ("float32", "bfloat16")
-INT8 = 3
-"""TW_I8 of plugins/common/kernel_types.h."""
+KV_NUMBERS = {"int8": 3, "int4": 4}
+"""The caches of integers, and TW_I8 and TW_I4 of plugins/common/kernel_types.h."""
 
 
 def best_runnable(table: list[tuple[str, str, bool]]) -> int:
@@ -37,7 +37,8 @@ def restored(x: np.ndarray) -> np.ndarray:
 class Sequence:
     """`length` positions of q [L, H, D], k and v [L, Hkv, D], with K and V in pages under a random block table.
 
-    With `int8` the cache is int8, q stays of `dtype`, and k and v are what the cache's integers stand for.
+    With `kv`, "int8" or "int4", the cache is of that type, q stays of `dtype`, and k and v are what the cache's
+    integers stand for.
     """
 
     length: int
@@ -52,7 +53,7 @@ class Sequence:
     seed: int = 0
     with_sinks: bool = False
     with_slopes: bool = False
-    int8: bool = False
+    kv: str = ""
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
@@ -74,7 +75,7 @@ class Sequence:
 
     @property
     def cache_dtype(self) -> str:
-        return "int8" if self.int8 else self.dtype
+        return self.kv or self.dtype
 
     def _normal(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return round_to(2 * random.standard_normal(shape, np.float32), self.dtype)
@@ -82,8 +83,8 @@ class Sequence:
     def expected(self, begin: int, end: int) -> np.ndarray:
         """Queries [begin, end) by definition: [queries, H, D] float64."""
         q, k, v = self.q[begin:end], self.k[:end], self.v[:end]
-        if self.int8:
-            q = restore_heads(*quantize_heads(q, QUERY_LEVELS))
+        if self.kv:
+            q = restore_heads(*quantize_heads(q, QUERY_LEVELS_OF[self.kv]))
         return attend(
             q, k, v, begin, self.scale, self.window, self.softcap, self.sinks, self.slopes, chunked=self.chunked
         )
@@ -91,14 +92,19 @@ class Sequence:
     def tolerance(self, y_dtype: str = "float32") -> float:
         """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
         mean of v by that and one rounding per position (and rescaling of each tile). Integers sum up exactly: of an
-        int8 score only four roundings are left, but a weight is rounded once more, times V's scale."""
+        int8 score only four roundings are left, but a weight is rounded once more, times V's scale. In int4 an element
+        is an integer times the scale, at most twice the largest of its group, plus an offset, at most once; a group of
+        K adds two roundings, and a sum of V is two sums."""
         magnitude = float((np.abs(self.q).max((0, 1)) * np.abs(self.k).max((0, 1))).sum()) * self.scale
+        roundings = 8 + (0 if self.kv else self.head_dim)
+        if self.kv == "int4":
+            magnitude = 3 * float(np.abs(self.q).max((0, 1)).sum() * np.abs(self.k).max()) * self.scale
+            roundings += 2 * -(-self.head_dim // GROUP)
         bias = 0.0 if self.slopes is None else float(self.slopes.max()) * self.length
-        score = ((0 if self.int8 else self.head_dim) + 8) * UNIT * magnitude + 8 * UNIT * self.softcap + 2 * UNIT * bias
+        score = roundings * UNIT * magnitude + 8 * UNIT * self.softcap + 2 * UNIT * bias
         largest = float(np.abs(self.v).max())
-        return largest * (2 * score + 2 * (self.length + self.length / 16 + 32 + self.int8) * UNIT) + (
-            largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0
-        )
+        sums = 2 * (self.length + self.length / 16 + 32 + bool(self.kv)) * UNIT * (3 if self.kv == "int4" else 1)
+        return largest * (2 * score + sums) + (largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0)
 
     def partial(self, kernel: int, begin: int, end: int, kv_head: int, split: int) -> tuple[np.ndarray, ...]:
         """acc [queries, group, D], max and sum [queries, group] of one task."""
@@ -111,7 +117,7 @@ class Sequence:
         _testing.run_attention(
             kernel, part, self.pages, self.block_table, acc, top, total, kv_head=kv_head, block_size=self.block_size,
             first_position=begin, split=split, scale=self.scale, window=self.window, softcap=self.softcap,
-            kv_dtype=INT8 if self.int8 else None,
+            kv_dtype=KV_NUMBERS.get(self.kv),
             slopes=None if self.slopes is None else self.slopes[first : first + self.group], chunked=self.chunked,
         )  # fmt: skip
         return acc, top, total

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "plugins/common/kernel_types.h"
+#include "plugins/paged_attention/layout.h"
 #include "plugins/quantized_matmul/layout.h"
 #include "runtime/core/base/concat.h"
 #include "runtime/core/plan/plan_check.h"
@@ -82,11 +83,12 @@ class InstructionCheck {
             plan.states.size(), ", is ", index);
     return plan.states[static_cast<size_t>(index)];
   }
-  // q must have the cache's dtype, or with an int8 cache the dtype of activations.
+  // q must have the cache's dtype, or with a cache of integers the dtype of activations.
   void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
-    const uint32_t wanted = layer.dtype == TW_I8 ? plan.header.act_dtype : layer.dtype;
-    require(q->dtype == wanted, "q must have ", layer.dtype == TW_I8 ? "act_dtype " : "the kv layer's dtype ",
-            wanted, ", has ", q->dtype);
+    const bool quantized = tw_kv_is_quantized(layer.dtype);
+    const uint32_t wanted = quantized ? plan.header.act_dtype : layer.dtype;
+    require(q->dtype == wanted, "q must have ", quantized ? "act_dtype " : "the kv layer's dtype ", wanted,
+            ", has ", q->dtype);
   }
 
   // Returns the heads attribute, in uint64 so that products with it cannot overflow.

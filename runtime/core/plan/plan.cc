@@ -105,8 +105,9 @@ void check_kv_layer(const Plan& plan, size_t index) {
           ", is ", layer.group);
   require_size(at + "kv_heads", layer.kv_heads);
   require_size(at + "head_dim", layer.head_dim);
-  require(layer.dtype == plan.header.act_dtype || layer.dtype == TW_I8, at,
-          "dtype must be the header's act_dtype ", plan.header.act_dtype, " or 3 (int8), is ", layer.dtype);
+  require(layer.dtype == plan.header.act_dtype || tw_kv_is_quantized(layer.dtype), at,
+          "dtype must be the header's act_dtype ", plan.header.act_dtype, ", 3 (int8) or 4 (int4), is ",
+          layer.dtype);
   const auto limit = static_cast<uint32_t>(tw_max_head_dim(static_cast<int>(layer.dtype)));
   require(layer.head_dim <= limit, at, "head_dim must be at most ", limit, " in dtype ", layer.dtype, ", is ",
           layer.head_dim);
@@ -118,8 +119,8 @@ void check_kv_layer(const Plan& plan, size_t index) {
   require(layer.chunked <= (layer.window > 0), at, "chunked must be 0, or 1 with a window, is ",
           layer.chunked);
   if (layer.v_dim == 0) return;
-  require(layer.kv_heads == 1 && layer.dtype != TW_I8, at,
-          "v_dim needs one kv_head and a cache that is not int8, not ", layer.kv_heads, " in dtype ",
+  require(layer.kv_heads == 1 && !tw_kv_is_quantized(layer.dtype), at,
+          "v_dim needs one kv_head and a cache that is not int8 or int4, not ", layer.kv_heads, " in dtype ",
           layer.dtype);
   require(layer.v_dim <= layer.head_dim && layer.v_dim % 2 == 0 && layer.head_dim % 2 == 0, at,
           "v_dim and head_dim must be even, and v_dim at most head_dim ", layer.head_dim, ", is ",

@@ -49,7 +49,7 @@ static_assert(sizeof(PlanHeader) == 96);
 
 struct KvLayerRecord {
   uint32_t group, kv_heads, head_dim;
-  uint16_t dtype;    // the header's act_dtype, or TW_I8
+  uint16_t dtype;    // the header's act_dtype, TW_I8 or TW_I4
   uint16_t chunked;  // 1: the window begins at a multiple of its length (base/first_seen.h); 0: it slides
   uint32_t window;   // 0: none
   // 0: V has rows of its own. Else V is the first v_dim columns of K, of which there is one head.

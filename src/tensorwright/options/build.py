@@ -196,8 +196,16 @@ class BuildFields:
             "onnx": "ONNX Runtime's cache has no scales for each token and head; leave --kv-cache-dtype out, or build "
             "with target cpu"
         },
+        lacks_value={
+            (target, "int4"): "the kernels of GPUs read a cache of the activations' type or of int8; say int8, or "
+            "build with target cpu"
+            for target in TENSORRT_TARGETS
+        },
         at={
-            Door.BUILD: At("Type of the KV cache; auto is the activations', int8 has a scale for each token and head."),
+            Door.BUILD: At(
+                "Type of the KV cache; auto is the activations', int8 has a scale for each token and head, int4 one "
+                "for each token and 64 dimensions of a head."
+            ),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),

@@ -109,6 +109,7 @@ class Option:
     texts.
     targets: the targets that have the option; () means that all have it.
     lacks: for a target that takes only the default, the reason.
+    lacks_value: for a target and a value that it does not take, the reason.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Option:
     parse: Callable[[Any], Any] | None = None
     targets: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    lacks_value: Mapping[tuple[str, Any], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.parse is not None and not (self.choices or self.repeated):
@@ -162,6 +164,10 @@ class Option:
         if target in self.lacks:
             raise InvalidOptionError(
                 f"{self.name} must be {self.default} on target {target}, not {value}: {self.lacks[target]}"
+            )
+        if (target, value) in self.lacks_value:
+            raise InvalidOptionError(
+                f"{self.name} must not be {value} on target {target}: {self.lacks_value[target, value]}"
             )
 
 

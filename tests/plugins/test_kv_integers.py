@@ -1,4 +1,4 @@
-"""The int8 KV cache: what is written against quantize.py bit for bit, what attention makes of it against its
+"""The KV caches of integers: what is written against quantize.py bit for bit, what attention makes of it against its
 definition, and the same bits on every instruction set."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.paged import DTYPES, INT8, Sequence, best_runnable, restored, stored
+from support.paged import DTYPES, KV_NUMBERS, Sequence, best_runnable, restored, stored
 from support.sweep import sweep
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.paged_attention import op, quantize
@@ -21,16 +21,29 @@ from tensorwright.runtime import _testing
 pytestmark = pytest.mark.computes
 
 
-def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
+def cases(table_of: Any, kv: str, dtypes: tuple[str, ...]) -> list[Any]:
+    """Every kernel of a table with types of q. The code around an int4 cache is that of int8, so each of its kernels
+    takes one type only."""
     return [
-        pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
-        for i, (name, isa, runnable) in enumerate(table)
-    ]
+        pytest.param(
+            kv, i, dtype, id=f"{name}-{kv}-{dtype}",
+            marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"),
+        )
+        for i, (name, isa, runnable) in enumerate(table_of(kv))
+        for dtype in (dtypes if kv == "int8" else (dtypes[i % 2],))
+    ]  # fmt: skip
 
 
-WRITES = entries(_testing.rotary_kv_write_table())
-KERNELS = entries(_testing.attention_table(INT8))
-RUNNABLE = [i for i, (_, _, runnable) in enumerate(_testing.attention_table(INT8)) if runnable]
+def attention_table(kv: str) -> list[tuple[str, str, bool]]:
+    return _testing.attention_table(KV_NUMBERS[kv])
+
+
+def every(table_of: Any) -> Any:
+    """Parametrizes a test over both caches and the kernels of a table."""
+    params = [case for kv in KV_NUMBERS for case in cases(table_of, kv, DTYPES)]
+    return pytest.mark.parametrize(("kv", "kernel", "dtype"), params)
+
+
 HEAD_DIMS = [8, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256]
 
 
@@ -54,6 +67,36 @@ class TestQuantize:
         np.testing.assert_array_equal(scale[:2], 0)
         assert q[2, 0] == -127
 
+    def test_groups_are_off_by_half_a_step(self) -> None:
+        x = np.random.default_rng(1).standard_normal((50, 200), np.float32) + np.arange(50, dtype=np.float32)[:, None]
+        q, scale, low = quantize.quantize_groups(x)
+        assert scale.shape == low.shape == (50, 4)
+        assert (q.min(), q.max()) == (0, 15)
+        for part in (scale, low):
+            np.testing.assert_array_equal(part.view(np.uint32) & 0xFFFF, 0, "not bfloat16")
+        # Half a step, and the roundings of x - low, its product with the inverse, and the inverse.
+        bound = np.repeat(scale, quantize.GROUP, axis=1)[:, :200].astype(np.float64) * (0.5 + 3 * 15 * 2.0**-24)
+        assert (np.abs(quantize.restore_groups(q, scale, low) - x) <= bound + 2.0**-24 * np.abs(x)).all()
+        # The ends of a group lie within bfloat16's spacing of its elements.
+        groups = [x[:, at : at + quantize.GROUP] for at in range(0, 200, quantize.GROUP)]
+        least, most = (np.stack([f(part, axis=1) for part in groups], axis=1) for f in (np.min, np.max))
+        assert (low <= least).all()
+        assert (low >= least - 2.0**-7 * np.abs(least)).all()
+        assert (low + 15 * scale >= most - 2.0**-22 * (most - low)).all()
+        assert (low + 15 * scale <= most + 2.0**-7 * (most - low)).all()
+
+    def test_groups_without_width_or_too_wide(self) -> None:
+        x = np.full((4, 70), 3.0, np.float32)
+        x[1] = 0
+        x[2, 64:] = 2.0**-120
+        x[3, :2] = 3e38, -3e38
+        q, scale, low = quantize.quantize_groups(x)
+        np.testing.assert_array_equal(q, 0)
+        np.testing.assert_array_equal(scale[:3], 0)
+        np.testing.assert_array_equal(low[:3], [[3, 3], [0, 0], [3, 2.0**-120]])
+        assert np.isnan([scale[3, 0], low[3, 0]]).all()
+        assert (scale[3, 1], low[3, 1]) == (0, 3)
+
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_what_is_not_finite_gives_nan(self, bad: float) -> None:
         x = np.ones((2, 8), np.float32)
@@ -62,15 +105,17 @@ class TestQuantize:
         assert np.isnan(scale[0])
         assert scale[1] == np.float32(1) / np.float32(127)
         np.testing.assert_array_equal(q[0], 0)
+        q, scale, low = quantize.quantize_groups(x)
+        assert np.isnan([scale[0, 0], low[0, 0]]).all()
+        assert (scale[1, 0], low[1, 0]) == (0, 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", WRITES)
+@every(lambda kv: _testing.rotary_kv_write_table())
 class TestWrite:
     @staticmethod
     def same(
-        kernel: int, dtype: str, kv_heads: int, head_dim: int, rotary_dim: int, tokens: int, *, block_size: int = 32,
-        shift: int = 0, special: float | None = None,
+        kv: str, kernel: int, dtype: str, kv_heads: int, head_dim: int, rotary_dim: int, tokens: int, *,
+        block_size: int = 32, shift: int = 0, special: float | None = None,
     ) -> None:  # fmt: skip
         """One call of the kernel against the definition; rows are padded and start `shift` past an allocation."""
         heads, blocks = 3, 6
@@ -83,42 +128,43 @@ class TestWrite:
             qkv[::2, -head_dim] = qkv[::2, heads * head_dim] = special
         table = random.standard_normal((tokens, rotary_dim), np.float32)
         slots = random.permutation(blocks * block_size)[:tokens].astype(np.int32)
-        cache = PagedCache.empty(blocks, kv_heads, block_size, head_dim, "int8")
+        cache = PagedCache.empty(blocks, kv_heads, block_size, head_dim, kv)
         pages = cache.to_pages()
         q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
         _testing.run_rotary_kv_write(
             kernel, qkv, table, slots, q, pages,
-            heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, kv_dtype=INT8,
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, kv_dtype=KV_NUMBERS[kv],
         )  # fmt: skip
         attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
         q_expected, expected = rotary_kv_write.reference([qkv, table, slots, cache], attrs, dtype)
-        got = PagedCache.from_pages(pages, kv_heads, block_size, head_dim, "int8")
+        got = PagedCache.from_pages(pages, kv_heads, block_size, head_dim, kv)
         np.testing.assert_array_equal(restored(q), q_expected)
-        for name in ("k", "v", "k_scale", "v_scale"):  # -128 and NaN where nothing was written: no stray store
+        lows = ("k_low", "v_low") if kv == "int4" else ()
+        for name in ("k", "v", "k_scale", "v_scale", *lows):  # -128 and NaN where nothing was written: no stray store
             np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), name)
 
     @sweep("head_dim", [2, 6, *HEAD_DIMS])
-    def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
-        self.same(kernel, dtype, 2, head_dim, head_dim, 9)
+    def test_head_dims(self, kv: str, kernel: int, dtype: str, head_dim: int) -> None:
+        self.same(kv, kernel, dtype, 2, head_dim, head_dim, 9)
 
     @sweep("head_dim", [*range(1, 35), 80, 1024])
     @sweep("shift", [0, 3])
-    def test_no_rotation(self, kernel: int, dtype: str, head_dim: int, shift: int) -> None:
-        self.same(kernel, dtype, 2, head_dim, 0, 5, shift=shift)
+    def test_no_rotation(self, kv: str, kernel: int, dtype: str, head_dim: int, shift: int) -> None:
+        self.same(kv, kernel, dtype, 2, head_dim, 0, 5, shift=shift)
 
     @sweep("rotary_dim", [2, 10, 20, 32, 34, 62])
-    def test_partial_rotation(self, kernel: int, dtype: str, rotary_dim: int) -> None:
-        self.same(kernel, dtype, 1, 64, rotary_dim, 5)
+    def test_partial_rotation(self, kv: str, kernel: int, dtype: str, rotary_dim: int) -> None:
+        self.same(kv, kernel, dtype, 1, 64, rotary_dim, 5)
 
     @sweep("block_size", [16, 64, 512])
     @sweep("tokens", [0, 1, 90])
-    def test_blocks_and_tokens(self, kernel: int, dtype: str, block_size: int, tokens: int) -> None:
-        self.same(kernel, dtype, 2, 24, 24, tokens, block_size=block_size, shift=1)
+    def test_blocks_and_tokens(self, kv: str, kernel: int, dtype: str, block_size: int, tokens: int) -> None:
+        self.same(kv, kernel, dtype, 2, 24, 24, tokens, block_size=block_size, shift=1)
 
     @sweep("special", [0.0, 2.0**-140, 2.0**-115, 3e38, np.inf, -np.inf, np.nan])
-    def test_special_values(self, kernel: int, dtype: str, special: float) -> None:
-        self.same(kernel, dtype, 1, 1, 0, 6, special=special)
-        self.same(kernel, dtype, 2, 40, 0, 6, special=special)
+    def test_special_values(self, kv: str, kernel: int, dtype: str, special: float) -> None:
+        self.same(kv, kernel, dtype, 1, 1, 0, 6, special=special)
+        self.same(kv, kernel, dtype, 2, 40, 0, 6, special=special)
 
 
 def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:
@@ -127,64 +173,61 @@ def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:
     assert worst <= sequence.tolerance(), f"off by {worst}, allowed {sequence.tolerance()}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@every(attention_table)
 class TestAttention:
     @sweep("length", [1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030])
-    def test_lengths_around_tiles_blocks_and_splits(self, kernel: int, dtype: str, length: int) -> None:
-        close(Sequence(length, dtype=dtype, int8=True), kernel, max(0, length - 3))
+    def test_lengths_around_tiles_blocks_and_splits(self, kv: str, kernel: int, dtype: str, length: int) -> None:
+        close(Sequence(length, dtype=dtype, kv=kv), kernel, max(0, length - 3))
 
     @sweep("head_dim", [1, 3, 7, 9, 15, 17, 31, 33, *HEAD_DIMS])
-    def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
-        close(Sequence(45, head_dim=head_dim, dtype=dtype, kv_heads=2, group=3, int8=True), kernel, 30)
+    def test_head_dims(self, kv: str, kernel: int, dtype: str, head_dim: int) -> None:
+        close(Sequence(45, head_dim=head_dim, dtype=dtype, kv_heads=2, group=3, kv=kv), kernel, 30)
 
     @sweep("group", [*range(1, 10), 16])
-    def test_groups(self, kernel: int, dtype: str, group: int) -> None:
-        close(Sequence(50, group=group, kv_heads=2, head_dim=32, dtype=dtype, int8=True), kernel, 46)
+    def test_groups(self, kv: str, kernel: int, dtype: str, group: int) -> None:
+        close(Sequence(50, group=group, kv_heads=2, head_dim=32, dtype=dtype, kv=kv), kernel, 46)
 
     @sweep("window", [1, 2, 15, 16, 17, 40, 600])
     @sweep("length", [50, 700])
-    def test_windows(self, kernel: int, dtype: str, window: int, length: int) -> None:
-        close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window, int8=True), kernel, length - 20)
+    def test_windows(self, kv: str, kernel: int, dtype: str, window: int, length: int) -> None:
+        close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window, kv=kv), kernel, length - 20)
 
     @sweep("chunk", [1, 16, 17, 512, 600])
     @sweep("length", [50, 700])
-    def test_chunks(self, kernel: int, dtype: str, chunk: int, length: int) -> None:
-        made = Sequence(length, group=3, head_dim=16, dtype=dtype, window=chunk, chunked=True, int8=True)
+    def test_chunks(self, kv: str, kernel: int, dtype: str, chunk: int, length: int) -> None:
+        made = Sequence(length, group=3, head_dim=16, dtype=dtype, window=chunk, chunked=True, kv=kv)
         close(made, kernel, length - 20)
 
     @sweep("window", [0, 24])
     @pytest.mark.parametrize("with_sinks", [False, True])
-    def test_softcap_and_sinks(self, kernel: int, dtype: str, window: int, with_sinks: bool) -> None:
-        made = Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window, with_sinks=with_sinks, int8=True)
+    def test_softcap_and_sinks(self, kv: str, kernel: int, dtype: str, window: int, with_sinks: bool) -> None:
+        made = Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window, with_sinks=with_sinks, kv=kv)
         close(made, kernel, 40)
 
     @sweep("block_size", [16, 32, 64, 512])
-    def test_block_sizes(self, kernel: int, dtype: str, block_size: int) -> None:
-        close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size, int8=True), kernel, 500)
+    def test_block_sizes(self, kv: str, kernel: int, dtype: str, block_size: int) -> None:
+        close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size, kv=kv), kernel, 500)
 
     @sweep("group", [1, 3, 7])
     @sweep("window", [0, 37, -37])
-    def test_company_changes_no_bit(self, kernel: int, dtype: str, group: int, window: int) -> None:
+    def test_company_changes_no_bit(self, kv: str, kernel: int, dtype: str, group: int, window: int) -> None:
         """A negative window is a chunk."""
-        sequence = Sequence(
-            530, group=group, head_dim=24, dtype=dtype, window=abs(window), chunked=window < 0, int8=True
-        )
+        sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=abs(window), chunked=window < 0, kv=kv)
         alone = sequence.run(kernel, 490, 530, chunk=1)
         for chunk in (2, 5, 16, 40):
             np.testing.assert_array_equal(sequence.run(kernel, 490, 530, chunk), alone, f"chunk {chunk}")
 
-    def test_the_widest_head_overflows_nothing(self, kernel: int, dtype: str) -> None:
+    def test_the_widest_head_overflows_nothing(self, kv: str, kernel: int, dtype: str) -> None:
         """All of q and k at their largest: the sum comes closest to 32 bits."""
-        sequence = Sequence(20, group=2, head_dim=quantize.MAX_HEAD_DIM, dtype=dtype, int8=True)
+        sequence = Sequence(20, group=2, head_dim=quantize.MAX_HEAD_DIM, dtype=dtype, kv=kv)
         sequence.q = np.ones_like(sequence.q)
         ones = np.ones((20, 1, quantize.MAX_HEAD_DIM), np.float32)
-        cache = PagedCache.empty(4, 1, 32, quantize.MAX_HEAD_DIM, "int8").write(sequence.slots, ones, ones)
+        cache = PagedCache.empty(4, 1, 32, quantize.MAX_HEAD_DIM, kv).write(sequence.slots, ones, ones)
         sequence.pages, (sequence.k, sequence.v) = cache.to_pages(), cache.read(sequence.block_table, 20)
         close(sequence, kernel, 15)
 
-    def test_misaligned_pages(self, kernel: int, dtype: str) -> None:
-        sequence = Sequence(70, group=3, head_dim=18, dtype=dtype, int8=True)
+    def test_misaligned_pages(self, kv: str, kernel: int, dtype: str) -> None:
+        sequence = Sequence(70, group=3, head_dim=18, dtype=dtype, kv=kv)
         expected = sequence.run(kernel, 60, 70)
         shape = sequence.pages.shape
         moved = np.zeros(sequence.pages.size + 4, np.uint8)[4:].reshape(shape)
@@ -193,28 +236,28 @@ class TestAttention:
         np.testing.assert_array_equal(sequence.run(kernel, 60, 70), expected)
 
     @pytest.mark.parametrize("bad", [np.inf, np.nan])
-    def test_bad_values_reach_no_earlier_query(self, kernel: int, dtype: str, bad: float) -> None:
-        sequence = Sequence(40, group=2, head_dim=16, dtype=dtype, int8=True)
+    def test_bad_values_reach_no_earlier_query(self, kv: str, kernel: int, dtype: str, bad: float) -> None:
+        sequence = Sequence(40, group=2, head_dim=16, dtype=dtype, kv=kv)
         clean = sequence.run(kernel, 30, 39)
-        cache = PagedCache.from_pages(sequence.pages, 1, 32, 16, "int8")
+        cache = PagedCache.from_pages(sequence.pages, 1, 32, 16, kv)
         values = np.full((1, 1, 16), bad, np.float32)
         sequence.pages = cache.write(sequence.slots[39:], values, values).to_pages()
         got = sequence.run(kernel, 30, 40)
         np.testing.assert_array_equal(got[:9], clean)
         assert np.isnan(got[9]).all()
 
-    def test_a_split_that_nobody_sees_counts_for_nothing(self, kernel: int, dtype: str) -> None:
-        sequence = Sequence(600, group=2, head_dim=16, dtype=dtype, window=20, int8=True)
+    def test_a_split_that_nobody_sees_counts_for_nothing(self, kv: str, kernel: int, dtype: str) -> None:
+        sequence = Sequence(600, group=2, head_dim=16, dtype=dtype, window=20, kv=kv)
         acc, top, total = sequence.partial(kernel, 590, 600, 0, 0)
         assert (acc == 0).all()
         assert (total == 0).all()
         assert (top == -np.inf).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kv", "dtype"), [("int8", "float32"), ("int8", "bfloat16"), ("int4", "bfloat16")])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_every_kernel_gives_the_same_bits(dtype: str, data: st.DataObject) -> None:
+def test_every_kernel_gives_the_same_bits(kv: str, dtype: str, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 560), "length")
     queries = data.draw(st.integers(1, min(length, 12)), "queries")
     sequence = Sequence(
@@ -227,11 +270,12 @@ def test_every_kernel_gives_the_same_bits(dtype: str, data: st.DataObject) -> No
         chunked=data.draw(st.booleans(), "chunked"),
         softcap=data.draw(st.sampled_from([0.0, 5.0]), "softcap"),
         seed=data.draw(st.integers(0, 9), "seed"),
-        int8=True,
+        kv=kv,
     )
     begin = length - queries
+    runnable = [i for i, (_, _, runs) in enumerate(attention_table(kv)) if runs]
     for split in range(-(-length // 512)):
-        results = [sequence.partial(i, begin, length, 0, split) for i in RUNNABLE]
+        results = [sequence.partial(i, begin, length, 0, split) for i in runnable]
         for other in results[1:]:
             for a, b in zip(results[0], other, strict=True):
                 np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
@@ -241,16 +285,31 @@ class TestMutations:
     """The comparison with the definition can fail: a broken page is far outside what is allowed."""
 
     @staticmethod
-    def error(damage: Any) -> float:
-        sequence = Sequence(60, group=2, head_dim=24, int8=True)
-        cache = PagedCache.from_pages(sequence.pages, 1, 32, 24, "int8")
+    def error(damage: Any, kv: str = "int8") -> float:
+        sequence = Sequence(60, group=2, head_dim=24, kv=kv)
+        cache = PagedCache.from_pages(sequence.pages, 1, 32, 24, kv)
         damage(cache)
         sequence.pages = cache.to_pages()
-        got = sequence.run(best_runnable(_testing.attention_table(INT8)), 50, 60)
+        got = sequence.run(best_runnable(attention_table(kv)), 50, 60)
         return float(np.abs(got - sequence.expected(50, 60)).max()) / sequence.tolerance()
 
     def test_unbroken(self) -> None:
         assert self.error(lambda cache: None) <= 1
+        assert self.error(lambda cache: None, "int4") <= 1
+
+    @pytest.mark.parametrize("name", ["k_low", "v_low"])
+    def test_offsets_dropped(self, name: str) -> None:
+        assert self.error(lambda cache: getattr(cache, name).fill(0), "int4") > 100
+
+    @pytest.mark.parametrize("name", ["k", "v"])
+    def test_halves_of_bytes_exchanged(self, name: str) -> None:
+        def swap(cache: PagedCache) -> None:
+            values = getattr(cache, name)
+            run = 4 if name == "k" else 16
+            order = [d ^ run if d ^ run < values.shape[-1] else d for d in range(values.shape[-1])]
+            values[:] = values[..., order]
+
+        assert self.error(swap, "int4") > 100
 
     def test_scales_of_v_dropped(self) -> None:
         assert self.error(lambda cache: cache.v_scale.fill(1)) > 100
@@ -270,12 +329,13 @@ class TestMutations:
         assert self.error(swap) > 100
 
 
-@sweep("head_dim", [1, 6, 18, 64])
+@pytest.mark.parametrize("kv", KV_NUMBERS)
+@sweep("head_dim", [1, 6, 18, 64, 130])
 @sweep("block_size", [16, 32])
-def test_pages_round_trip(head_dim: int, block_size: int) -> None:
-    sequence = Sequence(70, kv_heads=2, head_dim=head_dim, block_size=block_size, int8=True)
-    assert sequence.pages.shape[1] == _testing.kv_block_bytes(INT8, 2, head_dim, block_size)
-    cache = PagedCache.from_pages(sequence.pages, 2, block_size, head_dim, "int8")
+def test_pages_round_trip(kv: str, head_dim: int, block_size: int) -> None:
+    sequence = Sequence(70, kv_heads=2, head_dim=head_dim, block_size=block_size, kv=kv)
+    assert sequence.pages.shape[1] == _testing.kv_block_bytes(KV_NUMBERS[kv], 2, head_dim, block_size)
+    cache = PagedCache.from_pages(sequence.pages, 2, block_size, head_dim, kv)
     k, v = cache.read(sequence.block_table, 70)
     np.testing.assert_array_equal(k, sequence.k)
     np.testing.assert_array_equal(v, sequence.v)
@@ -299,13 +359,14 @@ def test_definition_quantizes_q() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    sequence = Sequence(20, head_dim=quantize.MAX_HEAD_DIM + 1, group=1, int8=True)
-    with pytest.raises(InvalidOptionError, match="head_dim is too large"):
-        sequence.run(0, 19, 20)
+    for kv in KV_NUMBERS:
+        sequence = Sequence(20, head_dim=quantize.MAX_HEAD_DIM + 1, group=1, kv=kv)
+        with pytest.raises(InvalidOptionError, match="head_dim is too large for a cache of integers"):
+            sequence.run(0, 19, 20)
     sequence = Sequence(20, dtype="float32")
     acc, top = np.zeros((1, 7, 64), np.float32), np.zeros((1, 7), np.float32)
     q = sequence.q[19:].reshape(1, -1)
-    with pytest.raises(InvalidOptionError, match="kv_dtype must be q's or int8"):
+    with pytest.raises(InvalidOptionError, match="kv_dtype must be q's, int8 or int4"):
         _testing.run_attention(
             0, q, sequence.pages, sequence.block_table, acc, top, top,
             kv_head=0, block_size=32, first_position=19, split=0, scale=1.0, kv_dtype=1,
