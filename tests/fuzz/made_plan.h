@@ -78,8 +78,8 @@ class MadePlan : public tw_test::PlanWriter {
       chunked_.push_back(window > 0 && group % 2 == 1);
       ++header.cache_groups;
     }
-    const auto dtype =
-        static_cast<uint16_t>(c_.of<uint32_t>({header.act_dtype, header.act_dtype, TW_I8, TW_I4}));
+    const uint32_t integers = kv_layers.size() % 2 == 1 ? TW_I4 : TW_I8;
+    const auto dtype = static_cast<uint16_t>(c_.one_in(3) ? integers : header.act_dtype);
     kv_layers.push_back(
         {group, c_.between(1, 3), head_dim(), dtype, uint16_t{chunked_[group]}, windows_[group], 0});
   }

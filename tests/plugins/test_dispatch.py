@@ -17,7 +17,7 @@ from tensorwright.runtime import _runtime, _testing
 
 pytestmark = pytest.mark.computes
 
-FAMILIES = 43
+FAMILIES = 44
 
 
 def lacks(level: str) -> bool:
