@@ -18,7 +18,7 @@ from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.runtime import _runtime, _testing
 
 DTYPES = ("float32", "bfloat16")
-QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w8a8")
+QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w4a8:g32", "w8a8")
 LANES = 16
 SWIGLU = 1
 FLAT_ROWS = 16

@@ -59,7 +59,8 @@ SPECS = (
     "int4:g32,embedding=int8,lm_head=int8", "int4:g64,embedding=int8,lm_head=int8",
     "int4:g128,embedding=int8,lm_head=int8",
     "int4:g32:fp16", "uint4:g32", "uint4:g64", "uint4:g128", "uint4:g32,embedding=int8,lm_head=int8",
-    "uint8:g128", "mxfp4", "mxfp4,embedding=int8,lm_head=int8",
+    "uint8:g128", "w4a8:g32", "w4a8:g64", "w4a8:g128", "w4a8:g32,embedding=int8,lm_head=int8",
+    "w4a8:g64,embedding=int8,lm_head=int8", "mxfp4", "mxfp4,embedding=int8,lm_head=int8",
     *_FEWER_BITS,
 )  # fmt: skip
 WITH_KV = (

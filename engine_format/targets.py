@@ -46,7 +46,7 @@ TARGETS: dict[str, TargetFormat] = {
             (file_names.CPU_WEIGHTS, file_names.CPU_PLAN),
             file_names.CPU_WEIGHTS,
             ("float32", "bfloat16"),
-            ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8", "fp8"),
+            ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w4a8", "w8a8", "fp8"),
         ),
         TargetFormat(
             "onnx",

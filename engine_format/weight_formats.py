@@ -7,6 +7,9 @@ uintB:gN          likewise with B of 8, 4, 3 or 2 bits, and a whole number as ze
                   scale * (q - zero), q and zero from 0 to 2^B - 1
 mxfp4             E2M1 floats in groups of 32 that share a power of two, as the OCP Microscaling Formats specification
                   has them; activations as for int4
+w4a8:gN           4 bits in groups of N (32, 64, 128) under one float32 scale for each output row: scale * (offset +
+                  step * code), where code is from 0 to 15, and the whole numbers step and offset belong to a row and
+                  group; activations as for w8a8
 w8a8              int8 with one float32 scale for each output row; activations have one scale for each token
 fp8               E4M3 floats with one float32 scale for each output row; activations are not rounded
 fp8:gN            likewise with a scale for each row and group of N
@@ -30,7 +33,7 @@ from tensorwright.errors import InvalidOptionError
 
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 32
-FORMATS = ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w8a8", "fp8")
+FORMATS = ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w4a8", "w8a8", "fp8")
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
 FLOAT16_SCALES = ":fp16"
 _WEIGHT_ONLY = ":wo"
@@ -38,6 +41,7 @@ _GROUP = f"(?::g({'|'.join(map(str, GROUPS))}))?"
 _GROUPED = re.compile(f"(int|uint)([2348]){_GROUP}({FLOAT16_SCALES})?({_WEIGHT_ONLY})?")
 _MXFP4 = re.compile(f"mxfp4({_WEIGHT_ONLY})?")
 _FP8 = re.compile(f"fp8{_GROUP}")
+_TWO_LEVELS = re.compile(f"w4a8{_GROUP}")
 
 PARTS = ("embedding", "lm_head")
 """The matrices that may have a format of their own."""
@@ -45,13 +49,17 @@ SCALES_BYTES = 64
 """The bytes of the scales in a panel: those of as many groups as fit, or of whole rows."""
 ZEROS_HEADER = (192, 128, 4)
 """The bytes of a header of groups with zero points, where in it the zero points begin, and the groups that share it."""
+OFFSETS_AT = 32
+"""Where in a header of w4a8 the offsets begin, behind the steps of two groups."""
+MAX_STEP = 16
+"""The largest step of w4a8: 15 steps are then less than 256, so that bytes can hold what they reach."""
 FLOAT16 = "float16"
 LANES = 16
 """The number of rows in a panel."""
 MAX_RULES_SHOWN = 4
 """The most rules of a spec that a line for people shows."""
 MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
-"""The most columns that w8a8 can sum exactly in 32 bits: TW_MAX_WHOLE_ROW of layout.h."""
+"""The most columns that w8a8 and w4a8 can sum exactly in 32 bits: TW_MAX_WHOLE_ROW of layout.h."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class WeightFormat:
     group: int
     """The number of elements of K that share a scale. 0 means that the whole row shares one."""
     kind: str = "int"
-    """One of "int", "uint" (with zero points), "mxfp" and "fp"."""
+    """One of "int", "uint" (with zero points), "steps" (w4a8), "mxfp" and "fp"."""
     scales: str = "bfloat16"
     """The type of the scales of groups of "int" and "uint": "bfloat16" or "float16"."""
     weight_only: bool = False
@@ -76,6 +84,8 @@ class WeightFormat:
         last = _WEIGHT_ONLY * self.weight_only
         if self.kind == "mxfp":
             return f"mxfp4{last}"
+        if self.kind == "steps":
+            return f"w4a8:g{self.group}"
         if self.group == 0:
             return "w8a8"
         return f"{self.kind}{self.bits}:g{self.group}{FLOAT16_SCALES * (self.scales == FLOAT16)}{last}"
@@ -88,7 +98,7 @@ class WeightFormat:
     @property
     def dtype(self) -> str:
         """The type of the stored weights, a key of `dtypes.BITS`."""
-        return "float8_e4m3fn" if self.kind == "fp" else f"{self.kind}{self.bits}"
+        return "float8_e4m3fn" if self.kind == "fp" else "w4a8" if self.kind == "steps" else f"{self.kind}{self.bits}"
 
     @property
     def codec(self) -> str:
@@ -110,8 +120,20 @@ class WeightFormat:
         return self.kind in ("int", "uint")
 
     @property
+    def has_steps(self) -> bool:
+        """Whether groups have whole numbers as scales, under one scale for each row: w4a8."""
+        return self.kind == "steps"
+
+    @property
+    def sums_whole_rows(self) -> bool:
+        """Whether products are exact sums over a whole row, with one scale for each token."""
+        return self.has_steps or (self.group == 0 and self.kind == "int")
+
+    @property
     def largest(self) -> int:
         """The magnitude of the largest positive value. For mxfp4 it is that of the doubled values."""
+        if self.has_steps:
+            return 127
         if self.kind == "fp":
             return 448
         if self.kind == "mxfp":
@@ -133,17 +155,24 @@ class WeightFormat:
     @property
     def scale_bytes(self) -> int:
         """The bytes of one scale in a panel of target cpu."""
-        return 1 if self.kind == "mxfp" else 2 if self.group and self.kind != "fp" else 4
+        return 1 if self.kind in ("mxfp", "steps") else 2 if self.group and self.kind != "fp" else 4
 
     @property
     def period(self) -> int:
         """The number of groups in a panel that follow a header with their scales."""
+        if self.has_steps:
+            return 2
         return ZEROS_HEADER[2] if self.has_zeros else SCALES_BYTES // (LANES * self.scale_bytes)
 
     @property
     def header_bytes(self) -> int:
         """The bytes of such a header."""
         return ZEROS_HEADER[0] if self.has_zeros else SCALES_BYTES
+
+    @property
+    def front_bytes(self) -> int:
+        """The bytes of the scales of whole rows in front of all headers of a panel of groups."""
+        return SCALES_BYTES if self.has_steps else 0
 
     def groups(self, k: int) -> int:
         """Returns the number of groups in a row of `k` columns."""
@@ -153,6 +182,10 @@ class WeightFormat:
         """Returns the elements of one group as stored, padding included."""
         return self.group or -(-k // 4) * 4
 
+    def activation_groups(self, k: int) -> int:
+        """Returns how many scales a token's activations have in a product with rows of `k` columns."""
+        return 1 if self.sums_whole_rows else self.groups(k)
+
     def group_bytes(self, k: int) -> int:
         """Returns the bytes of one group of a panel of 16 rows, without scales."""
         return self.stored_group(k) * LANES * self.bits // 8
@@ -160,22 +193,22 @@ class WeightFormat:
     def panel_bytes(self, k: int) -> int:
         """Returns the bytes of a panel of 16 rows and `k` columns, with scales: plugins/quantized_matmul/layout.h."""
         groups = self.groups(k)
-        return -(-groups // self.period) * self.header_bytes + groups * self.group_bytes(k)
+        return self.front_bytes + -(-groups // self.period) * self.header_bytes + groups * self.group_bytes(k)
 
     def group_offset(self, k: int, i: int) -> int:
         """Returns where in a panel the weights of group `i` begin."""
-        return (i // self.period + 1) * self.header_bytes + i * self.group_bytes(k)
+        return self.front_bytes + (i // self.period + 1) * self.header_bytes + i * self.group_bytes(k)
 
     def scale_offset(self, k: int, i: int) -> int:
-        """Returns where in a panel the 16 scales of group `i` begin."""
+        """Returns where in a panel the 16 scales of group `i` begin, or its steps."""
         return self._header_offset(k, i) + i % self.period * LANES * self.scale_bytes
 
     def zero_offset(self, k: int, i: int) -> int:
-        """Returns where in a panel the 16 zero points of group `i` begin, a byte each."""
-        return self._header_offset(k, i) + ZEROS_HEADER[1] + i % self.period * LANES
+        """Returns where in a panel the 16 zero points of group `i` begin, or its offsets, a byte each."""
+        return self._header_offset(k, i) + (OFFSETS_AT if self.has_steps else ZEROS_HEADER[1]) + i % self.period * LANES
 
     def _header_offset(self, k: int, i: int) -> int:
-        return i // self.period * (self.header_bytes + self.period * self.group_bytes(k))
+        return self.front_bytes + i // self.period * (self.header_bytes + self.period * self.group_bytes(k))
 
 
 W8A8 = WeightFormat(8, 0)
@@ -183,7 +216,7 @@ MXFP4 = WeightFormat(4, 32, "mxfp")
 
 
 def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
-    """Reads "int4", "int8:g64", "uint4:g128:fp16", "int4:g32:wo", "mxfp4", "w8a8", "fp8" or "fp8:g128".
+    """Reads "int4", "int8:g64", "uint4:g128:fp16", "int4:g32:wo", "mxfp4", "w4a8", "w8a8", "fp8" or "fp8:g128".
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
@@ -193,6 +226,8 @@ def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
         return WeightFormat(8, int(found[1] or 0), "fp")
     if found := _MXFP4.fullmatch(text):
         return replace(MXFP4, weight_only=found[1] is not None)
+    if found := _TWO_LEVELS.fullmatch(text):
+        return WeightFormat(4, int(found[1] or DEFAULT_GROUP), "steps")
     if found := _GROUPED.fullmatch(text):
         kind, bits, group, float16, weight_only = found.groups()
         scales = FLOAT16 if float16 else "bfloat16"
@@ -322,8 +357,11 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
             f"quantize: formats are chosen (mixed, kept) for target cpu alone, not for {target}; name formats, such as "
             "those that tensorwright inspect --quantize-config shows of an engine of target cpu"
         )
-    _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
     for fmt in spec.formats:
+        if fmt.sums_whole_rows:
+            _refuse(
+                spec, str(fmt), f"target {target} keeps activations as they are; quantize to int8, weight-only there"
+            )
         if fmt.weight_only:
             _refuse(spec, str(fmt), f"target {target} keeps activations as they are in any format; leave out :wo")
         if fmt.family not in offered or fmt.scales == FLOAT16 or (fmt.kind == "fp" and fmt.group):

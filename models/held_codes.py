@@ -53,7 +53,7 @@ class HeldCodes:
 
 def read_codes(expr: WeightExpr, source: object, fmt: WeightFormat, ranges: Ranges) -> HeldCodes | None:
     """Returns the codes of the part inside `ranges`, which take all columns; None if no row can be held."""
-    if not isinstance(source, CodedSource):
+    if fmt.has_steps or not isinstance(source, CodedSource):
         return None
     rows = len(ranges) - 1
     match expr:

@@ -100,14 +100,14 @@ def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
     """Refuses rows whose sums may not fit in 32 bits."""
     for weight in too_long(node, fmt):
         raise UnsupportedModelError(
-            f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 "
+            f"{fmt.family} takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 "
             f"bits; %{weight.name} has {weight.shape[-1]}; quantize to int8, which has a scale for each group"
         )
 
 
 def too_long(node: Node, fmt: WeightFormat) -> list[Value]:
     """Returns the matrices of a node whose rows are too long for a format. An embedding sums nothing."""
-    if node.op == "embedding" or fmt.kind != "int" or fmt.group != 0:
+    if node.op == "embedding" or not fmt.sums_whole_rows:
         return []
     return [weight for weight in matrices_of(node) if int(weight.shape[-1]) > MAX_WHOLE_ROW]
 

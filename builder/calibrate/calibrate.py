@@ -50,8 +50,8 @@ def calibrate(cached: Graph, checkpoint: Checkpoint, sample: Sample, codes: Chos
 def calibrated_nodes(graph: Graph) -> list[Node]:
     """Returns the products of a cached graph whose matrices are calibrated, in order.
 
-    Left out are matrices of mxfp4; embeddings, whose rows have no inputs; the experts of mixtures; and the matrices of
-    heads. An embedding that is lm_head too, in one format, has the codes of lm_head.
+    Left out are matrices of mxfp4 and w4a8; embeddings, whose rows have no inputs; the experts of mixtures; and the
+    matrices of heads. An embedding that is lm_head too, in one format, has the codes of lm_head.
     """
     return [
         node

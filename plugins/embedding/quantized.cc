@@ -13,12 +13,15 @@ void embed(const tw_embedding_args* a) {
     const int64_t lane = a->ids[t] % TW_LANES;
     for (int64_t i = 0; i < tw_quantized_groups(a->width, a->group); ++i) {
       const char* scales = panel + tw_quantized_scale_offset(kDtype, a->width, a->group, i);
-      const float scale = tw_quantized_scale(kDtype, scales, a->group, lane);
+      const float scale = tw_has_steps(kDtype) ? ((const float*)panel)[lane]
+                                               : tw_quantized_scale(kDtype, scales, a->group, lane);
       const char* zeros = panel + tw_quantized_zero_offset(kDtype, a->width, a->group, i);
       const char* values = panel + tw_quantized_group_offset(kDtype, a->width, a->group, i);
       float* y = a->y + t * a->y_stride + i * size;
       for (int64_t k = 0; k < size && i * size + k < a->width; ++k) {
-        y[k] = tw_quantized_number(kDtype, values, zeros, k, lane) * scale * a->scale;
+        const float weight = tw_has_steps(kDtype) ? (float)tw_stepped_weight(values, scales, zeros, k, lane)
+                                                  : tw_quantized_number(kDtype, values, zeros, k, lane);
+        y[k] = weight * scale * a->scale;
       }
     }
   }

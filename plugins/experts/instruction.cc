@@ -44,7 +44,7 @@ GroupedProduct::GroupedProduct(const WeightRecord& w, const char* data, int32_t 
     weight_only_kernel_ = choose("weight_only_matmul", weight_only_matmul_kernels(x_dtype), isa);
     return;
   }
-  groups_ = tw_quantized_groups(k_, group_);
+  groups_ = tw_activation_groups(w_dtype_, k_, group_);
   row_ = tw_quantized_row(k_, group_);
   quantize_ = choose("quantize_rows", quantize_rows_kernels(), isa);
   quantized_kernel_ = choose("quantized_matmul", quantized_matmul_kernels(w_dtype_), isa);
@@ -66,7 +66,7 @@ void GroupedProduct::quantize(ThreadTeam& team, const PaddedRows& x, int32_t row
   split_rows(team, rows, x.cols, [&](int32_t begin, int32_t end) {
     const tw_quantize_rows_args args = {end - begin,
                                         k_,
-                                        group_,
+                                        static_cast<int32_t>(row_ / groups_),
                                         x.dtype,
                                         x.at(begin),
                                         x.stride(),

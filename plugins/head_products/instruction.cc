@@ -40,7 +40,7 @@ class HeadProducts : public Operation {
       weight_only_kernel_ = choose("weight_only_matmul", weight_only_matmul_kernels(x_.dtype), context.isa);
       return;
     }
-    groups_ = tw_quantized_groups(k_, group_);
+    groups_ = tw_activation_groups(dtype_, k_, group_);
     row_ = tw_quantized_row(k_, group_);
     quantize_ = choose("quantize_rows", quantize_rows_kernels(), context.isa);
     quantized_kernel_ = choose("quantized_matmul", quantized_matmul_kernels(dtype_), context.isa);
@@ -103,7 +103,7 @@ class HeadProducts : public Operation {
   void quantize(const StepView& view, int32_t head, int32_t row, int32_t count) const {
     const tw_quantize_rows_args args = {count,
                                         k_,
-                                        group_,
+                                        static_cast<int32_t>(row_ / groups_),
                                         x_.dtype,
                                         x_at(view, head, row),
                                         x_.stride,

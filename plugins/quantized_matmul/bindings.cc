@@ -33,25 +33,26 @@ void quantize_rows(int dtype, size_t index, int64_t group, const AnyRows& x, con
   require_contiguous_rows(q, "q");
   const auto rows = x.shape(0), k = x.shape(1);
   require(group == 0 || group == 32 || group == 64 || group == 128, "group must be 0, 32, 64 or 128");
-  const auto groups = static_cast<size_t>(tw_quantized_groups(static_cast<int64_t>(k), group));
+  const auto groups = static_cast<size_t>(tw_activation_groups(dtype, static_cast<int64_t>(k), group));
   require(q.shape(0) == rows &&
               static_cast<int64_t>(q.shape(1)) == tw_quantized_row(static_cast<int64_t>(k), group),
           "q must have x's rows, with whole groups");
   require(scale.shape(0) == groups && scale.shape(1) == rows && sum.shape(0) == groups &&
               sum.shape(1) == rows && scale.stride(0) == sum.stride(0),
           "scale and sum must be [groups, rows]");
-  const tw_quantize_rows_args a = {static_cast<int32_t>(rows),
-                                   static_cast<int32_t>(k),
-                                   static_cast<int32_t>(group),
-                                   float_dtype(x, "x"),
-                                   x.data(),
-                                   x.stride(0),
-                                   q.data(),
-                                   q.stride(0),
-                                   scale.data(),
-                                   sum.data(),
-                                   scale.stride(0),
-                                   tw_sum_factor(dtype)};
+  const tw_quantize_rows_args a = {
+      static_cast<int32_t>(rows),
+      static_cast<int32_t>(k),
+      static_cast<int32_t>(tw_activation_group(dtype, static_cast<int64_t>(k), group)),
+      float_dtype(x, "x"),
+      x.data(),
+      x.stride(0),
+      q.data(),
+      q.stride(0),
+      scale.data(),
+      sum.data(),
+      scale.stride(0),
+      tw_sum_factor(dtype)};
   kernel_at(quantize_rows_kernels(), index)(&a);
 }
 
@@ -66,7 +67,7 @@ void run_quantized_matmul(int dtype, size_t index, int64_t group, int64_t k, con
   require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "there is no such epilogue");
   const int pairs = tw_epilogue_panels(epilogue);
   const int64_t panels = panels_of(static_cast<int64_t>(y.shape(1))) * pairs;
-  const auto groups = static_cast<size_t>(tw_quantized_groups(k, group));
+  const auto groups = static_cast<size_t>(tw_activation_groups(dtype, k, group));
   require(static_cast<int64_t>(x.shape(1)) == tw_quantized_row(k, group) && x.shape(0) == y.shape(0),
           "x must be [rows of y, whole groups]");
   require(scale.shape(0) == groups && scale.shape(1) == x.shape(0) && sum.shape(0) == groups &&
@@ -119,7 +120,7 @@ std::vector<double> time_quantized_matmul(int dtype, int group, size_t index, in
   const int pair = tw_epilogue_panels(epilogue);
   const int panels = static_cast<int>(panels_of(n)) * pair;
   const auto bytes = static_cast<size_t>(panels * tw_quantized_panel_bytes(dtype, k, group));
-  const int64_t row = tw_quantized_row(k, group), groups = tw_quantized_groups(k, group);
+  const int64_t row = tw_quantized_row(k, group), groups = tw_activation_groups(dtype, k, group);
   const auto count = static_cast<size_t>(rows);
   const Buffer w = benchmark_buffer(bytes * static_cast<size_t>(copies));
   const Buffer x = benchmark_buffer(count * static_cast<size_t>(row));

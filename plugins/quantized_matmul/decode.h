@@ -65,6 +65,14 @@ static inline float tw_quantized_number(int dtype, const void* group, const void
   return tw_e4m3_to_f32(((const uint8_t*)group)[k / 4 * 64 + lane * 4 + k % 4]);
 }
 
+// Returns the element of weights with steps as the whole number that the scale of its row multiplies. steps,
+// offsets: those of the group's 16 rows.
+static inline int32_t tw_stepped_weight(const void* group, const void* steps, const void* offsets, int64_t k,
+                                        int64_t lane) {
+  const int32_t above = tw_quantized_code(4, group, k, lane) * ((const uint8_t*)steps)[lane];
+  return (int8_t)((uint8_t)(above + ((const uint8_t*)offsets)[lane]) ^ 0x80);
+}
+
 // Returns the scale of a row of a group. scales: those of the group's 16 rows. group: 0 for whole rows.
 static inline float tw_quantized_scale(int dtype, const void* scales, int64_t group, int64_t lane) {
   if (group == 0 || tw_codec(dtype).scales == TW_SCALES_F32) return ((const float*)scales)[lane];

@@ -18,7 +18,7 @@ class QuantizedMatmul : public Operation {
         dtype_(static_cast<int>(context.weight(instruction.weight[0]).dtype)),
         group_(static_cast<int32_t>(context.weight(instruction.weight[0]).group)),
         product_(instruction, context, tw_quantized_panel_bytes(dtype_, x_.cols, group_)),
-        groups_(tw_quantized_groups(x_.cols, group_)),
+        groups_(tw_activation_groups(dtype_, x_.cols, group_)),
         row_(tw_quantized_row(x_.cols, group_)),
         quantize_(choose("quantize_rows", quantize_rows_kernels(), context.isa)),
         kernel_(choose("quantized_matmul", quantized_matmul_kernels(dtype_), context.isa)) {}
@@ -65,7 +65,7 @@ class QuantizedMatmul : public Operation {
   void quantize(const StepView& view, int32_t begin, int32_t end) const {
     const tw_quantize_rows_args args = {end - begin,
                                         x_.cols,
-                                        group_,
+                                        static_cast<int32_t>(row_ / groups_),
                                         x_.dtype,
                                         x_.at(view, begin),
                                         x_.stride,
@@ -82,7 +82,7 @@ class QuantizedMatmul : public Operation {
   int dtype_;
   int32_t group_;
   Product product_;
-  int64_t groups_, row_;  // groups and int8 elements of a row of x
+  int64_t groups_, row_;  // scales and int8 elements of a row of x
   tw_quantize_rows_fn quantize_;
   tw_quantized_matmul_fn kernel_;
 };

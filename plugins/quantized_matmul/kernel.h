@@ -3,7 +3,8 @@
 //
 //   group sums are exact:  dot = sum over the group of x_q * w_q, in int32
 //   grouped:     acc = fma(float(dot), x_scale * w_scale, acc), groups ascending
-//   whole rows:  acc = float(dot) * (x_scale * w_scale)
+//   whole rows, and groups with steps under one scale for each row:
+//                acc = float(dot) * (x_scale * w_scale), dot over the whole row
 //
 // Bias, activation and residual are those of plugins/matmul/kernel.h. Every instruction set gives these bits.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_KERNEL_H_
@@ -14,9 +15,9 @@
 
 typedef struct tw_quantized_matmul_args {
   tw_matmul_args matmul;  // x: [rows, tw_quantized_row(k, group)] int8; w: panels of layout.h
-  int32_t group;          // 0: whole rows
-  const float* x_scale;   // [groups, rows]
-  const int32_t* x_sum;   // [groups, rows]: tw_sum_factor(dtype of w) times the sum of x over the group
+  int32_t group;          // of the weights; 0: whole rows
+  const float* x_scale;   // [tw_activation_groups(dtype of w, k, group), rows]
+  const int32_t* x_sum;   // the same: tw_sum_factor(dtype of w) times the sum of x over the group
   int64_t group_stride;   // elements between groups of x_scale and of x_sum
 } tw_quantized_matmul_args;
 
@@ -25,11 +26,11 @@ typedef struct tw_quantized_matmul_args {
 // Elements past k are 0. A group with an infinity or a NaN gets the scale NaN, so that results are NaN.
 typedef struct tw_quantize_rows_args {
   int32_t rows, k;
-  int32_t group;    // 0: whole rows
+  int32_t size;     // elements that share a scale: tw_activation_group(dtype of w, k, group of w)
   int32_t x_dtype;  // TW_F32 or TW_BF16
   const void* x;
   int64_t x_stride;  // elements
-  int8_t* q;         // [rows, tw_quantized_row(k, group)]
+  int8_t* q;         // [rows, k with every group at full length]
   int64_t q_stride;  // elements
   float* scale;      // [groups, rows]
   int32_t* sum;      // [groups, rows]

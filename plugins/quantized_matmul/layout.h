@@ -8,6 +8,8 @@
 //   fp16, so that 2 groups share a header; those of TW_MXFP4 are bytes, so that 4 do. Weights with zero
 //   points (TW_U8 and TW_U4) have headers of 192 bytes for 4 groups: the scales, then in the same order the
 //   zero points, a byte each.
+// Two levels (TW_W4A8): [64 bytes: fp32 scales of 16 rows], then 2 groups follow each header of 64 bytes, the
+// steps of 16 rows of the first group and of the second, then in the same order the offsets, a byte each.
 // Scales of TW_FP8 are fp32, so that every group has a header of its own.
 // Whole rows (group 0; TW_I8 and TW_FP8): [64 bytes: fp32 scales of 16 rows][one group of K padded to 4].
 //
@@ -22,6 +24,10 @@
 //
 // A weight with a zero point is scale * (q - zero). TW_U4, TW_U3 and TW_U2 store q and zero as they are, from
 // 0 on; TW_U8 stores both less 128, in [-128, 127].
+//
+// TW_W4A8 has codes in nibbles. A weight is scale * (offset + step * code) with the scale of the row and the
+// step and the offset of the group. Steps are from 1 to 16. Offsets are stored plus 128, so that offset +
+// step * code is the whole number plus 128 that the scale multiplies. It must be in [0, 255] for every code.
 //
 // E2M1: bit 3 of a code is the sign. The other three number the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 // Twice a magnitude is a whole number, so kernels compute with doubled weights and halved scales: a byte e is
@@ -54,7 +60,8 @@ enum tw_quantized_dtype {
   TW_I2_F16,
   TW_U3_F16,
   TW_U2_F16,
-  TW_FP8  // scales are fp32
+  TW_FP8,  // scales are fp32
+  TW_W4A8
 };
 
 // Calls of(dtype, kind, name) for every dtype of quantized weights but TW_FP8, which no kernel of
@@ -78,12 +85,13 @@ enum tw_quantized_dtype {
   of(TW_I3_F16, i3_f16, "int3:fp16")  \
   of(TW_I2_F16, i2_f16, "int2:fp16")  \
   of(TW_U3_F16, u3_f16, "uint3:fp16") \
-  of(TW_U2_F16, u2_f16, "uint2:fp16")
+  of(TW_U2_F16, u2_f16, "uint2:fp16") \
+  of(TW_W4A8, w4a8, "w4a8")
 // clang-format on
 
 // How a group holds its weights, and its scales. TW_CODES: whole numbers of fewer bits than 8, from 0 on.
 enum tw_values { TW_BYTES, TW_CODES, TW_E2M1, TW_E4M3 };
-enum tw_scales { TW_SCALES_BF16, TW_SCALES_F16, TW_SCALES_E8M0, TW_SCALES_F32 };
+enum tw_scales { TW_SCALES_BF16, TW_SCALES_F16, TW_SCALES_E8M0, TW_SCALES_F32, TW_SCALES_STEPS };
 
 // How the weights of one dtype are stored. Every kernel derives from these fields what it does.
 typedef struct tw_weight_codec {
@@ -94,7 +102,7 @@ typedef struct tw_weight_codec {
   int scale_bytes;  // of the scale of one row and group
   int period;       // groups after one header
   int header;       // bytes of the header
-  int zeros;        // where in the header the zero points begin; 0 if the weights have none
+  int zeros;        // where in the header the zero points (or offsets) begin; 0 if the weights have none
   // Dot product instructions take unsigned weights, so 8, 4 or 2 is added to weights of 4, 3 or 2 bits, 128
   // to each byte and 12 to twice an E2M1 number. The sum of x times this factor takes away what that adds to
   // a sum of products. Where there are zero points, it is multiplied by them as well.
@@ -148,9 +156,24 @@ static constexpr tw_weight_codec tw_codec(int dtype) {
       return tw_with_f16(TW_U2_F16, tw_codec(TW_U2));
     case TW_FP8:
       return {TW_FP8, 8, TW_E4M3, TW_SCALES_F32, 4, 1, 64, 0, 0};
+    case TW_W4A8:
+      return {TW_W4A8, 4, TW_CODES, TW_SCALES_STEPS, 1, 2, 64, 32, -128};
     default:
       return {};
   }
+}
+
+// Returns whether groups have steps, which are whole numbers, under one scale for each row.
+static constexpr bool tw_has_steps(int dtype) { return tw_codec(dtype).scales == TW_SCALES_STEPS; }
+
+// Returns whether a product is an exact sum over a whole row, and a token has one scale.
+static constexpr bool tw_sums_whole_rows(int dtype, int64_t group) {
+  return group == 0 || tw_has_steps(dtype);
+}
+
+// Returns the bytes in front of the first header of groups.
+static constexpr int64_t tw_quantized_front(int dtype) {
+  return tw_has_steps(dtype) ? (int64_t)(TW_LANES * sizeof(float)) : 0;
 }
 
 // Returns the lines of 64 bytes of the shortest run of elements that ends with a line, and its steps of 4
@@ -185,6 +208,14 @@ static inline int64_t tw_quantized_row(int64_t k, int64_t group) {
   return tw_quantized_groups(k, group) * tw_quantized_group(k, group);
 }
 
+// Returns the number of scales of a row of activations, and how many of its elements share one.
+static inline int64_t tw_activation_groups(int dtype, int64_t k, int64_t group) {
+  return tw_sums_whole_rows(dtype, group) ? 1 : tw_quantized_groups(k, group);
+}
+static inline int64_t tw_activation_group(int dtype, int64_t k, int64_t group) {
+  return tw_sums_whole_rows(dtype, group) ? tw_quantized_row(k, group) : group;
+}
+
 // Returns the bytes of one group of a panel, without the scales.
 static inline int64_t tw_quantized_group_bytes(int dtype, int64_t k, int64_t group) {
   return tw_quantized_group(k, group) * TW_LANES * tw_codec(dtype).bits / 8;
@@ -194,21 +225,24 @@ static inline int64_t tw_quantized_group_bytes(int dtype, int64_t k, int64_t gro
 static inline int64_t tw_quantized_panel_bytes(int dtype, int64_t k, int64_t group) {
   const tw_weight_codec c = tw_codec(dtype);
   const int64_t groups = tw_quantized_groups(k, group);
-  return (groups + c.period - 1) / c.period * c.header + groups * tw_quantized_group_bytes(dtype, k, group);
+  return tw_quantized_front(dtype) + (groups + c.period - 1) / c.period * c.header +
+         groups * tw_quantized_group_bytes(dtype, k, group);
 }
 
 // Returns the factor by which the sum of x is multiplied to correct a sum of products of unsigned weights.
 static inline int32_t tw_sum_factor(int dtype) { return tw_codec(dtype).factor; }
 
 // The next functions return the offset in a panel of the header of group i, of the group's first element, and
-// of its 16 scales and zero points.
+// of its 16 scales (or steps) and zero points (or offsets).
 static inline int64_t tw_quantized_header_offset(int dtype, int64_t k, int64_t group, int64_t i) {
   const tw_weight_codec c = tw_codec(dtype);
-  return i / c.period * (c.header + c.period * tw_quantized_group_bytes(dtype, k, group));
+  return tw_quantized_front(dtype) +
+         i / c.period * (c.header + c.period * tw_quantized_group_bytes(dtype, k, group));
 }
 static inline int64_t tw_quantized_group_offset(int dtype, int64_t k, int64_t group, int64_t i) {
   const tw_weight_codec c = tw_codec(dtype);
-  return (i / c.period + 1) * c.header + i * tw_quantized_group_bytes(dtype, k, group);
+  return tw_quantized_front(dtype) + (i / c.period + 1) * c.header +
+         i * tw_quantized_group_bytes(dtype, k, group);
 }
 static inline int64_t tw_quantized_scale_offset(int dtype, int64_t k, int64_t group, int64_t i) {
   const tw_weight_codec c = tw_codec(dtype);

@@ -59,8 +59,10 @@ def product(x: np.ndarray, w: np.ndarray | Quantized | PackedMatrix, fmt: Weight
     else:
         a = quantize_activations(x, fmt)
     total = np.zeros((len(x), len(b.values)), np.float32)
-    for i in range(fmt.groups(x.shape[-1])):
-        dot = (a.values[:, i].astype(np.float64) @ b.values[:, i].astype(np.float64).T).astype(np.float32)
+    groups = a.scales.shape[1]
+    values = b.values.reshape(len(b.values), groups, -1)
+    for i in range(groups):
+        dot = (a.values[:, i].astype(np.float64) @ values[:, i].astype(np.float64).T).astype(np.float32)
         scale = a.scales[:, i, None] * b.scales[None, :, i]
         total = (dot.astype(np.float64) * scale + total).astype(np.float32)
     return total

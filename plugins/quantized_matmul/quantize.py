@@ -10,6 +10,7 @@ The weights of a group take, of a list of scales, the one with the least sum of 
     mxfp4  2^(floor(log2 largest) - 2), then twice of it, values +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}: the first is the scale
            that the OCP Microscaling Formats specification (section 6.3) takes. Values are held doubled and scales
            halved here, so that values are whole numbers
+    w4a8   two_levels.py
     fp8    largest / 448, rounded to bfloat16, values E4M3; where that is below 2^-120 the scale is 1
 Scales of groups are bfloat16 or, where the format says so, float16 of at most 65504 in magnitude; those of whole rows
 float32, and those of fp8 are float32 numbers that bfloat16 can hold, so that a target may store them in either type.
@@ -25,6 +26,7 @@ from tensorwright.engine_format.weight_formats import FLOAT16, LANES, WeightForm
 from tensorwright.plugins.packing import panels_of
 from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, from_codes, round_to_e4m3, to_codes
 from tensorwright.plugins.quantized_matmul.mxfp4 import E2M1, codes_of, doubled_scales, round_to_e2m1
+from tensorwright.plugins.quantized_matmul.two_levels import CODE_OF_ZEROS, TINY, to_two_levels
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 LADDERS = {
@@ -36,8 +38,6 @@ LADDERS = {
 }
 """The factors t by the bits of a weight; 0: for whole rows."""
 LARGEST_FLOAT16 = np.float32(65504)
-TINY = np.float32(2.0**-120)
-"""Smaller magnitudes count as zero, because their reciprocals overflow."""
 
 
 @dataclass
@@ -45,11 +45,14 @@ class Quantized:
     """values: whole numbers [rows, groups, elements of a group], for fp8 float32; scales: float32 [rows, groups].
 
     zeros: the zero points, uint8 [rows, groups], of formats that have them. The values are less them already.
+    steps: of w4a8, the distances of its values, uint8 [rows, groups]; zeros are then its offsets, that is the values of
+    the code 0, plus 128. The values hold steps and offsets already, and all groups of a row have the row's scale.
     """
 
     values: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray | None = None
+    steps: np.ndarray | None = None
 
 
 def in_groups(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
@@ -66,6 +69,8 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
     if not np.isfinite(w).all():
         raise ValueError("a weight is infinite or not a number")
     x = in_groups(np.asarray(w, np.float32), fmt)
+    if fmt.has_steps:
+        return _to_two_levels(x, w.shape[1])
     best = np.full(x.shape[:2], np.inf, np.float32)
     scales = np.zeros(x.shape[:2], np.float32)
     zeros = zero_points(x, fmt) if fmt.has_zeros else None
@@ -74,6 +79,12 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
         better = error < best
         best[better], scales[better] = error[better], scale[better]
     return Quantized(rounded(x, scales, fmt, zeros), scales, None if zeros is None else zeros.astype(np.uint8))
+
+
+def _to_two_levels(x: np.ndarray, k: int) -> Quantized:
+    made = to_two_levels(x, k)
+    scales = np.repeat(made.scales[:, None], x.shape[1], axis=1)
+    return Quantized(made.values, scales, (made.offsets + 128).astype(np.uint8), made.steps)
 
 
 def fp8_scales(largest: np.ndarray) -> np.ndarray:
@@ -156,8 +167,13 @@ def dequantized(quantized: Quantized, k: int) -> np.ndarray:
 
 
 def quantize_activations(x: np.ndarray, fmt: WeightFormat) -> Quantized:
-    """Quantizes float32 [rows, k]. The scale of a group with an infinity or a NaN is NaN."""
+    """Quantizes float32 [rows, k]. The scale of a group with an infinity or a NaN is NaN.
+
+    Where products are sums over whole rows, a row is one group.
+    """
     groups = in_groups(np.asarray(x, np.float32), fmt)
+    if fmt.sums_whole_rows:
+        groups = groups.reshape(len(x), 1, -1)
     largest = np.abs(groups).max(axis=-1)
     finite = np.isfinite(largest)
     alive = finite & (largest >= TINY)
@@ -170,6 +186,8 @@ def quantize_activations(x: np.ndarray, fmt: WeightFormat) -> Quantized:
 
 def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
     """Returns uint8 [panels, panel bytes] in the layout of layout.h."""
+    if fmt.has_steps:
+        return _pack_two_levels(quantized, fmt, k)
     rows, groups, size = quantized.values.shape
     panels = panels_of(rows)
     values = np.zeros((panels * LANES, groups, size), np.float32 if fmt.kind == "fp" else np.int16)
@@ -198,6 +216,8 @@ def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
 def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantized:
     """Inverts `pack`: takes uint8 [panels * panel bytes] of `rows` rows."""
     panels = panels.reshape(-1, fmt.panel_bytes(k))
+    if fmt.has_steps:
+        return _unpack_two_levels(panels, fmt, rows, k)
     groups, size, count = fmt.groups(k), fmt.stored_group(k), len(panels)
     values = np.empty((count, LANES, groups, size), np.float32 if fmt.kind == "fp" else np.int8)
     scales = np.empty((count, LANES, groups), np.float32)
@@ -215,6 +235,53 @@ def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantize
     zeros = zeros.reshape(-1, groups)[:rows]
     plain = values.astype(np.int16) + _less(fmt) - zeros[..., None]
     return Quantized(plain.astype(fmt.values_dtype), scales, zeros)
+
+
+def _pack_two_levels(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
+    """Does what `pack` does, for w4a8. Rows that do not exist have the bytes of rows of zeros."""
+    assert quantized.steps is not None
+    assert quantized.zeros is not None
+    rows, groups, size = quantized.values.shape
+    panels = panels_of(rows)
+    codes = np.full((panels * LANES, groups, size), CODE_OF_ZEROS, np.uint8)
+    scales = np.zeros(panels * LANES, np.float32)
+    offsets = np.full((panels * LANES, groups), 128 - CODE_OF_ZEROS, np.uint8)
+    steps = np.ones((panels * LANES, groups), np.uint8)
+    scales[:rows], offsets[:rows], steps[:rows] = quantized.scales[:, 0], quantized.zeros, quantized.steps
+    above = quantized.values + np.int16(128) - quantized.zeros.astype(np.int16)[..., None]
+    codes[:rows] = above // quantized.steps[..., None]
+    panel_codes = codes.reshape(panels, LANES, groups, size)
+    panel_offsets, panel_steps = offsets.reshape(panels, LANES, groups), steps.reshape(panels, LANES, groups)
+    out = np.zeros((panels, fmt.panel_bytes(k)), np.uint8)
+    out[:, : fmt.front_bytes] = scales.reshape(panels, LANES).view(np.uint8)
+    for i in range(groups):
+        at = fmt.group_offset(k, i)
+        out[:, at : at + fmt.group_bytes(k)] = _code_lines(panel_codes[:, :, i], fmt.bits).reshape(panels, -1)
+        at = fmt.scale_offset(k, i)
+        out[:, at : at + LANES] = panel_steps[:, :, i]
+        at = fmt.zero_offset(k, i)
+        out[:, at : at + LANES] = panel_offsets[:, :, i]
+    return out
+
+
+def _unpack_two_levels(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantized:
+    """Inverts `_pack_two_levels`: takes uint8 [panels, panel bytes]."""
+    groups, size, count = fmt.groups(k), fmt.stored_group(k), len(panels)
+    codes = np.empty((count, LANES, groups, size), np.uint8)
+    steps, offsets = np.empty((2, count, LANES, groups), np.uint8)
+    for i in range(groups):
+        at = fmt.group_offset(k, i)
+        codes[:, :, i] = _codes(panels[:, at : at + fmt.group_bytes(k)], fmt.bits)
+        at = fmt.scale_offset(k, i)
+        steps[:, :, i] = panels[:, at : at + LANES]
+        at = fmt.zero_offset(k, i)
+        offsets[:, :, i] = panels[:, at : at + LANES]
+    values = codes.astype(np.int16) * steps[..., None] + offsets[..., None] - np.int16(128)
+    scales = np.ascontiguousarray(panels[:, : fmt.front_bytes]).view(np.float32).reshape(-1)[:rows]
+    return Quantized(
+        values.astype(np.int8).reshape(-1, groups, size)[:rows], np.repeat(scales[:, None], groups, axis=1),
+        offsets.reshape(-1, groups)[:rows], steps.reshape(-1, groups)[:rows],
+    )  # fmt: skip
 
 
 def _less(fmt: WeightFormat) -> int:
@@ -243,18 +310,24 @@ def _scales(stored: np.ndarray, fmt: WeightFormat) -> np.ndarray:
 
 def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     """Inverts `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size], for fp8 float32."""
-    lines = data.reshape(len(data), -1, LANES, 4)
     if fmt.bits == 8:
+        lines = data.reshape(len(data), -1, LANES, 4)
         stored = lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1)
         return from_codes(stored) if fmt.kind == "fp" else stored.view(np.int8)
-    if fmt.bits == 3:
+    codes = _codes(data, fmt.bits)
+    return E2M1[codes] if fmt.kind == "mxfp" else codes.astype(np.int8) + np.int8(fmt.least)
+
+
+def _codes(data: np.ndarray, bits: int) -> np.ndarray:
+    """Inverts `_code_lines`: uint8 [panels, bytes of one group] -> uint8 [panels, 16, size]."""
+    lines = data.reshape(len(data), -1, LANES, 4)
+    if bits == 3:
         blocks = lines.reshape(len(data), -1, 3, LANES, 4)
         low, upper = _steps(blocks[:, :, :2], 2), _steps(blocks[:, :, 2:], 1)
         codes = low | upper << 2
     else:
-        codes = _steps(lines[:, :, None], fmt.bits)
-    by_row = codes.reshape(len(data), -1, LANES, 4).transpose(0, 2, 1, 3).reshape(len(data), LANES, -1)
-    return E2M1[by_row] if fmt.kind == "mxfp" else by_row.astype(np.int8) + np.int8(fmt.least)
+        codes = _steps(lines[:, :, None], bits)
+    return codes.reshape(len(data), -1, LANES, 4).transpose(0, 2, 1, 3).reshape(len(data), LANES, -1)
 
 
 def _steps(lines: np.ndarray, bits: int) -> np.ndarray:
@@ -274,9 +347,14 @@ def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     panels, lanes, size = values.shape
     if fmt.bits == 8:
         return values.view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
-    codes = codes_of(values) if fmt.kind == "mxfp" else (values - fmt.least).astype(np.uint8)
+    return _code_lines(codes_of(values) if fmt.kind == "mxfp" else (values - fmt.least).astype(np.uint8), fmt.bits)
+
+
+def _code_lines(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Turns codes, uint8 [panels, 16, size] of one group, into lines of `bits` each, uint8 [panels, lines, 16, 4]."""
+    panels, lanes, size = codes.shape
     steps = codes.reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
-    if fmt.bits != 3:
-        return _joined_steps(steps.reshape(panels, -1, 8 // fmt.bits, lanes, 4), fmt.bits)
+    if bits != 3:
+        return _joined_steps(steps.reshape(panels, -1, 8 // bits, lanes, 4), bits)
     blocks = steps.reshape(panels, -1, 8, lanes, 4)
     return np.concatenate([_joined_steps(blocks & 3, 2), _joined_steps(blocks >> 2, 1)], axis=2)

@@ -31,7 +31,32 @@ void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_
   }
 }
 
+// The same for weights with steps, whose exact sums go over a whole row.
+void panel_dot_of_steps(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_t panel,
+                        float acc[TW_LANES]) {
+  const int64_t k = a->matmul.k, group = a->group;
+  const char* w = (const char*)a->matmul.w + panel * tw_quantized_panel_bytes(dtype, k, group);
+  const int8_t* x = (const int8_t*)a->matmul.x + row * a->matmul.x_stride;
+  for (int64_t lane = 0; lane < TW_LANES; ++lane) {
+    int32_t dot = 0;
+    for (int64_t i = 0; i < tw_quantized_groups(k, group); ++i) {
+      const char* values = w + tw_quantized_group_offset(dtype, k, group, i);
+      const char* steps = w + tw_quantized_scale_offset(dtype, k, group, i);
+      const char* offsets = w + tw_quantized_zero_offset(dtype, k, group, i);
+      for (int64_t e = 0; e < group; ++e)
+        dot += x[i * group + e] * tw_stepped_weight(values, steps, offsets, e, lane);
+    }
+    acc[lane] = (float)dot * (a->x_scale[row] * ((const float*)w)[lane]);
+  }
+}
+
 void matmul(const tw_quantized_matmul_args* a, int dtype) {
+  if (tw_has_steps(dtype)) {
+    for_outputs(&a->matmul, [=](int64_t row, int64_t panel, float* acc) {
+      panel_dot_of_steps(a, dtype, row, panel, acc);
+    });
+    return;
+  }
   for_outputs(&a->matmul,
               [=](int64_t row, int64_t panel, float* acc) { panel_dot(a, dtype, row, panel, acc); });
 }
@@ -76,7 +101,7 @@ TW_FOR_EACH_QUANTIZED(TW_SCALAR)
 #undef TW_SCALAR
 
 extern "C" void tw_quantize_rows_scalar(const tw_quantize_rows_args* a) {
-  const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);
+  const int64_t size = a->size, groups = (a->k + size - 1) / size;
   for (int64_t row = 0; row < a->rows; ++row) {
     for (int64_t i = 0; i < groups; ++i) {
       const int64_t begin = i * size, end = begin + size < a->k ? begin + size : a->k;

@@ -223,9 +223,116 @@ void measure(const GroupOf16& g, const float* error, const tw_quantize_weights_a
   if (none != 0.0f) *a->finite = 0;
 }
 
+float between(float low, float value, float high) {
+  const float raised = value < low ? low : value;
+  return raised > high ? high : raised;
+}
+
+void find_ends(const GroupOf16& g, float* low, float* high) {
+  memcpy(low, g.x[0], sizeof(Lanes));
+  memcpy(high, g.x[0], sizeof(Lanes));
+  for (int64_t k = 1; k < g.size; ++k) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      low[lane] = g.x[k][lane] < low[lane] ? g.x[k][lane] : low[lane];
+      high[lane] = g.x[k][lane] > high[lane] ? g.x[k][lane] : high[lane];
+    }
+  }
+}
+
+// Gathers group i of two levels, which has fewer columns where the row ends.
+GroupOf16 take_group(const tw_quantize_weights_args* a, int64_t i) {
+  gather(a, i * a->group, a->group, (Lanes*)a->x);
+  const int64_t left = a->k - i * a->group;
+  return {(const Lanes*)a->x, left < a->group ? left : a->group, search_of(a->dtype, a->group)};
+}
+
+// Finds the scales of the rows of a panel of two levels.
+void find_row_scales(const tw_quantize_weights_args* a, int64_t groups, float* scale) {
+  float range[kLanes] = {}, largest[kLanes] = {};
+  for (int64_t i = 0; i < groups; ++i) {
+    float low[kLanes], high[kLanes];
+    find_ends(take_group(a, i), low, high);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float reached = high[lane] / (kCodes * kMostStep) - low[lane] / (kCodes * kMostStep);
+      const float size = high[lane] > -low[lane] ? high[lane] : -low[lane];
+      range[lane] = reached > range[lane] ? reached : range[lane];
+      largest[lane] = size > largest[lane] ? size : largest[lane];
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const float reaches = largest[lane] / 127.0f;
+    const float least = range[lane] > reaches ? range[lane] : reaches;
+    scale[lane] = least >= kTiny ? least : 0.0f;
+  }
+}
+
+// The search for the steps and offsets of one group. scale: of the rows; inverse: of the scales.
+struct StepsOf16 {
+  GroupOf16 group;
+  const float *scale, *inverse;
+  float step[kLanes], offset[kLanes], error[kLanes];
+
+  float code(int64_t k, int lane, float s, float o) const {
+    return between(0.0f, whole((group.x[k][lane] * inverse[lane] - o) * (1.0f / s)), kCodes);
+  }
+
+  // Tries a step and an offset of a row. Keeps the smaller error; the earlier choice on a tie.
+  void consider(int lane, float s, float o) {
+    float sum = 0.0f;
+    for (int64_t k = 0; k < group.size; ++k) {
+      const float value = o + code(k, lane, s, o) * s;
+      const float difference = group.x[k][lane] - value * scale[lane];
+      sum += difference * difference;
+    }
+    if (sum < error[lane]) error[lane] = sum, step[lane] = s, offset[lane] = o;
+  }
+
+  void search() {
+    float low[kLanes], high[kLanes];
+    find_ends(group, low, high);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      error[lane] = INFINITY, step[lane] = 1.0f, offset[lane] = 0.0f;
+      const float from = low[lane] * inverse[lane], to = high[lane] * inverse[lane];
+      const float middle = (from + to) * 0.5f, reaching = whole((to - from) * (1.0f / kCodes) + 0.5f);
+      for (const float less : kSteps) {
+        const float s = between(1.0f, reaching - less, kMostStep);
+        for (const float centre : kCentres)
+          consider(lane, s, between(-128.0f, whole(middle - centre * s), 127.0f - kCodes * s));
+      }
+    }
+  }
+
+  // size: that of a whole group.
+  void write(uint8_t* to, int64_t size) const {
+    for (int64_t k = 0; k < size; ++k) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        uint8_t* byte = to + k / 8 * 64 + lane * 4 + k % 4;
+        *byte = (uint8_t)(*byte | (int)code(k, lane, step[lane], offset[lane]) << k % 8 / 4 * 4);
+      }
+    }
+  }
+};
+
+void quantize_to_steps(const tw_quantize_weights_args* a) {
+  const int64_t groups = tw_quantized_groups(a->k, a->group);
+  float scale[kLanes], inverse[kLanes];
+  find_row_scales(a, groups, scale);
+  invert(scale, inverse);
+  memcpy(a->panel, scale, sizeof scale);
+  for (int64_t i = 0; i < groups; ++i) {
+    const GroupOf16 g = take_group(a, i);
+    StepsOf16 steps = {g, scale, inverse, {}, {}, {}};
+    steps.search();
+    measure(g, steps.error, a);
+    write_steps(steps.step, steps.offset, a, i);
+    steps.write((uint8_t*)a->panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i), a->group);
+  }
+}
+
 }  // namespace
 
 extern "C" void tw_quantize_weights_scalar(const tw_quantize_weights_args* a) {
+  if (tw_has_steps(a->dtype)) return quantize_to_steps(a);
   const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);
   Lanes* x = (Lanes*)a->x;
   const GroupOf16 g = {x, size, search_of(a->dtype, a->group)};

@@ -59,6 +59,12 @@ inline SearchOf search_of(int dtype, int64_t group) {
 // Returns the scale that stands for one which is too small.
 inline float least_scale(int values) { return values == TW_E4M3 ? 1.0f : 0.0f; }
 
+// The search of two_levels.py. kSteps: what the steps that are tried are less than the one that reaches the
+// whole range of a group. kCentres: the codes to which the middle of the range is moved in turn.
+constexpr float kCodes = 15.0f, kMostStep = 16.0f;
+constexpr float kSteps[3] = {0.0f, 1.0f, 2.0f};
+constexpr float kCentres[5] = {7.0f, 7.25f, 7.5f, 7.75f, 8.0f};
+
 // Writes the scales of the 16 rows of a group as layout.h stores them.
 inline void write_scales(const float* scale, int dtype, int64_t group, char* to) {
   uint16_t halves[TW_LANES];
@@ -85,6 +91,19 @@ inline void write_zeros(const float* zero, const tw_quantize_weights_args* a, in
   if (c.zeros == 0) return;
   char* to = (char*)a->panel + tw_quantized_zero_offset(a->dtype, a->k, a->group, i);
   for (int lane = 0; lane < TW_LANES; ++lane) to[lane] = (char)((int)zero[lane] - (c.bits == 8 ? 128 : 0));
+}
+
+// Writes the steps and offsets of the 16 rows of group i of a panel. step: in [1, 16]. offset: in [-128,
+// 112].
+inline void write_steps(const float* step, const float* offset, const tw_quantize_weights_args* a,
+                        int64_t i) {
+  char* panel = (char*)a->panel;
+  char* steps = panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i);
+  char* offsets = panel + tw_quantized_zero_offset(a->dtype, a->k, a->group, i);
+  for (int lane = 0; lane < TW_LANES; ++lane) {
+    steps[lane] = (char)(int)step[lane];
+    offsets[lane] = (char)((int)offset[lane] + 128);
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "plugins/quantized_matmul/x86_rows.h"
 #include "plugins/quantized_matmul/x86_weights.h"
 #include "plugins/quantized_matmul/x86_ymm.h"
+#include "plugins/quantized_matmul/x86_ymm_steps.h"
 
 namespace {
 
@@ -170,7 +171,7 @@ struct WeightsAvx2 : Avx2 {
 
 #define TW_AVX2(dtype, kind, name)                                                       \
   extern "C" void tw_quantized_matmul_##kind##_avx2(const tw_quantized_matmul_args* a) { \
-    run<Bytes, Codes, dtype>(a);                                                         \
+    run_any<Bytes, Codes, dtype>(a);                                                     \
   }
 TW_FOR_EACH_QUANTIZED(TW_AVX2)
 #undef TW_AVX2

@@ -232,6 +232,20 @@ struct Grouped {
   }
 };
 
+// Multiplies the sums over whole rows by the scales of rows, which are in front of the panels.
+template <int R, int P>
+TW_INLINE void scale_sums(const __m512i (&acc)[R][P], const Tile& t) {
+  TW_UNROLL
+  for (int p = 0; p < P; ++p) {
+    const __m512 w_scale = _mm512_loadu_ps(t.w + p * t.w_stride);
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(t.x_scale[r]), w_scale);
+      _mm512_storeu_ps(t.sum + (r * kUnit + p) * kLanes, _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][p]), scale));
+    }
+  }
+}
+
 // For whole rows, where all of K has one scale.
 struct Whole {
   static constexpr int kTile = 24;
@@ -244,16 +258,7 @@ struct Whole {
     __m512i acc[R][P];
     start_sums(acc, t.x_sum);
     dot<TW_I8>(acc, at, t);
-    TW_UNROLL
-    for (int p = 0; p < P; ++p) {
-      const __m512 w_scale = _mm512_loadu_ps(t.w + p * t.w_stride);
-      TW_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(t.x_scale[r]), w_scale);
-        _mm512_storeu_ps(t.sum + (r * kUnit + p) * kLanes,
-                         _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][p]), scale));
-      }
-    }
+    scale_sums(acc, t);
   }
 };
 

@@ -8,6 +8,7 @@
 // row's share of the work on weights is then smallest.
 #include "plugins/matmul/x86_avx512_finish.h"
 #include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/x86_avx512_steps.h"
 #include "plugins/quantized_matmul/x86_avx512_tile.h"
 
 namespace {
@@ -99,11 +100,67 @@ void matmul(const tw_quantized_matmul_args* args, int dtype) {
   }
 }
 
+// Adds groups [begin, end) of rows and a unit of panels to exact sums. decoded: room for the panels.
+template <int kDtype>
+void sum_block(const tw_quantized_matmul_args* args, const Tile& first, int64_t rows, int64_t panels,
+               int64_t begin, int64_t end, char* decoded) {
+  for (int64_t p = 0; p < panels; ++p)
+    decode_panel<kDtype>(args, first.w + p * first.w_stride, begin, end, decoded + p * kDecodedPanel);
+  Tile t = first;
+  t.x += begin * args->group;
+  t.w = decoded;
+  t.w_stride = kDecodedPanel;
+  t.lines = (end - begin) * args->group / 4;
+  sum_chunk<Blocks>(t, rows, panels, first.sum);
+}
+
+// Computes many rows of weights with steps: a block of K is decoded once for all of them.
+template <int kDtype>
+void matmul_in_blocks(const tw_quantized_matmul_args* args) {
+  const tw_matmul_args* a = &args->matmul;
+  const int64_t groups = tw_quantized_groups(a->k, args->group);
+  const int64_t blocks = ceil_div(groups * args->group, kBlockColumns);
+  alignas(64) char decoded[kUnit * kDecodedPanel];
+  alignas(64) float sum[kRowsOfBlocks * kUnit * kLanes];
+  Tile t = {};
+  t.x_stride = a->x_stride;
+  t.w_stride = tw_quantized_panel_bytes(kDtype, a->k, args->group);
+  t.sum = sum;
+  for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
+    const int64_t panels = at_most(kUnit, a->panel_end - panel);
+    t.w = (const char*)a->w + panel * t.w_stride;
+    for (int64_t row = 0; row < a->rows; row += kRowsOfBlocks) {
+      const int64_t rows = at_most(kRowsOfBlocks, a->rows - row);
+      t.x = (const int8_t*)a->x + row * t.x_stride;
+      t.x_scale = args->x_scale + row;
+      t.x_sum = args->x_sum + row;
+      for (int64_t r = 0; r < rows; ++r) {
+        const __m512i excess = _mm512_set1_epi32(args->x_sum[row + r]);
+        for (int64_t p = 0; p < panels; ++p) _mm512_store_si512(sum + (r * kUnit + p) * kLanes, excess);
+      }
+      for (int64_t block = 0; block < blocks; ++block)
+        sum_block<kDtype>(args, t, rows, panels, groups * block / blocks, groups * (block + 1) / blocks,
+                          decoded);
+      scale_rows(args, row, rows, t.w, t.w_stride, panels, sum);
+      finish_for(a, panels)(a, row, rows, panel, sum);
+    }
+  }
+}
+
+template <int kDtype>
+void run(const tw_quantized_matmul_args* a) {
+  if constexpr (tw_has_steps(kDtype)) {
+    a->matmul.rows <= kRows ? matmul<Stepped<kDtype>>(a, kDtype) : matmul_in_blocks<kDtype>(a);
+  } else {
+    tw_quantizes(kDtype, 0) && a->group == 0 ? matmul<Whole>(a, kDtype) : matmul<Grouped<kDtype>>(a, kDtype);
+  }
+}
+
 }  // namespace
 
-#define TW_AVX512VNNI(dtype, kind, name)                                                                  \
-  extern "C" void tw_quantized_matmul_##kind##_avx512vnni(const tw_quantized_matmul_args* a) {            \
-    tw_quantizes(dtype, 0) && a->group == 0 ? matmul<Whole>(a, dtype) : matmul<Grouped<dtype>>(a, dtype); \
+#define TW_AVX512VNNI(dtype, kind, name)                                                       \
+  extern "C" void tw_quantized_matmul_##kind##_avx512vnni(const tw_quantized_matmul_args* a) { \
+    run<dtype>(a);                                                                             \
   }
 TW_FOR_EACH_QUANTIZED(TW_AVX512VNNI)
 #undef TW_AVX512VNNI

@@ -4,6 +4,7 @@
 // 2); bytes become unsigned by flipping the sign bit (w + 128), codes of E2M1 by a table (2 w + 12). The sums
 // start at minus what this adds.
 #include "plugins/quantized_matmul/x86_ymm.h"
+#include "plugins/quantized_matmul/x86_ymm_steps.h"
 
 namespace {
 
@@ -46,7 +47,7 @@ struct Codes {
 
 #define TW_AVXVNNI(dtype, kind, name)                                                       \
   extern "C" void tw_quantized_matmul_##kind##_avxvnni(const tw_quantized_matmul_args* a) { \
-    run<Bytes, Codes, dtype>(a);                                                            \
+    run_any<Bytes, Codes, dtype>(a);                                                        \
   }
 TW_FOR_EACH_QUANTIZED(TW_AVXVNNI)
 #undef TW_AVXVNNI

@@ -26,7 +26,7 @@ inline RowScale row_scale(uint32_t most) {
 template <typename Group>
 inline void quantize_rows(const tw_quantize_rows_args* args, Group group) {
   const tw_quantize_rows_args a = *args;  // a copy: q has a character type and might alias it
-  const int64_t size = tw_quantized_group(a.k, a.group), groups = tw_quantized_groups(a.k, a.group);
+  const int64_t size = a.size, groups = (a.k + size - 1) / size;
   for (int64_t row = 0; row < a.rows; ++row) {
     for (int64_t i = 0; i < groups; ++i) {
       const int64_t at = i * size;

@@ -220,6 +220,152 @@ struct Search {
   }
 };
 
+// The search for the steps and offsets of one group (two_levels.py), for as many rows as a vector has lanes.
+template <class Set>
+struct StepSearch {
+  using Vector = typename Set::Vector;
+
+  const float* x;  // [size][16]
+  int64_t size;
+  Vector scale, inverse;      // of the rows
+  Vector best, step, offset;  // the best error so far, and what gives it
+
+  TW_INLINE Vector at(int64_t k) const { return Set::load(x + k * TW_LANES, Set::kLanes); }
+  static TW_INLINE Vector whole(Vector v) {
+    const Vector round = Set::all(TW_EXP_ROUND);
+    return Set::sub(Set::add(v, round), round);
+  }
+  static TW_INLINE Vector between(float low, Vector v, Vector high) {
+    return Set::min(Set::max(v, Set::all(low)), high);
+  }
+
+  TW_INLINE Vector code(Vector value, Vector inverse_step, Vector o) const {
+    const Vector above = Set::mul(Set::sub(Set::mul(value, inverse), o), inverse_step);
+    return between(0.0f, whole(above), Set::all(kCodes));
+  }
+
+  void consider(Vector s, Vector o) {
+    const Vector inverse_step = Set::div(Set::all(1.0f), s);
+    Vector sum = Set::all(0.0f);
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < size; ++k) {
+      const Vector value = at(k);
+      const Vector rounded = Set::add(o, Set::mul(code(value, inverse_step, o), s));
+      const Vector difference = Set::sub(value, Set::mul(rounded, scale));
+      sum = Set::add(sum, Set::mul(difference, difference));
+    }
+    const auto better = Set::less(sum, best);
+    best = Set::choose(better, sum, best);
+    step = Set::choose(better, s, step);
+    offset = Set::choose(better, o, offset);
+  }
+
+  // Finds the least and the greatest weight of a group.
+  void find_ends(Vector* low, Vector* high) const {
+    *low = *high = at(0);
+    for (int64_t k = 1; k < size; ++k) *low = Set::min(*low, at(k)), *high = Set::max(*high, at(k));
+  }
+
+  void run() {
+    Vector low, high;
+    find_ends(&low, &high);
+    low = Set::mul(low, inverse), high = Set::mul(high, inverse);
+    best = Set::all(INFINITY), step = Set::all(1.0f), offset = Set::all(0.0f);
+    const Vector middle = Set::mul(Set::add(low, high), Set::all(0.5f));
+    const Vector share = Set::mul(Set::sub(high, low), Set::all(1.0f / kCodes));
+    const Vector reaching = whole(Set::add(share, Set::all(0.5f)));
+    for (const float less : kSteps) {
+      const Vector s = between(1.0f, Set::sub(reaching, Set::all(less)), Set::all(kMostStep));
+      const Vector most = Set::sub(Set::all(127.0f), Set::mul(Set::all(kCodes), s));
+      for (const float centre : kCentres)
+        consider(s, between(-128.0f, whole(Set::sub(middle, Set::mul(Set::all(centre), s))), most));
+    }
+  }
+
+  // `to` is the place of the first row's bytes in the first line. group: the columns of a whole group.
+  void write(char* to, int64_t group) const {
+    const Vector inverse_step = Set::div(Set::all(1.0f), step);
+    for (int64_t k = 0; k < group; k += 8, to += 64) {
+      typename Set::Ints line = {};
+      TW_UNROLL
+      for (int e = 0; e < 8; ++e)
+        line = Set::shifted_or(line, Set::integers(code(at(k + e), inverse_step, offset)),
+                               e % 4 * 8 + e / 4 * 4);
+      Set::put(to, line);
+    }
+  }
+};
+
+// Returns the columns of group i, which are fewer where the row ends.
+inline int64_t columns_of(const tw_quantize_weights_args* a, int64_t i) {
+  const int64_t left = a->k - i * a->group;
+  return left < a->group ? left : a->group;
+}
+
+// Writes the scales of the rows of a panel of two levels.
+template <class Set>
+void write_row_scales(const tw_quantize_weights_args* a, int64_t groups) {
+  using Vector = typename Set::Vector;
+  Vector range[TW_LANES / Set::kLanes], largest[TW_LANES / Set::kLanes];
+  for (int part = 0; part < TW_LANES / Set::kLanes; ++part) range[part] = largest[part] = Set::all(0.0f);
+  const Vector reach = Set::all(kCodes * kMostStep);
+  for (int64_t i = 0; i < groups; ++i) {
+    gather(a, i * a->group, a->group, a->x);
+    for (int part = 0; part < TW_LANES / Set::kLanes; ++part) {
+      StepSearch<Set> search;
+      search.x = a->x + part * Set::kLanes, search.size = columns_of(a, i);
+      Vector low, high;
+      search.find_ends(&low, &high);
+      range[part] = Set::max(range[part], Set::sub(Set::div(high, reach), Set::div(low, reach)));
+      largest[part] = Set::max(largest[part], Set::max(high, Set::negate(low)));
+    }
+  }
+  for (int part = 0; part < TW_LANES / Set::kLanes; ++part) {
+    const Vector least = Set::max(range[part], Set::div(largest[part], Set::all(127.0f)));
+    const Vector kept = Set::choose(Set::less(least, Set::all(kTiny)), Set::all(0.0f), least);
+    Set::store(a->panel, TW_F32, part * Set::kLanes, Set::kLanes, kept);
+  }
+}
+
+// Adds what a group of two levels loses to the sums of a panel.
+inline void measure_group(const tw_quantize_weights_args* a, const float* error) {
+  float weight[TW_LANES] = {}, none[TW_LANES] = {};
+  for (int64_t k = 0; k < a->group; ++k) {
+    const float* x = a->x + k * TW_LANES;
+    for (int lane = 0; lane < TW_LANES; ++lane)
+      weight[lane] += x[lane] * x[lane], none[lane] += x[lane] * 0.0f;
+  }
+  for (int lane = 0; lane < TW_LANES; ++lane) {
+    *a->weight += (double)weight[lane];
+    *a->error += (double)error[lane];
+    if (none[lane] != 0.0f) *a->finite = 0;
+  }
+}
+
+template <class Set>
+void quantize_to_steps(const tw_quantize_weights_args* a) {
+  const int64_t groups = tw_quantized_groups(a->k, a->group);
+  write_row_scales<Set>(a, groups);
+  for (int64_t i = 0; i < groups; ++i) {
+    float error[TW_LANES], step[TW_LANES], offset[TW_LANES];
+    gather(a, i * a->group, a->group, a->x);
+    for (int lane = 0; lane < TW_LANES; lane += Set::kLanes) {
+      StepSearch<Set> search;
+      search.x = a->x + lane, search.size = columns_of(a, i);
+      search.scale = Set::load((const float*)a->panel + lane, Set::kLanes);
+      search.inverse = Search<Set, TW_CODES, 4, false>::inverse_of(search.scale);
+      search.run();
+      search.write((char*)a->panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i) + lane * 4,
+                   a->group);
+      Set::store(error, TW_F32, lane, Set::kLanes, search.best);
+      Set::store(step, TW_F32, lane, Set::kLanes, search.step);
+      Set::store(offset, TW_F32, lane, Set::kLanes, search.offset);
+    }
+    measure_group(a, error);
+    write_steps(step, offset, a, i);
+  }
+}
+
 template <class Set, int kValues, int kBits, bool kZeros>
 void quantize_panel_group(const tw_quantize_weights_args* a, int64_t i, int64_t size,
                           const SearchOf& format) {
@@ -264,6 +410,7 @@ void quantize_values(const tw_quantize_weights_args* a) {
 
 template <class Set>
 void quantize_weights(const tw_quantize_weights_args* a) {
+  if (tw_has_steps(a->dtype)) return quantize_to_steps<Set>(a);
   const tw_weight_codec c = tw_codec(a->dtype);
   if (c.values == TW_E2M1) return quantize_panel<Set, TW_E2M1, 4, false>(a);
   if (c.values == TW_E4M3) return quantize_panel<Set, TW_E4M3, 8, false>(a);

@@ -38,13 +38,13 @@ class QuantizedRows {
     require_quantized_format(dtype, group, k_);
     require_contiguous_rows(x, "x");
     row_ = tw_quantized_row(k_, group);
-    const size_t groups = rows_ * static_cast<size_t>(tw_quantized_groups(k_, group));
+    const size_t groups = rows_ * static_cast<size_t>(tw_activation_groups(dtype, k_, group));
     values_.resize(rows_ * static_cast<size_t>(row_));
     scales_.resize(groups);
     sums_.resize(groups);
     const tw_quantize_rows_args a = {static_cast<int32_t>(rows_),
                                      static_cast<int32_t>(k_),
-                                     static_cast<int32_t>(group),
+                                     static_cast<int32_t>(tw_activation_group(dtype, k_, group)),
                                      float_dtype(x, "x"),
                                      x.data(),
                                      x.stride(0),

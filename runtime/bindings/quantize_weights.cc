@@ -10,7 +10,7 @@ void require_quantized_format(int dtype, int64_t group, int64_t k) {
   require(tw_codec(dtype).dtype != 0, "dtype must be one of quantized weights, is " + std::to_string(dtype));
   require(tw_quantizes(dtype, group), "group must be 32, 64, 128, or 0 (whole rows) with int8 and fp8, is " +
                                           std::to_string(group) + " with dtype " + std::to_string(dtype));
-  require(group != 0 || !tw_multiplies_integers(dtype) || k <= TW_MAX_WHOLE_ROW,
+  require(!tw_sums_whole_rows(dtype, group) || !tw_multiplies_integers(dtype) || k <= TW_MAX_WHOLE_ROW,
           "whole rows must have at most " + std::to_string(TW_MAX_WHOLE_ROW) + " columns, have " +
               std::to_string(k));
 }

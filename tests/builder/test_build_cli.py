@@ -106,7 +106,7 @@ def test_json_of_a_wrong_command_line(run, wrong):
         ),
         (["--dtype", "half"], "on target cpu, not float16"),
         (["--dtype", "bf16", "--target", "onnx"], "on target onnx, not bfloat16"),
-        (["--quantize", "int5"], "as in int4:g64), mxfp4, w8a8 or fp8, not 'int5'"),
+        (["--quantize", "int5"], "as in int4:g64), mxfp4, w4a8, w8a8 or fp8, not 'int5'"),
         (["--quantize", "int5", "--target", "onnx"], "as in int4:g64), not 'int5'"),
         (["--quantize", "int5", "--target", "tensorrt-rtx"], "as in int4:g64) or fp8, not 'int5'"),
         (["--quantize", "int4,lm_head=fp8:wo"], "a weight format must be int4, int8"),

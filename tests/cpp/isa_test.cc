@@ -84,10 +84,11 @@ struct Quantized {
 };
 
 constexpr Quantized kFormats[] = {
-    {TW_I4, 32},      {TW_I4, 64},      {TW_I4, 128},     {TW_I8, 32},     {TW_I8, 64},     {TW_I8, 128},
-    {TW_I8, 0},       {TW_MXFP4, 32},   {TW_U8, 64},      {TW_U4, 32},     {TW_U4, 128},    {TW_I8_F16, 32},
-    {TW_I4_F16, 128}, {TW_U8_F16, 128}, {TW_U4_F16, 64},  {TW_I3, 32},     {TW_U3_F16, 64}, {TW_I2, 64},
-    {TW_U2, 32},      {TW_U3, 128},     {TW_I2_F16, 128}, {TW_I3_F16, 32}, {TW_U2_F16, 32}};
+    {TW_I4, 32},      {TW_I4, 64},     {TW_I4, 128},     {TW_I8, 32},      {TW_I8, 64},
+    {TW_I8, 128},     {TW_I8, 0},      {TW_MXFP4, 32},   {TW_U8, 64},      {TW_U4, 32},
+    {TW_U4, 128},     {TW_I8_F16, 32}, {TW_I4_F16, 128}, {TW_U8_F16, 128}, {TW_U4_F16, 64},
+    {TW_I3, 32},      {TW_U3_F16, 64}, {TW_I2, 64},      {TW_U2, 32},      {TW_U3, 128},
+    {TW_I2_F16, 128}, {TW_I3_F16, 32}, {TW_U2_F16, 32},  {TW_W4A8, 32},    {TW_W4A8, 128}};
 
 // Activations [rows, k] as the kernel `fn` quantizes them; buffers of exactly the needed size.
 struct QuantizedRows {
@@ -98,12 +99,12 @@ struct QuantizedRows {
 
   QuantizedRows(tw_quantize_rows_fn fn, const Quantized& format, int dtype, const std::vector<char>& x,
                 int rows, int k)
-      : groups(tw_quantized_groups(k, format.group)), row(tw_quantized_row(k, format.group)) {
+      : groups(tw_activation_groups(format.dtype, k, format.group)), row(tw_quantized_row(k, format.group)) {
     q.resize(static_cast<size_t>(rows * row));
     scale.resize(static_cast<size_t>(rows * groups));
     sum.resize(scale.size());
     const tw_quantize_rows_args a = {
-        rows,       k,    static_cast<int32_t>(format.group), dtype, x.data(), k, q.data(), row, scale.data(),
+        rows,       k,    static_cast<int32_t>(row / groups), dtype, x.data(), k, q.data(), row, scale.data(),
         sum.data(), rows, tw_sum_factor(format.dtype)};
     fn(&a);
   }

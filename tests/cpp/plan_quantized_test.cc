@@ -77,16 +77,16 @@ TW_TEST(quantized_faults_are_named) {
 // x is at most 127 and w at least -128, so a sum over 132104 of their products fits int32, and one more might
 // not.
 TW_TEST(whole_rows_are_no_longer_than_their_sums_are_exact) {
-  const auto fault = [](uint32_t half, uint32_t group) {
+  const auto fault = [](uint32_t half, uint32_t group, int dtype = TW_I8) {
     return fault_of([=](ToyPlan& t) {
       const uint32_t k = 2 * half;
       const int32_t x = t.buffer(BufferKind::kTokens, k), y = t.buffer(BufferKind::kTokens, 16);
       t.op(Op::kRotaryTable, {{}, {x}, {t.vector(half)}, {}, {1.0f}});
-      const auto bytes = static_cast<uint64_t>(tw_quantized_panel_bytes(TW_I8, k, group));
+      const auto bytes = static_cast<uint64_t>(tw_quantized_panel_bytes(dtype, k, group));
       const uint64_t offset = (t.data.size() + 63) / 64 * 64;
       t.data.resize(offset + bytes);
-      t.weights.push_back(
-          {TW_I8, static_cast<uint32_t>(WeightLayout::kQuantized), 16, k, offset, bytes, 0, group});
+      t.weights.push_back({static_cast<uint32_t>(dtype), static_cast<uint32_t>(WeightLayout::kQuantized), 16,
+                           k, offset, bytes, 0, group});
       const auto w = static_cast<int32_t>(t.weights.size()) - 1;
       t.op(Op::kQuantizedMatmul, {{x}, {y}, {w}, {0, 16}, {}});
     });
@@ -97,6 +97,9 @@ TW_TEST(whole_rows_are_no_longer_than_their_sums_are_exact) {
   check_says(
       fault(TW_MAX_WHOLE_ROW / 2 + 1, 0),
       "instruction 14 (quantized_matmul): w of whole rows must have at most 132104 columns, has 132106");
+  TW_CHECK_EQ(fault(TW_MAX_WHOLE_ROW / 2, 128, TW_W4A8), std::string());
+  check_says(fault(TW_MAX_WHOLE_ROW / 2 + 1, 128, TW_W4A8),
+             "w of whole rows must have at most 132104 columns");
 }
 
 TW_TEST_MAIN()

@@ -100,7 +100,7 @@ class TestSameBits:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize(
         ("variant", "spec"),
-        [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8")]
+        [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w4a8", "w8a8")]
         + [("mixtral", spec) for spec in ("int4", "int8:g64", "none,lm_head=int8")]
         + [("llama", spec) for spec in ("mxfp4", "uint4", "uint4:g128:fp16,embedding=uint8,lm_head=int4:fp16")]
         + [("llama", "int3,lm_head=uint3:g64"), ("mixtral", "uint2:g64:fp16,embedding=uint3:g128,lm_head=int2")]

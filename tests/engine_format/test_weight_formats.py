@@ -21,7 +21,7 @@ from tensorwright.errors import InvalidOptionError
 NAMES = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
     "uint4:g32", "uint8:g128", "int4:g64:fp16", "uint4:g128:fp16", "int3:g32",
-    "uint2:g64:fp16", "mxfp4", "w8a8", "fp8", "fp8:g128", "int8:g32:wo", "uint4:g128:fp16:wo", "int3:g32:wo",
+    "uint2:g64:fp16", "mxfp4", "w4a8:g32", "w4a8:g128", "w8a8", "fp8", "fp8:g128", "int8:g32:wo", "uint4:g128:fp16:wo", "int3:g32:wo",
     "mxfp4:wo",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ def test_formats_differ_in_what_they_store() -> None:
     "text",
     [
         "int5", "int1", "uint6", "int4:", "int4:g16", "int4:32", "w8a8:g32", "fp8:g16", "mxfp4:g32", "", "INT4", "none",
-        "uint4:", "int4:fp16:g32", "fp8:wo", "w8a8:wo", "int4:wo:fp16",
+        "uint4:", "int4:fp16:g32", "fp8:wo", "w8a8:wo", "int4:wo:fp16", "w4a8:g16", "w4a8:g32:fp16", "w4a8:wo",
     ],
 )  # fmt: skip
 def test_unknown_formats_are_refused(text: str) -> None:
@@ -151,6 +151,7 @@ def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None
         ("onnx", "int4,embedding=int4", "target onnx the embedding must be int8 or none, not int4:g32"),
         ("onnx", "w8a8", "must not be w8a8: target onnx keeps activations"),
         ("onnx", "int8,lm_head=w8a8", "must not be w8a8"),
+        ("onnx", "w4a8:g64", "must not be w4a8:g64: target onnx keeps activations"),
         ("onnx", "uint4", "must not be uint4:g32: target onnx has no such products"),
         ("tensorrt", "int4:fp16", "must not be int4:g32:fp16: target tensorrt or tensorrt-rtx has no such"),
         ("onnx", "mxfp4", "must not be mxfp4: target onnx has no such products"),

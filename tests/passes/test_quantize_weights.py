@@ -20,7 +20,7 @@ from tensorwright.passes.quantize_weights import quantize_weights
 
 FORMATS = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
-    "uint4:g32", "uint8:g64:fp16", "mxfp4", "w8a8",
+    "uint4:g32", "uint8:g64:fp16", "mxfp4", "w4a8:g64", "w8a8",
 )  # fmt: skip
 V, K = 12, 70
 LINEAR = f"""
@@ -208,8 +208,10 @@ def test_rows_too_long_for_exact_sums_are_refused() -> None:
     fire(asked(longest, "w8a8"), 1)
     longer = LINEAR.replace(str(K), "132105")
     fire(asked(longer, "int8"), 1)
-    with pytest.raises(UnsupportedModelError, match=r"w8a8 takes matrices of at most 132104 columns.*%w has 132105"):
-        quantize_weights(asked(longer, "w8a8"))
+    for name in ("w8a8", "w4a8"):
+        wanted = rf"{name} takes matrices of at most 132104 columns.*%w has 132105"
+        with pytest.raises(UnsupportedModelError, match=wanted):
+            quantize_weights(asked(longer, name))
 
 
 @pytest.mark.parametrize(

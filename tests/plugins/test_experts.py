@@ -20,7 +20,7 @@ from tensorwright.plugins.gated import ACTIVATIONS
 
 pytestmark = pytest.mark.computes
 
-FORMATS = ["", "int8", "int4", "uint4:g32:fp16", "mxfp4", "w8a8"]
+FORMATS = ["", "int8", "int4", "uint4:g32:fp16", "mxfp4", "w4a8", "w8a8"]
 SLOPE = 1.2
 """The largest slope of an activation."""
 

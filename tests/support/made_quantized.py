@@ -17,7 +17,8 @@ from tensorwright.runtime import _runtime, _testing
 NAMES = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
     "uint4:g32", "uint4:g128", "uint8:g64", "int4:g64:fp16", "int8:g128:fp16", "uint4:g64:fp16",
-    "uint8:g32:fp16", "int3:g32", "uint3:g64:fp16", "int2:g128:fp16", "uint2:g32", "mxfp4", "w8a8",
+    "uint8:g32:fp16", "int3:g32", "uint3:g64:fp16", "int2:g128:fp16", "uint2:g32", "mxfp4", "w4a8:g32",
+    "w4a8:g128", "w8a8",
 )  # fmt: skip
 PACKED = (*NAMES, "fp8", "fp8:g32")
 """Formats that the packer rounds to. Products that round activations have only the others."""
@@ -78,8 +79,8 @@ def pack(w: np.ndarray, fmt: WeightFormat, index: int | None = None) -> tuple[np
 def quantize_rows(x: np.ndarray, fmt: WeightFormat, index: int = SCALAR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """int8 [rows, whole groups], float32 and int32 [groups, rows]."""
     rows, k = x.shape
-    groups = fmt.groups(k)
-    q = np.full((rows, groups * fmt.stored_group(k)), 99, np.int8)
+    groups = fmt.activation_groups(k)
+    q = np.full((rows, fmt.groups(k) * fmt.stored_group(k)), 99, np.int8)
     scale, total = np.zeros((groups, rows), np.float32), np.zeros((groups, rows), np.int32)
     index = index % len(_testing.quantize_rows_table())
     _testing.quantize_rows(number(fmt), index, fmt.group, x, q, scale, total)

@@ -62,7 +62,8 @@ class InstructionCheck {
   }
   // Refuses a quantized matrix whose sums of whole numbers may not fit in 32 bits.
   void require_sums(const char* what, const WeightRecord* w) const {
-    require(keeps_activations(*w) || w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, what,
+    const bool whole = tw_sums_whole_rows(static_cast<int>(w->dtype), w->group);
+    require(keeps_activations(*w) || !whole || w->k <= TW_MAX_WHOLE_ROW, what,
             " of whole rows must have at most ", int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
   }
   void require_same_kind() const {

@@ -45,8 +45,9 @@ ENGINES_OWN = At(AS_BUILT, default=None)
 
 _SPEC = (
     "Quantize the weights: int2, int3, int4, int8, with zero points uint2, uint3, uint4, uint8 (in groups of "
-    f"{DEFAULT_GROUP} along K; int4:g64, int8:g128 name others: {', '.join(map(str, GROUPS))}), mxfp4 or w8a8 (one "
-    "scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their own: "
+    f"{DEFAULT_GROUP} along K; int4:g64, int8:g128 name others: {', '.join(map(str, GROUPS))}), mxfp4, w4a8 "
+    "(4 bits, whole-number scales of groups under one per output row) or w8a8 (one scale per output row, one per "
+    "token). Embedding and lm_head follow, or have a FORMAT or none of their own: "
     "int4:g64,lm_head=int8,embedding=none. So may weights, by patterns of their names: int4,model.layers.0.*=int8. On "
     "cpu, mixed:4.5 chooses formats for so many bits per weight, and kept those of a quantized checkpoint's codes. See "
     "docs/quantization.md. [default: kept for quantized checkpoints on cpu, else none, all in --dtype]"

@@ -240,7 +240,7 @@ def test_llm_refuses_what_names_no_format(model: Path, quantize: object) -> None
 
 
 def test_a_model_directory_is_offered_the_formats_of_target_cpu(model: Path, tmp_path: Path) -> None:
-    of_cpu = r"must be int4, .*, uint2 \(.*\), mxfp4, w8a8 or fp8, not 'int5'"
+    of_cpu = r"must be int4, .*, uint2 \(.*\), mxfp4, w4a8, w8a8 or fp8, not 'int5'"
     with pytest.raises(InvalidOptionError, match=of_cpu):
         llm.LLM(model, quantize="int5")
     with pytest.raises(InvalidOptionError, match=of_cpu):
