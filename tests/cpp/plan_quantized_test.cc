@@ -57,6 +57,8 @@ TW_TEST(quantized_faults_are_named) {
   check_says(fault(TW_U2_F16, 32, [](auto&, I&, W& w) { w.dtype = 99; }), "dtype 99 is unknown for layout 2");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.layout = 3; }),
              "(quantized_matmul): w must be of layout 2, is of layout 3");
+  check_says(fault(TW_W4A8, 32, [](auto&, I&, W& w) { w.dtype += 1; }), "dtype 22 is unknown for layout 2");
+  check_says(fault(TW_W4A8, 32, [](auto&, I&, W& w) { w.layout = 3; }), "dtype 21 is unknown for layout 3");
   check_says(fault(TW_MXFP4, 32, [](auto&, I&, W& w) { w.group = 64; }),
              "group 64 is unknown for layout 2 and dtype 5");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.group = 16; }),
