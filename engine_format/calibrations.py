@@ -38,11 +38,11 @@ CALIBRATIONS = {
     "smoothquant": Calibration(SMOOTHQUANT),
     "smoothquant+gptq": Calibration(SMOOTHQUANT, codes=True),
 }
-SCALED_FORMATS = {AWQ: "formats with groups, such as int4", SMOOTHQUANT: "w8a8"}
+SCALED_FORMATS = {AWQ: "formats with groups, such as int4", SMOOTHQUANT: "w8a8 and w4a8"}
 """The formats of each method that chooses channel scales, in words."""
 
 
 def scales_format(method: str, fmt: WeightFormat) -> bool:
     """Returns whether a method of channel scales is for this format: AWQ for weights in groups, SmoothQuant for
     activations with one scale for each token."""
-    return fmt.kind != "fp" and (fmt.group == 0) == (method == SMOOTHQUANT)
+    return fmt.kind != "fp" and fmt.sums_whole_rows == (method == SMOOTHQUANT)

@@ -245,7 +245,7 @@ def every_format(offered: tuple[str, ...], scales: tuple[str, ...] = ("",)) -> t
     """
     ends = [f":g{size}{end}" for size in GROUPS for end in scales]
     texts = [f"{name}{end}" for name in offered for end in (["", *ends] if _GROUPED.fullmatch(name) is None else ends)]
-    forms = (_GROUPED, _FP8, _MXFP4, re.compile("w8a8"))
+    forms = (_GROUPED, _FP8, _MXFP4, _TWO_LEVELS, re.compile("w8a8"))
     read = (parse_format(text, offered) for text in texts if any(form.fullmatch(text) for form in forms))
     return tuple(dict.fromkeys(read))
 

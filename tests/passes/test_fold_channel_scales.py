@@ -119,7 +119,7 @@ def test_values_that_must_stay(body: str) -> None:
     assert_silent(fold_channel_scales, asked(graph_of(body, "cached")))
 
 
-@pytest.mark.parametrize(("spec", "method"), [("int4", ""), ("int4", "smoothquant"), ("w8a8", "awq")])
+@pytest.mark.parametrize(("spec", "method"), [("int4", ""), ("int4", "smoothquant"), ("w8a8", "awq"), ("w4a8", "awq")])
 def test_other_formats_and_methods_are_left_alone(spec: str, method: str) -> None:
     assert_silent(fold_channel_scales, asked(graph_of(f"{NORM}\nreturn %z", "cached"), spec, method))
 
