@@ -84,6 +84,7 @@ def build(
     accuracy_text: str | Path | None = None,
     quantize: str | None = None,
     quantize_config: str | Path | None = None,
+    sparsity: str = "none",
     kv_cache_dtype: str = "auto",
     keep_weights: bool = False,
     calibrate: str = "none",
@@ -111,7 +112,8 @@ def build(
     (tensorwright.engine_format.weight_formats); "mixed:4.5" chooses formats for so many bits per weight; None keeps
     the weights in the activation type, on target cpu a quantized checkpoint's in its codes ("kept"). quantize_config:
     a file of JSON that gives weights formats by patterns of their names (docs/quantization.md); "layers" there is what
-    quantize says for all of them.
+    quantize says for all of them. sparsity: "none", or "2:4" (target cpu): two of each 4 neighbours along K of every
+    matrix of the layers are kept.
     kv_cache_dtype: "auto", the activation type, "int8", with a scale for each token and head, or "int4", with a scale
     for each token and 64 dimensions of a head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
@@ -141,6 +143,7 @@ def build(
         accuracy_text=named_place(accuracy_text),
         quantize=quantize,
         quantize_config=named_place(quantize_config),
+        sparsity=sparsity,
         kv_cache_dtype=kv_cache_dtype,
         keep_weights=keep_weights,
         calibrate=calibrate,

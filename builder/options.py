@@ -119,14 +119,14 @@ class BuildOptions(BuildFields):
 
     @cached_property
     def asked_formats(self) -> str | None:
-        """The text of `quantize` with what the file `quantize_config` says, which is read once."""
-        return asked_formats(self.quantize, self.quantize_config)
+        """The text of `quantize` with what the file `quantize_config`, which is read once, and `sparsity` say."""
+        return asked_formats(self)
 
     def record(self) -> dict[str, Any]:
         """Returns the options as config.json keeps them: without those of other targets, and without places
         and texts. The rules of a file stand in `quantize`."""
         options = {**asdict(self), "quantize": self.asked_formats}
-        del options["quantize_config"]
+        del options["quantize_config"], options["sparsity"]
         del options["calibration_text"]  # The quantization record has its hash.
         del options["accuracy_text"]  # The accuracy record has the text's name and hash.
         if self.accuracy_tokens is None:

@@ -115,7 +115,11 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
         kept.pop("quantize", None)  # The file takes its place.
     chosen = {**kept, **changes}
     meaningless = ["accuracy_tokens"] if chosen.get("accuracy") == "none" else []
-    plain = chosen.get("quantize") is None and chosen.get("quantize_config") is None
+    plain = (
+        chosen.get("quantize") is None
+        and chosen.get("quantize_config") is None
+        and chosen.get("sparsity", "none") == "none"
+    )
     meaningless += ["calibrate", "activations"] if plain else []
     for name in {*meaningless} - {*changes}:
         chosen.pop(name, None)

@@ -45,4 +45,4 @@ SCALED_FORMATS = {AWQ: "formats with groups, such as int4", SMOOTHQUANT: "w8a8 a
 def scales_format(method: str, fmt: WeightFormat) -> bool:
     """Returns whether a method of channel scales is for this format: AWQ for weights in groups, SmoothQuant for
     activations with one scale for each token."""
-    return fmt.kind != "fp" and fmt.sums_whole_rows == (method == SMOOTHQUANT)
+    return fmt.kind != "fp" and not fmt.sparse and fmt.sums_whole_rows == (method == SMOOTHQUANT)

@@ -41,7 +41,7 @@ NUMBERS = {
         "uint8", "uint4", "int8_fp16", "int4_fp16", "uint8_fp16", "uint4_fp16",
         "int3", "int2", "uint3", "uint2", "int3_fp16", "int2_fp16", "uint3_fp16", "uint2_fp16",
         "float8_e4m3fn",
-        "w4a8",
+        "w4a8", "int8_sparse", "int4_sparse",
     ))
 }  # fmt: skip
 """The number of each type in a plan of target cpu and in its kernels: tw_dtype of plugins/common/kernel_types.h.

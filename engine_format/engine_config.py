@@ -161,6 +161,8 @@ class QuantizationRecord:
     where a layer lacks the matrix, "none" where it is not quantized."""
     choice: ChoiceRecord | None = field(default=None, metadata=OPTIONAL)
     """None if the options name every format."""
+    densities: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
+    """The part of the weights that is kept, of each kind of 2:4 sparse matrix in each layer; absent without such."""
     calibration: CalibrationRecord | None = field(default=None, metadata=OPTIONAL)
     """None if no text chose anything."""
 

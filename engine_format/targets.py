@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tensorwright.engine_format import file_names
 from tensorwright.engine_format.dtypes import DTYPES
-from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec, parse_weight_only_spec
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_cpu_spec, parse_weight_only_spec
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TargetFormat:
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
         if self.name == "cpu":
-            return parse_spec(text, self.weight_formats)
+            return parse_cpu_spec(text, self.weight_formats)
         alike = [target.name for target in TARGETS.values() if target.files == self.files]
         return parse_weight_only_spec(text, " or ".join(alike), self.weight_formats)
 

@@ -14,6 +14,9 @@ w8a8              int8 with one float32 scale for each output row; activations h
 fp8               E4M3 floats with one float32 scale for each output row; activations are not rounded
 fp8:gN            likewise with a scale for each row and group of N
 
+int4:gN and int8:gN may be 2:4 sparse, as in `int4:g64:2:4`: of each 4 neighbours along K two are kept
+(plugins/quantized_matmul/sparsity.py).
+
 The scales of groups of whole numbers may be float16, as in `uint4:g128:fp16`, which holds the scales of most quantized
 checkpoints exactly. A format that ends in `:wo` (weight-only), as `int4:g64:wo` or `mxfp4:wo`, has the same weights,
 and target cpu does not round activations beside them.
@@ -37,8 +40,17 @@ FORMATS = ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
 FLOAT16_SCALES = ":fp16"
 _WEIGHT_ONLY = ":wo"
+SPARSITY = "2:4"
+"""The one pattern of sparsity: of each 4 neighbours along K two are kept."""
+_SPARSE = f":{SPARSITY}"
+SPARSE_BLOCK = 32
+"""The columns of a block of sparse weights: TW_SPARSE_BLOCK of layout.h."""
+SPARSE_PLACES = 64
+"""The bytes of a block that say where the kept elements of 16 rows were."""
 _GROUP = f"(?::g({'|'.join(map(str, GROUPS))}))?"
-_GROUPED = re.compile(f"(int|uint)([2348]){_GROUP}({FLOAT16_SCALES})?({_WEIGHT_ONLY})?")
+_GROUPED = re.compile(
+    f"(int|uint)([2348]){_GROUP}({FLOAT16_SCALES})?((?:{_WEIGHT_ONLY})?(?:{_SPARSE})?|{_SPARSE}{_WEIGHT_ONLY})"
+)
 _MXFP4 = re.compile(f"mxfp4({_WEIGHT_ONLY})?")
 _FP8 = re.compile(f"fp8{_GROUP}")
 _TWO_LEVELS = re.compile(f"w4a8{_GROUP}")
@@ -76,6 +88,8 @@ class WeightFormat:
     """The type of the scales of groups of "int" and "uint": "bfloat16" or "float16"."""
     weight_only: bool = False
     """Whether products leave activations as they are, where the kind alone does not say so."""
+    sparse: bool = False
+    """Whether two of each 4 neighbours along K are kept."""
 
     def __str__(self) -> str:
         """Returns the name that `parse_format` reads, with the group spelled out."""
@@ -88,6 +102,7 @@ class WeightFormat:
             return f"w4a8:g{self.group}"
         if self.group == 0:
             return "w8a8"
+        last = f"{last}{_SPARSE * self.sparse}"
         return f"{self.kind}{self.bits}:g{self.group}{FLOAT16_SCALES * (self.scales == FLOAT16)}{last}"
 
     @property
@@ -103,7 +118,7 @@ class WeightFormat:
     @property
     def codec(self) -> str:
         """The name of the form in which target cpu stores the weights and their scales, a key of `dtypes.NUMBERS`."""
-        return f"{self.dtype}_fp16" if self.scales == FLOAT16 else self.dtype
+        return f"{self.dtype}{'_fp16' * (self.scales == FLOAT16)}{'_sparse' * self.sparse}"
 
     @property
     def keeps_activations(self) -> bool:
@@ -117,7 +132,7 @@ class WeightFormat:
     @property
     def has_codes(self) -> bool:
         """Whether weights are whole numbers times scales."""
-        return self.kind in ("int", "uint")
+        return self.kind in ("int", "uint") and not self.sparse
 
     @property
     def has_steps(self) -> bool:
@@ -188,7 +203,8 @@ class WeightFormat:
 
     def group_bytes(self, k: int) -> int:
         """Returns the bytes of one group of a panel of 16 rows, without scales."""
-        return self.stored_group(k) * LANES * self.bits // 8
+        dense = self.stored_group(k) * LANES * self.bits // 8
+        return dense // 2 + self.group // SPARSE_BLOCK * SPARSE_PLACES if self.sparse else dense
 
     def panel_bytes(self, k: int) -> int:
         """Returns the bytes of a panel of 16 rows and `k` columns, with scales: plugins/quantized_matmul/layout.h."""
@@ -211,12 +227,27 @@ class WeightFormat:
         return self.front_bytes + i // self.period * (self.header_bytes + self.period * self.group_bytes(k))
 
 
+def sparsified(fmt: WeightFormat) -> WeightFormat:
+    """Returns the format with 2:4 sparse weights. Raises InvalidOptionError for a format that has none."""
+    if fmt.kind != "int" or fmt.bits not in (4, 8) or fmt.group == 0 or fmt.scales == FLOAT16 or fmt.weight_only:
+        raise InvalidOptionError(
+            f"sparsity {SPARSITY}: there are no 2:4 sparse weights of format {fmt}; quantize to int4 or int8 in "
+            f"groups, with bfloat16 scales and without {_WEIGHT_ONLY}"
+        )
+    return replace(fmt, sparse=True)
+
+
+def densified(asked: Asked) -> Asked:
+    """Returns the format of the same weights with all of them kept; what is no sparse format stays."""
+    return replace(asked, sparse=False) if isinstance(asked, WeightFormat) else asked
+
+
 W8A8 = WeightFormat(8, 0)
 MXFP4 = WeightFormat(4, 32, "mxfp")
 
 
 def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
-    """Reads "int4", "int8:g64", "uint4:g128:fp16", "int4:g32:wo", "mxfp4", "w4a8", "w8a8", "fp8" or "fp8:g128".
+    """Reads "int4", "int8:g64", "uint4:g128:fp16", "int4:wo", "int4:2:4", "mxfp4", "w4a8", "w8a8", "fp8" or "fp8:g128".
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
@@ -229,9 +260,10 @@ def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
     if found := _TWO_LEVELS.fullmatch(text):
         return WeightFormat(4, int(found[1] or DEFAULT_GROUP), "steps")
     if found := _GROUPED.fullmatch(text):
-        kind, bits, group, float16, weight_only = found.groups()
+        kind, bits, group, float16, more = found.groups()
         scales = FLOAT16 if float16 else "bfloat16"
-        return WeightFormat(int(bits), int(group or DEFAULT_GROUP), kind, scales, weight_only is not None)
+        fmt = WeightFormat(int(bits), int(group or DEFAULT_GROUP), kind, scales, _WEIGHT_ONLY in more)
+        return sparsified(fmt) if _SPARSE in more else fmt
     sizes = ", ".join(f"g{size}" for size in GROUPS)
     last = next(name for name in ("uint2", "uint8", "int8") if name in offered)
     names = [f"{name} (each also with a group: {sizes}, as in int4:g64)" if name == last else name for name in offered]
@@ -335,7 +367,8 @@ UNQUANTIZED = QuantizeSpec(None, None, None)
 
 
 def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
-    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT][,PATTERN=FORMAT ...]. An unnamed part has the first format.
+    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT][,PATTERN=FORMAT ...]. An unnamed part has the first format,
+    dense.
 
     A FORMAT may be "none" or "kept", and the first "mixed:BITS", where the parts may be "mixed" too. A PATTERN is of
     names of weights: format_rules.py.
@@ -343,6 +376,29 @@ def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
     return _parse_parts(text, offered)[0]
+
+
+def parse_cpu_spec(text: str, offered: tuple[str, ...]) -> QuantizeSpec:
+    """Reads a spec for target cpu. Raises InvalidOptionError for a sparse embedding."""
+    spec = parse_spec(text, offered)
+    if isinstance(spec.embedding, WeightFormat) and spec.embedding.sparse:
+        raise InvalidOptionError(
+            f"quantize: the embedding must not be {spec.embedding}: its rows are read, not multiplied; say "
+            f"embedding={densified(spec.embedding)}"
+        )
+    return spec
+
+
+def with_sparsity(text: str | None) -> str:
+    """Returns the text of a spec whose layers are 2:4 sparse. text: that of the spec without sparsity, or None.
+
+    Raises InvalidOptionError for a text that names no format of the layers, or one that is never sparse.
+    """
+    spec = UNQUANTIZED if text is None else parse_spec(text)
+    if not isinstance(spec.linears, WeightFormat):
+        found = "" if spec.linears is None else f", named in place of {spec.linears}"
+        raise InvalidOptionError(f"sparsity {SPARSITY} needs quantize: int4 or int8{found}")
+    return str(replace(spec, linears=sparsified(spec.linears)))
 
 
 def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> QuantizeSpec:
@@ -364,7 +420,7 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
             )
         if fmt.weight_only:
             _refuse(spec, str(fmt), f"target {target} keeps activations as they are in any format; leave out :wo")
-        if fmt.family not in offered or fmt.scales == FLOAT16 or (fmt.kind == "fp" and fmt.group):
+        if fmt.family not in offered or fmt.scales == FLOAT16 or fmt.sparse or (fmt.kind == "fp" and fmt.group):
             _refuse(spec, str(fmt), f"target {target} has no such products; quantize to int8 or int4")
     embedding = spec.embedding
     if not isinstance(embedding, WeightFormat) or embedding.dtype == "int8":
@@ -395,7 +451,7 @@ def _parse_parts(text: str, offered: tuple[str, ...]) -> tuple[QuantizeSpec, set
     """Returns the spec, and the names of the parts that the text names."""
     first, *others = [part.strip() for part in text.split(",")]
     linears = _parse_first(first, offered)
-    formats: dict[str, Asked] = dict.fromkeys(PARTS, linears)
+    formats: dict[str, Asked] = dict.fromkeys(PARTS, densified(linears))
     named: set[str] = set()
     rules: list[FormatRule] = []
     for part in others:

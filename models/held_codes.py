@@ -52,8 +52,11 @@ class HeldCodes:
 
 
 def read_codes(expr: WeightExpr, source: object, fmt: WeightFormat, ranges: Ranges) -> HeldCodes | None:
-    """Returns the codes of the part inside `ranges`, which take all columns; None if no row can be held."""
-    if fmt.has_steps or not isinstance(source, CodedSource):
+    """Returns the codes of the part inside `ranges`, which take all columns; None if no row can be held.
+
+    No row can be in a 2:4 sparse format, which does not keep all codes.
+    """
+    if fmt.has_steps or fmt.sparse or not isinstance(source, CodedSource):
         return None
     rows = len(ranges) - 1
     match expr:

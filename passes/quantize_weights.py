@@ -11,6 +11,7 @@ The rewrite is the same for all targets: the graph says what is rounded and how,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tensorwright.engine_format.weight_formats import (
@@ -49,6 +50,7 @@ def quantize_weights(graph: Graph) -> int:
         if fmt is None or node.op.startswith(QUANTIZED):
             continue
         refuse_long_rows(node, fmt)
+        refuse_sparse_matrices(node, fmt)
         attrs: dict[str, Any] = {**(node.attrs if node.op == "experts" else {}), "format": fmt}
         if node.op == "embedding":
             attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
@@ -93,6 +95,16 @@ def refuse_idle_rules(spec: QuantizeSpec, matrices: list[Node]) -> None:
         raise InvalidOptionError(
             f"quantize: {', '.join(idle[:5])} {'match' if len(idle) > 1 else 'matches'} no matrix that can be "
             f"quantized; names of such are {', '.join(names[:3])}"
+        )
+
+
+def refuse_sparse_matrices(node: Node, fmt: WeightFormat) -> None:
+    """Refuses sparse weights of what is no linear: experts, the matrices of heads, and an embedding."""
+    if fmt.sparse and node.op != "linear":
+        names = weights_of(node)
+        raise UnsupportedModelError(
+            f"only matrices of linear layers can be 2:4 sparse, and {names[0]} is of {node.op.replace('_', ' ')}; "
+            f"leave sparsity out, or give these a format of their own, as in {names[0]}={replace(fmt, sparse=False)}"
         )
 
 

@@ -17,6 +17,7 @@ from tensorwright.engine_format.weight_formats import format_name
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.ops import kind_of, matrices_of
 from tensorwright.ir.weights import WeightExpr
+from tensorwright.plugins.quantized_matmul.sparsity import density
 
 EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -55,7 +56,8 @@ def make_record(
 
     bits_per_weight: bytes stored, scales and padding included, over weights of the checkpoint; "all" counts norms and
     biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
-    the weight, by place. formats: the format by place, where the spec has rules.
+    the weight, by place. densities: the part of the weights that is kept, of sparse matrices. formats: the format by
+    place, where the spec has rules.
     """
     spec = graph.facts.quantize
     if spec is None:
@@ -72,7 +74,16 @@ def make_record(
         | {role: role_bits(m for r, _, m in found if r == role) for role in (LAYERS, EMBEDDING, LM_HEAD)},
         "weight_errors": errors_by_name(errors),
     }
+    if densities := densities_by_name(graph):
+        record["densities"] = densities
     return {**record, "formats": formats_by_name(graph)} if spec.rules else record
+
+
+def densities_by_name(graph: Graph) -> dict[str, list[float | None]]:
+    """Returns the part of the weights that is kept, for every matrix of a 2:4 sparse format."""
+    found = ((node, expr) for node in graph.nodes for _, expr in stored_matrices(node))
+    sparse = [(node, expr) for node, expr in found if "format" in node.attrs and node.attrs["format"].sparse]
+    return by_name({place_of(node, expr): density(int(node.operand(1).shape[-1])) for node, expr in sparse})
 
 
 def formats_by_name(graph: Graph) -> dict[str, list[str | None]]:

@@ -29,6 +29,14 @@
 // step and the offset of the group. Steps are from 1 to 16. Offsets are stored plus 128, so that offset +
 // step * code is the whole number plus 128 that the scale multiplies. It must be in [0, 255] for every code.
 //
+// 2:4 sparse (TW_I8_SPARSE and TW_I4_SPARSE): of each 4 neighbours along K two are kept. A group is a run of
+// blocks of 32 columns, each of them
+//   [64 bytes: the places of the kept elements][the kept elements].
+// The places of row r are the 32 bits at byte r * 4: nibble q (bits 4 q to 4 q + 3) belongs to columns 4 q to
+// 4 q + 3 of the block, and holds the place of the first kept element plus 4 times that of the second, which
+// is larger. The kept elements, two for each nibble, lie as the 16 columns of a dense matrix would. Kernels
+// take any two places: two elements of one place are added.
+//
 // E2M1: bit 3 of a code is the sign. The other three number the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 // Twice a magnitude is a whole number, so kernels compute with doubled weights and halved scales: a byte e is
 // the scale 2^(e - 127) of doubled weights, 0 is the scale 0, and 255 does not occur. The exponent of a group
@@ -61,32 +69,39 @@ enum tw_quantized_dtype {
   TW_U3_F16,
   TW_U2_F16,
   TW_FP8,  // scales are fp32
-  TW_W4A8
+  TW_W4A8,
+  TW_I8_SPARSE,
+  TW_I4_SPARSE
 };
+
+// The columns of a block of 2:4 sparse weights, and the bytes of the places of their kept elements.
+enum { TW_SPARSE_BLOCK = 32, TW_SPARSE_PLACES = 64 };
 
 // Calls of(dtype, kind, name) for every dtype of quantized weights but TW_FP8, which no kernel of
 // quantized_matmul multiplies: the tables of kernels follow this list.
 // kind: as in the names of kernels; name: that of the format, without the group.
 // clang-format off: one dtype per line
-#define TW_FOR_EACH_QUANTIZED(of)     \
-  of(TW_I8, i8, "int8")               \
-  of(TW_I4, i4, "int4")               \
-  of(TW_MXFP4, mxfp4, "mxfp4")        \
-  of(TW_U8, u8, "uint8")              \
-  of(TW_U4, u4, "uint4")              \
-  of(TW_I8_F16, i8_f16, "int8:fp16")  \
-  of(TW_I4_F16, i4_f16, "int4:fp16")  \
-  of(TW_U8_F16, u8_f16, "uint8:fp16") \
-  of(TW_U4_F16, u4_f16, "uint4:fp16") \
-  of(TW_I3, i3, "int3")               \
-  of(TW_I2, i2, "int2")               \
-  of(TW_U3, u3, "uint3")              \
-  of(TW_U2, u2, "uint2")              \
-  of(TW_I3_F16, i3_f16, "int3:fp16")  \
-  of(TW_I2_F16, i2_f16, "int2:fp16")  \
-  of(TW_U3_F16, u3_f16, "uint3:fp16") \
-  of(TW_U2_F16, u2_f16, "uint2:fp16") \
-  of(TW_W4A8, w4a8, "w4a8")
+#define TW_FOR_EACH_QUANTIZED(of)         \
+  of(TW_I8, i8, "int8")                   \
+  of(TW_I4, i4, "int4")                   \
+  of(TW_MXFP4, mxfp4, "mxfp4")            \
+  of(TW_U8, u8, "uint8")                  \
+  of(TW_U4, u4, "uint4")                  \
+  of(TW_I8_F16, i8_f16, "int8:fp16")      \
+  of(TW_I4_F16, i4_f16, "int4:fp16")      \
+  of(TW_U8_F16, u8_f16, "uint8:fp16")     \
+  of(TW_U4_F16, u4_f16, "uint4:fp16")     \
+  of(TW_I3, i3, "int3")                   \
+  of(TW_I2, i2, "int2")                   \
+  of(TW_U3, u3, "uint3")                  \
+  of(TW_U2, u2, "uint2")                  \
+  of(TW_I3_F16, i3_f16, "int3:fp16")      \
+  of(TW_I2_F16, i2_f16, "int2:fp16")      \
+  of(TW_U3_F16, u3_f16, "uint3:fp16")     \
+  of(TW_U2_F16, u2_f16, "uint2:fp16")     \
+  of(TW_W4A8, w4a8, "w4a8")                \
+  of(TW_I8_SPARSE, i8_sparse, "int8:2:4") \
+  of(TW_I4_SPARSE, i4_sparse, "int4:2:4")
 // clang-format on
 
 // How a group holds its weights, and its scales. TW_CODES: whole numbers of fewer bits than 8, from 0 on.
@@ -107,6 +122,7 @@ typedef struct tw_weight_codec {
   // to each byte and 12 to twice an E2M1 number. The sum of x times this factor takes away what that adds to
   // a sum of products. Where there are zero points, it is multiplied by them as well.
   int factor;
+  bool sparse;  // 2:4
 } tw_weight_codec;
 
 // Returns `codec` as that of `dtype`, whose weights are the same and whose scales are fp16.
@@ -116,20 +132,27 @@ static constexpr tw_weight_codec tw_with_f16(int dtype, tw_weight_codec codec) {
   return codec;
 }
 
+// Returns `codec` as that of `dtype`, whose weights are the same and 2:4 sparse.
+static constexpr tw_weight_codec tw_with_sparse(int dtype, tw_weight_codec codec) {
+  codec.dtype = dtype;
+  codec.sparse = true;
+  return codec;
+}
+
 // Returns the codec of a dtype of quantized weights. `dtype` is 0 in the codec of any other dtype, which no
 // weight has.
 static constexpr tw_weight_codec tw_codec(int dtype) {
   switch (dtype) {
     case TW_I8:
-      return {TW_I8, 8, TW_BYTES, TW_SCALES_BF16, 2, 2, 64, 0, -128};
+      return {TW_I8, 8, TW_BYTES, TW_SCALES_BF16, 2, 2, 64, 0, -128, false};
     case TW_I4:
-      return {TW_I4, 4, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -8};
+      return {TW_I4, 4, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -8, false};
     case TW_MXFP4:
-      return {TW_MXFP4, 4, TW_E2M1, TW_SCALES_E8M0, 1, 4, 64, 0, -12};
+      return {TW_MXFP4, 4, TW_E2M1, TW_SCALES_E8M0, 1, 4, 64, 0, -12, false};
     case TW_U8:
-      return {TW_U8, 8, TW_BYTES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+      return {TW_U8, 8, TW_BYTES, TW_SCALES_BF16, 2, 4, 192, 128, -1, false};
     case TW_U4:
-      return {TW_U4, 4, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+      return {TW_U4, 4, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1, false};
     case TW_I8_F16:
       return tw_with_f16(TW_I8_F16, tw_codec(TW_I8));
     case TW_I4_F16:
@@ -139,13 +162,13 @@ static constexpr tw_weight_codec tw_codec(int dtype) {
     case TW_U4_F16:
       return tw_with_f16(TW_U4_F16, tw_codec(TW_U4));
     case TW_I3:
-      return {TW_I3, 3, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -4};
+      return {TW_I3, 3, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -4, false};
     case TW_I2:
-      return {TW_I2, 2, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -2};
+      return {TW_I2, 2, TW_CODES, TW_SCALES_BF16, 2, 2, 64, 0, -2, false};
     case TW_U3:
-      return {TW_U3, 3, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+      return {TW_U3, 3, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1, false};
     case TW_U2:
-      return {TW_U2, 2, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1};
+      return {TW_U2, 2, TW_CODES, TW_SCALES_BF16, 2, 4, 192, 128, -1, false};
     case TW_I3_F16:
       return tw_with_f16(TW_I3_F16, tw_codec(TW_I3));
     case TW_I2_F16:
@@ -155,9 +178,13 @@ static constexpr tw_weight_codec tw_codec(int dtype) {
     case TW_U2_F16:
       return tw_with_f16(TW_U2_F16, tw_codec(TW_U2));
     case TW_FP8:
-      return {TW_FP8, 8, TW_E4M3, TW_SCALES_F32, 4, 1, 64, 0, 0};
+      return {TW_FP8, 8, TW_E4M3, TW_SCALES_F32, 4, 1, 64, 0, 0, false};
     case TW_W4A8:
-      return {TW_W4A8, 4, TW_CODES, TW_SCALES_STEPS, 1, 2, 64, 32, -128};
+      return {TW_W4A8, 4, TW_CODES, TW_SCALES_STEPS, 1, 2, 64, 32, -128, false};
+    case TW_I8_SPARSE:
+      return tw_with_sparse(TW_I8_SPARSE, tw_codec(TW_I8));
+    case TW_I4_SPARSE:
+      return tw_with_sparse(TW_I4_SPARSE, tw_codec(TW_I4));
     default:
       return {};
   }
@@ -193,6 +220,11 @@ static constexpr bool tw_multiplies_integers(int dtype) {
   return tw_codec(dtype).dtype != 0 && tw_codec(dtype).values != TW_E4M3;
 }
 
+// Returns whether products with weights of that dtype may take activations as they are.
+static constexpr bool tw_multiplies_floats(int dtype) {
+  return tw_codec(dtype).dtype != 0 && !tw_codec(dtype).sparse && !tw_has_steps(dtype);
+}
+
 // Returns the number of groups of a row; 1 for whole rows.
 static inline int64_t tw_quantized_groups(int64_t k, int64_t group) {
   return group == 0 ? 1 : (k + group - 1) / group;
@@ -216,9 +248,16 @@ static inline int64_t tw_activation_group(int dtype, int64_t k, int64_t group) {
   return tw_sums_whole_rows(dtype, group) ? tw_quantized_row(k, group) : group;
 }
 
+// Returns the bytes of a block of 2:4 sparse weights in a panel.
+static constexpr int64_t tw_sparse_block_bytes(int dtype) {
+  return TW_SPARSE_PLACES + TW_SPARSE_BLOCK / 2 * TW_LANES * tw_codec(dtype).bits / 8;
+}
+
 // Returns the bytes of one group of a panel, without the scales.
 static inline int64_t tw_quantized_group_bytes(int dtype, int64_t k, int64_t group) {
-  return tw_quantized_group(k, group) * TW_LANES * tw_codec(dtype).bits / 8;
+  const tw_weight_codec c = tw_codec(dtype);
+  if (c.sparse) return group / TW_SPARSE_BLOCK * tw_sparse_block_bytes(dtype);
+  return tw_quantized_group(k, group) * TW_LANES * c.bits / 8;
 }
 
 // Returns the bytes of one panel.

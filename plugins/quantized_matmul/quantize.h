@@ -14,7 +14,8 @@ struct QuantizationError {
 };
 
 // Quantizes `source` (TW_F32 or TW_BF16) into panels with weights of `dtype` (TW_I8 or TW_I4), `stride` bytes
-// apart. group: 0 (whole rows, TW_I8 only), 32, 64 or 128. kernel: an entry of quantize_weights_kernels().
+// apart. group: 0 (whole rows, TW_I8 only), 32, 64 or 128. If the dtype is 2:4 sparse, the rows are pruned
+// first (prune.h), and the error counts what that takes away. kernel: an entry of quantize_weights_kernels().
 QuantizationError quantize_panels(tw_quantize_weights_fn kernel, int dtype, int64_t group,
                                   const PackSource& source, void* panels, int64_t stride);
 

@@ -12,20 +12,22 @@ The weights of a group take, of a list of scales, the one with the least sum of 
            halved here, so that values are whole numbers
     w4a8   two_levels.py
     fp8    largest / 448, rounded to bfloat16, values E4M3; where that is below 2^-120 the scale is 1
+The weights of a 2:4 sparse format are pruned first (sparsity.py).
 Scales of groups are bfloat16 or, where the format says so, float16 of at most 65504 in magnitude; those of whole rows
 float32, and those of fp8 are float32 numbers that bfloat16 can hold, so that a target may store them in either type.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import FLOAT16, LANES, WeightFormat
+from tensorwright.engine_format.weight_formats import FLOAT16, LANES, SPARSE_BLOCK, SPARSE_PLACES, WeightFormat
 from tensorwright.plugins.packing import panels_of
 from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, from_codes, round_to_e4m3, to_codes
 from tensorwright.plugins.quantized_matmul.mxfp4 import E2M1, codes_of, doubled_scales, round_to_e2m1
+from tensorwright.plugins.quantized_matmul.sparsity import compressed, expanded, pruned
 from tensorwright.plugins.quantized_matmul.two_levels import CODE_OF_ZEROS, TINY, to_two_levels
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
@@ -68,7 +70,8 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
     """Quantizes float32 [rows, k]. Raises ValueError for an infinity or a NaN."""
     if not np.isfinite(w).all():
         raise ValueError("a weight is infinite or not a number")
-    x = in_groups(np.asarray(w, np.float32), fmt)
+    w = np.asarray(w, np.float32)
+    x = in_groups(pruned(w) if fmt.sparse else w, fmt)
     if fmt.has_steps:
         return _to_two_levels(x, w.shape[1])
     best = np.full(x.shape[:2], np.inf, np.float32)
@@ -310,6 +313,12 @@ def _scales(stored: np.ndarray, fmt: WeightFormat) -> np.ndarray:
 
 def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     """Inverts `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size], for fp8 float32."""
+    if fmt.sparse:
+        blocks = data.reshape(-1, SPARSE_PLACES + SPARSE_BLOCK // 2 * LANES * fmt.bits // 8)
+        places = np.ascontiguousarray(blocks[:, :SPARSE_PLACES]).reshape(-1, LANES, 4)
+        kept = _values(np.ascontiguousarray(blocks[:, SPARSE_PLACES:]), replace(fmt, sparse=False))
+        values = expanded(kept, np.stack([places & 15, places >> 4], axis=-1).reshape(-1, LANES, 8))
+        return values.reshape(len(data), -1, LANES, SPARSE_BLOCK).swapaxes(1, 2).reshape(len(data), LANES, -1)
     if fmt.bits == 8:
         lines = data.reshape(len(data), -1, LANES, 4)
         stored = lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1)
@@ -345,8 +354,14 @@ def _joined_steps(steps: np.ndarray, bits: int) -> np.ndarray:
 def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     """Turns int8 [panels, 16, size] of one group into its bytes, uint8 [panels, lines, 16, 4]."""
     panels, lanes, size = values.shape
+    if fmt.sparse:
+        blocks = values.reshape(panels, lanes, -1, SPARSE_BLOCK).swapaxes(1, 2).reshape(-1, lanes, SPARSE_BLOCK)
+        kept, nibbles = compressed(blocks)
+        places = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+        lines = _lines(kept, replace(fmt, sparse=False)).reshape(len(blocks), -1)
+        return np.concatenate([places.reshape(len(blocks), -1), lines], axis=1).reshape(panels, -1, lanes, 4)
     if fmt.bits == 8:
-        return values.view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(values).view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
     return _code_lines(codes_of(values) if fmt.kind == "mxfp" else (values - fmt.least).astype(np.uint8), fmt.bits)
 
 

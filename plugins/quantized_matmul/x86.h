@@ -32,7 +32,7 @@ struct Group {
   const char* scales;
   const char* zeros;  // zero points, if the weights have them
   int64_t w_stride;   // bytes between panels
-  int64_t lines;      // lines of 64 bytes of the group in a panel
+  int64_t lines;      // lines of 64 bytes of the group in a panel; if the weights are 2:4 sparse, its blocks
   float* sum;         // [R, kUnit, 16]
 };
 
@@ -80,16 +80,17 @@ template <class Kind>
 void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, const Part& part) {
   const char* w = (const char*)a->matmul.w + part.panel * s.w_stride;
   const auto micro = Kind::micro(part.rows, part.panels);
-  Group g = {(const int8_t*)a->matmul.x + part.row * a->matmul.x_stride + part.begin * s.size,
-             a->matmul.x_stride,
-             a->x_scale + part.begin * a->group_stride + part.row,
-             a->x_sum + part.begin * a->group_stride + part.row,
-             nullptr,
-             nullptr,
-             nullptr,
-             s.w_stride,
-             s.size * tw_codec(Kind::kDtype).bits / 32,
-             part.sum};
+  Group g = {
+      (const int8_t*)a->matmul.x + part.row * a->matmul.x_stride + part.begin * s.size,
+      a->matmul.x_stride,
+      a->x_scale + part.begin * a->group_stride + part.row,
+      a->x_sum + part.begin * a->group_stride + part.row,
+      nullptr,
+      nullptr,
+      nullptr,
+      s.w_stride,
+      tw_codec(Kind::kDtype).sparse ? s.size / TW_SPARSE_BLOCK : s.size * tw_codec(Kind::kDtype).bits / 32,
+      part.sum};
   for (int64_t i = part.begin; i < part.end; ++i) {
     g.w = w + tw_quantized_group_offset(Kind::kDtype, s.k, s.group, i);
     g.scales = w + tw_quantized_scale_offset(Kind::kDtype, s.k, s.group, i);

@@ -7,7 +7,7 @@
 // multiplied as |w| times x with the sign of w; two such products are at most 32258.
 #include "plugins/quantized_matmul/x86_rows.h"
 #include "plugins/quantized_matmul/x86_weights.h"
-#include "plugins/quantized_matmul/x86_ymm.h"
+#include "plugins/quantized_matmul/x86_ymm_sparse.h"
 #include "plugins/quantized_matmul/x86_ymm_steps.h"
 
 namespace {
@@ -74,6 +74,12 @@ struct Codes {
         for (int i = 0; i < N; ++i) acc[r][i] = _mm256_add_epi32(acc[r][i], widened(pairs[r][i]));
       }
     }
+  }
+};
+
+struct AddProducts {
+  static TW_INLINE __m256i add(__m256i sum, __m256i size, __m256i x) {
+    return _mm256_add_epi32(sum, widened(_mm256_maddubs_epi16(size, x)));
   }
 };
 
@@ -167,11 +173,14 @@ struct WeightsAvx2 : Avx2 {
   static TW_INLINE void put(char* to, Ints line) { _mm256_storeu_si256((__m256i*)to, line); }
 };
 
+template <int kOf>
+struct Sparse : SparseDot<kOf, AddProducts> {};
+
 }  // namespace
 
 #define TW_AVX2(dtype, kind, name)                                                       \
   extern "C" void tw_quantized_matmul_##kind##_avx2(const tw_quantized_matmul_args* a) { \
-    run_any<Bytes, Codes, dtype>(a);                                                     \
+    run_any<Bytes, Codes, Sparse, dtype>(a);                                             \
   }
 TW_FOR_EACH_QUANTIZED(TW_AVX2)
 #undef TW_AVX2

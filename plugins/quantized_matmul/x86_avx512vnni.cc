@@ -8,6 +8,7 @@
 // row's share of the work on weights is then smallest.
 #include "plugins/matmul/x86_avx512_finish.h"
 #include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/x86_avx512_sparse.h"
 #include "plugins/quantized_matmul/x86_avx512_steps.h"
 #include "plugins/quantized_matmul/x86_avx512_tile.h"
 
@@ -151,6 +152,8 @@ template <int kDtype>
 void run(const tw_quantized_matmul_args* a) {
   if constexpr (tw_has_steps(kDtype)) {
     a->matmul.rows <= kRows ? matmul<Stepped<kDtype>>(a, kDtype) : matmul_in_blocks<kDtype>(a);
+  } else if constexpr (tw_codec(kDtype).sparse) {
+    matmul<SparseGrouped<kDtype>>(a, kDtype);
   } else {
     tw_quantizes(kDtype, 0) && a->group == 0 ? matmul<Whole>(a, kDtype) : matmul<Grouped<kDtype>>(a, kDtype);
   }

@@ -3,7 +3,7 @@
 // vpdpbusd multiplies unsigned by signed bytes. Weights of 4, 3 and 2 bits are stored unsigned (w + 8, 4 or
 // 2); bytes become unsigned by flipping the sign bit (w + 128), codes of E2M1 by a table (2 w + 12). The sums
 // start at minus what this adds.
-#include "plugins/quantized_matmul/x86_ymm.h"
+#include "plugins/quantized_matmul/x86_ymm_sparse.h"
 #include "plugins/quantized_matmul/x86_ymm_steps.h"
 
 namespace {
@@ -43,11 +43,20 @@ struct Codes {
   }
 };
 
+struct AddProducts {
+  static TW_INLINE __m256i add(__m256i sum, __m256i size, __m256i x) {
+    return _mm256_dpbusd_avx_epi32(sum, size, x);
+  }
+};
+
+template <int kOf>
+struct Sparse : SparseDot<kOf, AddProducts> {};
+
 }  // namespace
 
 #define TW_AVXVNNI(dtype, kind, name)                                                       \
   extern "C" void tw_quantized_matmul_##kind##_avxvnni(const tw_quantized_matmul_args* a) { \
-    run_any<Bytes, Codes, dtype>(a);                                                        \
+    run_any<Bytes, Codes, Sparse, dtype>(a);                                                \
   }
 TW_FOR_EACH_QUANTIZED(TW_AVXVNNI)
 #undef TW_AVXVNNI

@@ -212,10 +212,12 @@ struct Kernels {
   }
 };
 
-// Computes a call. Bytes and Codes: the `Dot` of weights of 8 bits, and of fewer.
-template <template <int> class Bytes, template <int> class Codes, int kDtype>
+// Computes a call. Bytes, Codes and Sparse: the `Dot` of weights of 8 bits, of fewer, and of 2:4 sparse ones.
+template <template <int> class Bytes, template <int> class Codes, template <int> class Sparse, int kDtype>
 void run(const tw_quantized_matmul_args* a) {
-  if constexpr (tw_codec(kDtype).values != TW_BYTES) {
+  if constexpr (tw_codec(kDtype).sparse) {
+    matmul<Kernels<Sparse<kDtype>>>(a);
+  } else if constexpr (tw_codec(kDtype).values != TW_BYTES) {
     matmul<Kernels<Codes<kDtype>>>(a);
   } else if constexpr (tw_quantizes(kDtype, 0)) {
     a->group == 0 ? matmul<Kernels<Bytes<kDtype>, true>>(a) : matmul<Kernels<Bytes<kDtype>>>(a);

@@ -148,13 +148,14 @@ void matmul_in_blocks(const tw_quantized_matmul_args* args) {
   }
 }
 
-// Runs the kernel of a dtype. Bytes, Codes: the `Dot`s of weights of 8 bits and of fewer.
-template <template <int> class Bytes, template <int> class Codes, int kDtype>
+// Runs the kernel of a dtype. Bytes, Codes and Sparse: the `Dot`s of weights of 8 bits, of fewer, and of 2:4
+// sparse ones.
+template <template <int> class Bytes, template <int> class Codes, template <int> class Sparse, int kDtype>
 void run_any(const tw_quantized_matmul_args* a) {
   if constexpr (tw_has_steps(kDtype)) {
     matmul_in_blocks<Bytes<TW_I8>, kDtype>(a);
   } else {
-    run<Bytes, Codes, kDtype>(a);
+    run<Bytes, Codes, Sparse, kDtype>(a);
   }
 }
 

@@ -28,6 +28,8 @@ void run_weight_only_matmul(int x_dtype, size_t index, int dtype, int64_t group,
           "y must be float32 or uint16 with as many rows as x");
   const auto k = static_cast<int64_t>(x.shape(1));
   require_quantized_format(dtype, group, k);
+  require(tw_multiplies_floats(dtype),
+          "no products with weights of this dtype leave activations as they are");
   require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "there is no such epilogue");
   const int pairs = tw_epilogue_panels(epilogue);
   const int64_t panels = panels_of(static_cast<int64_t>(y.shape(1))) * pairs;

@@ -73,6 +73,7 @@ class LLM(StrictKeywords):
         "w8a8", "int4,lm_head=int8", "mixed:4.5"); None keeps codes of a quantized checkpoint, and other weights in
         dtype.
     quantize_config: for a build from a model directory: a file that gives weights formats by patterns of their names.
+    sparsity: for a build from a model directory: "none", or "2:4", which keeps two of each 4 weights of the layers.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
@@ -108,6 +109,7 @@ class LLM(StrictKeywords):
         dtype: str = "auto",
         quantize: str | None = None,
         quantize_config: str | Path | None = None,
+        sparsity: str = "none",
         kv_cache_dtype: str = "auto",
         max_seq_len: int | None = None,
         revision: str | None = None,
@@ -139,6 +141,7 @@ class LLM(StrictKeywords):
             dtype=dtype,
             quantize=quantize,
             quantize_config=os.fspath(quantize_config) if isinstance(quantize_config, Path) else quantize_config,
+            sparsity=sparsity,
             kv_cache_dtype=kv_cache_dtype,
             max_seq_len=max_seq_len,
         )

@@ -138,6 +138,8 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
         if calibration["rounded_to_nearest"]:
             pairs["not calibrated"] = ", ".join(calibration["rounded_to_nearest"])
     pairs["bits per weight"] = {role: bits for role, bits in record["bits_per_weight"].items() if bits is not None}
+    if "densities" in record:
+        pairs["2:4 sparse"] = {name: f"{_spread(row)} kept" for name, row in record["densities"].items()}
     pairs["error of weights"] = {name: _spread(row) for name, row in record["weight_errors"].items()}
     if accuracy is not None:
         pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy.get("output_errors", {}).items()}

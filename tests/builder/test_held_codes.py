@@ -24,7 +24,7 @@ from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.held_codes import read_codes
 from tensorwright.models.quantized.bits import unpack_bits
-from tensorwright.plugins.quantized_matmul.quantize import dequantized, unpack
+from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights, unpack
 
 LAYER = "model.layers.0"
 Q, K, V = (Ref(f"{LAYER}.self_attn.{name}_proj.weight") for name in "qkv")
@@ -147,6 +147,14 @@ def test_what_no_format_holds_is_rounded(folder, name):
     checkpoint = open_checkpoint(MADE / folder)
     lost = packed_values(checkpoint, Q, name) - checkpoint_values(checkpoint)
     assert 0 < np.abs(lost).max() < 0.2 * np.abs(checkpoint_values(checkpoint)).max()
+
+
+def test_no_codes_are_kept_in_a_sparse_format():
+    """Two of each 4 weights are left out, and the others are rounded as those of any checkpoint."""
+    checkpoint, fmt = open_checkpoint(MADE / "ct-int4"), parse_format("int8:g32:2:4")
+    want = dequantized(quantize_weights(checkpoint_values(checkpoint), fmt), Q.shape(checkpoint)[1])
+    assert np.count_nonzero(want.reshape(len(want), -1, 4), axis=-1).max() == 2
+    np.testing.assert_array_equal(packed_values(checkpoint, Q, str(fmt)), want, strict=True)
 
 
 def checkpoint_values(checkpoint: Checkpoint) -> np.ndarray:

@@ -84,11 +84,12 @@ struct Quantized {
 };
 
 constexpr Quantized kFormats[] = {
-    {TW_I4, 32},      {TW_I4, 64},     {TW_I4, 128},     {TW_I8, 32},      {TW_I8, 64},
-    {TW_I8, 128},     {TW_I8, 0},      {TW_MXFP4, 32},   {TW_U8, 64},      {TW_U4, 32},
-    {TW_U4, 128},     {TW_I8_F16, 32}, {TW_I4_F16, 128}, {TW_U8_F16, 128}, {TW_U4_F16, 64},
-    {TW_I3, 32},      {TW_U3_F16, 64}, {TW_I2, 64},      {TW_U2, 32},      {TW_U3, 128},
-    {TW_I2_F16, 128}, {TW_I3_F16, 32}, {TW_U2_F16, 32},  {TW_W4A8, 32},    {TW_W4A8, 128}};
+    {TW_I4, 32},        {TW_I4, 64},         {TW_I4, 128},     {TW_I8, 32},        {TW_I8, 64},
+    {TW_I8, 128},       {TW_I8, 0},          {TW_MXFP4, 32},   {TW_U8, 64},        {TW_U4, 32},
+    {TW_U4, 128},       {TW_I8_F16, 32},     {TW_I4_F16, 128}, {TW_U8_F16, 128},   {TW_U4_F16, 64},
+    {TW_I3, 32},        {TW_U3_F16, 64},     {TW_I2, 64},      {TW_U2, 32},        {TW_U3, 128},
+    {TW_I2_F16, 128},   {TW_I3_F16, 32},     {TW_U2_F16, 32},  {TW_I8_SPARSE, 32}, {TW_I8_SPARSE, 64},
+    {TW_I4_SPARSE, 64}, {TW_I4_SPARSE, 128}, {TW_W4A8, 32},    {TW_W4A8, 128}};
 
 // Activations [rows, k] as the kernel `fn` quantizes them; buffers of exactly the needed size.
 struct QuantizedRows {

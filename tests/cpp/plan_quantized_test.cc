@@ -32,7 +32,7 @@ TW_TEST(quantized_matrices_are_taken) {
     if (group == 0) continue;
     for (int dtype : {int{TW_I4}, int{TW_U8}, int{TW_U4}, int{TW_I8_F16}, int{TW_I4_F16}, int{TW_U8_F16},
                       int{TW_U4_F16}, int{TW_I3}, int{TW_I2}, int{TW_U3}, int{TW_U2}, int{TW_I3_F16},
-                      int{TW_I2_F16}, int{TW_U3_F16}, int{TW_U2_F16}})
+                      int{TW_I2_F16}, int{TW_U3_F16}, int{TW_U2_F16}, int{TW_I8_SPARSE}, int{TW_I4_SPARSE}})
       TW_CHECK_EQ(fault_of([=](ToyPlan& t) { quantize_projection(t, static_cast<uint32_t>(dtype), group); }),
                   std::string());
   }
@@ -57,8 +57,9 @@ TW_TEST(quantized_faults_are_named) {
   check_says(fault(TW_U2_F16, 32, [](auto&, I&, W& w) { w.dtype = 99; }), "dtype 99 is unknown for layout 2");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.layout = 3; }),
              "(quantized_matmul): w must be of layout 2, is of layout 3");
-  check_says(fault(TW_W4A8, 32, [](auto&, I&, W& w) { w.dtype += 1; }), "dtype 22 is unknown for layout 2");
   check_says(fault(TW_W4A8, 32, [](auto&, I&, W& w) { w.layout = 3; }), "dtype 21 is unknown for layout 3");
+  check_says(fault(TW_I4_SPARSE, 64, [](auto&, I&, W& w) { w.layout = 3; }),
+             "dtype 23 is unknown for layout 3");
   check_says(fault(TW_MXFP4, 32, [](auto&, I&, W& w) { w.group = 64; }),
              "group 64 is unknown for layout 2 and dtype 5");
   check_says(fault(TW_I8, 32, [](auto&, I&, W& w) { w.group = 16; }),

@@ -23,7 +23,7 @@ NAMES = (
     "uint4:g32", "uint8:g128", "int4:g64:fp16", "uint4:g128:fp16", "int3:g32",
     "uint2:g64:fp16", "mxfp4", "w4a8:g32", "w4a8:g128", "w8a8", "fp8", "fp8:g128",
     "int8:g32:wo", "uint4:g128:fp16:wo", "int3:g32:wo",
-    "mxfp4:wo",
+    "mxfp4:wo", "int4:g32:2:4", "int8:g64:2:4",
 )  # fmt: skip
 
 

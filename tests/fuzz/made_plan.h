@@ -172,8 +172,9 @@ class MadePlan : public tw_test::PlanWriter {
   int32_t maybe_vector(uint64_t k) { return c_.one_in(2) ? vector(k) : kNone; }
   int32_t quantized(uint64_t n, uint64_t k) {
     const auto dtype =
-        c_.of<uint32_t>({TW_I8, TW_I4, TW_MXFP4, TW_U8, TW_U4, TW_I8_F16, TW_I4_F16, TW_U8_F16, TW_U4_F16,
-                         TW_I3, TW_I2, TW_U3, TW_U2, TW_I3_F16, TW_I2_F16, TW_U3_F16, TW_U2_F16, TW_W4A8});
+        c_.of<uint32_t>({TW_I8,     TW_I4,     TW_MXFP4,  TW_U8,   TW_U4,        TW_I8_F16,   TW_I4_F16,
+                         TW_U8_F16, TW_U4_F16, TW_I3,     TW_I2,   TW_U3,        TW_U2,       TW_I3_F16,
+                         TW_I2_F16, TW_U3_F16, TW_U2_F16, TW_W4A8, TW_I8_SPARSE, TW_I4_SPARSE});
     const uint32_t group = dtype == TW_I8      ? c_.of<uint32_t>({0, 32, 64, 128})
                            : dtype == TW_MXFP4 ? 32
                                                : c_.of<uint32_t>({32, 64, 128});

@@ -202,6 +202,13 @@ def test_a_format_that_does_not_exist_is_refused() -> None:
         quantize_weights(asked(LINEAR, "int5"))
 
 
+def test_only_linears_are_sparse() -> None:
+    after = fire(asked(TIED, "none,lm_head=int8:2:4"), 1)
+    assert [str(node.attrs["format"]) for node in after.find("quantized_linear")] == ["int8:g32:2:4"]
+    with pytest.raises(UnsupportedModelError, match="only matrices of linear layers can be 2:4 sparse, and w is of em"):
+        quantize_weights(asked(TIED, "none,embedding=int8:2:4"))
+
+
 def test_rows_too_long_for_exact_sums_are_refused() -> None:
     """x is in [-127, 127] and a weight in [-128, 127]: 132104 products fit an int32, one more need not."""
     longest = LINEAR.replace(str(K), "132104")

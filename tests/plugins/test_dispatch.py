@@ -17,7 +17,7 @@ from tensorwright.runtime import _runtime, _testing
 
 pytestmark = pytest.mark.computes
 
-FAMILIES = 44
+FAMILIES = 47
 
 
 def lacks(level: str) -> bool:

@@ -18,7 +18,7 @@ NAMES = (
     "int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128",
     "uint4:g32", "uint4:g128", "uint8:g64", "int4:g64:fp16", "int8:g128:fp16", "uint4:g64:fp16",
     "uint8:g32:fp16", "int3:g32", "uint3:g64:fp16", "int2:g128:fp16", "uint2:g32", "mxfp4", "w4a8:g32",
-    "w4a8:g128", "w8a8",
+    "w4a8:g128", "w8a8", "int8:g32:2:4", "int4:g64:2:4", "int4:g128:2:4",
 )  # fmt: skip
 PACKED = (*NAMES, "fp8", "fp8:g32")
 """Formats that the packer rounds to. Products that round activations have only the others."""

@@ -194,8 +194,7 @@ void check_weight_type(const WeightRecord& weight, const std::string& at) {
       known = tw_multiplies_integers(static_cast<int>(weight.dtype));
       break;
     case WeightLayout::kWeightOnly:
-      known = tw_codec(static_cast<int>(weight.dtype)).dtype != 0 &&
-              !tw_has_steps(static_cast<int>(weight.dtype));
+      known = tw_multiplies_floats(static_cast<int>(weight.dtype));
       break;
     default:
       refuse_plan(concat(at, "layout must be 0 to 3, is ", weight.layout));

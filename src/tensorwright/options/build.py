@@ -12,7 +12,14 @@ from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.quantize_config import with_config
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
-from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, MAX_RULES_SHOWN, parse_spec
+from tensorwright.engine_format.weight_formats import (
+    DEFAULT_GROUP,
+    GROUPS,
+    MAX_RULES_SHOWN,
+    SPARSITY,
+    parse_spec,
+    with_sparsity,
+)
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import (
     At,
@@ -29,6 +36,7 @@ FIRST_USE = TARGETS["cpu"]
 """The target of an engine that `run`, `serve` or `LLM` builds from a model directory on its first use."""
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
+SPARSITIES = ("none", SPARSITY)
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
@@ -72,6 +80,7 @@ _CONFIG = (
 _CONFIG_OF_FIRST_USE = At(
     "A file with the formats of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
 )
+_SPARSITY_OF_FIRST_USE = At("Sparsity of the engine that is built from a model directory, as in build-engine.")
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
@@ -188,6 +197,20 @@ class BuildFields:
             ),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _CONFIG_OF_FIRST_USE),
+        },
+    )
+    sparsity: str = declare(
+        "none",
+        choices=SPARSITIES,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "Which weights of the layers' matrices are kept: all, or of each 4 neighbours along K the two with the "
+                "largest magnitudes (2:4), which needs --quantize int4 or int8. See docs/quantization.md."
+            ),
+            Door.REBUILD: At("As in build-engine, besides the engine's formats.", default=None),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _SPARSITY_OF_FIRST_USE),
         },
     )
     kv_cache_dtype: str = declare(
@@ -330,6 +353,7 @@ class BuildChoices:
     max_seq_len: int | None = same_as(BuildFields, "max_seq_len")
     quantize: str | None = same_as(BuildFields, "quantize")
     quantize_config: str | None = same_as(BuildFields, "quantize_config")
+    sparsity: str = same_as(BuildFields, "sparsity")
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
 
     def __post_init__(self) -> None:
@@ -341,7 +365,9 @@ class BuildChoices:
         formats = parse_spec(self.quantize).summary if many and self.quantize is not None else self.quantize
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
-        return ", ".join(choice for choice in (self.dtype, formats, self.quantize_config, kv_cache, length) if choice)
+        sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
+        choices = (self.dtype, formats, self.quantize_config, sparsity, kv_cache, length)
+        return ", ".join(choice for choice in choices if choice)
 
     @property
     def key(self) -> str:
@@ -350,7 +376,7 @@ class BuildChoices:
 
     def without_files(self) -> BuildChoices:
         """Returns the same choices with what the file quantize_config says now. Raises InvalidOptionError."""
-        return replace(self, quantize=asked_formats(self.quantize, self.quantize_config), quantize_config=None)
+        return replace(self, quantize=asked_formats(self), quantize_config=None, sparsity="none")
 
     def spelled_out(self) -> BuildChoices:
         """Returns the choices of a first use, without files, in the spelling that the cache's keys use. Raises
@@ -365,7 +391,7 @@ class BuildChoices:
         target.
         """
         check_values(self, BuildChoices)
-        asked = asked_formats(self.quantize, self.quantize_config)
+        asked = asked_formats(self)
         if asked is not None:
             parse = FIRST_USE.parse_quantize if first_use else parse_spec
             parse(asked)
@@ -375,7 +401,7 @@ class BuildChoices:
         fits any engine."""
         if self.dtype not in ("auto", config.dtype):
             raise _other("dtype", self.dtype, f"{path} is an engine built as {config.dtype}")
-        asked = asked_formats(self.quantize, self.quantize_config)
+        asked = asked_formats(self)
         if asked is not None and parse_spec(asked) not in config.quantize_specs.values():
             specs = config.quantize_specs.items()
             names = [repr(spec.summary if len(spec.rules) > MAX_RULES_SHOWN else name) for name, spec in specs]
@@ -391,12 +417,15 @@ class BuildChoices:
             raise _other("max_seq_len", self.max_seq_len, found)
 
 
-def asked_formats(quantize: str | None, config: str | None) -> str | None:
-    """Returns the text of the formats that two options ask for: quantize, and the rules of a file; None without either.
+def asked_formats(options: BuildFields | BuildChoices) -> str | None:
+    """Returns the text of the formats that three options ask for: quantize, the rules of a file, and sparsity of the
+    layers; None without any.
 
-    Raises InvalidOptionError for a file that cannot be read.
+    Raises InvalidOptionError for a file that cannot be read, and for formats that are not sparse.
     """
-    return quantize if config is None else with_config(quantize, config)
+    quantize, config = options.quantize, options.quantize_config
+    asked = quantize if config is None else with_config(quantize, config)
+    return asked if options.sparsity == "none" else with_sparsity(asked)
 
 
 def _other(option: str, value: Any, found: str) -> InvalidOptionError:
