@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,10 @@ class Side:
     def bits(self) -> int:
         """Returns the approximate bits of a weight, which decide the sides that are compared."""
         forms = self.module.FORMS
-        return forms[self.form] if self.form in forms else 4 if self.form.startswith("int4") else 8
+        if self.form in forms:
+            return forms[self.form]
+        number = re.search(r"\d+", self.form)  # The first number of a spec of this project is the bits: uint4:g128, w4a8.
+        return int(number.group()) if number else forms["bf16"]
 
     @property
     def file_name(self) -> str:

@@ -1,4 +1,7 @@
-"""Runs llama.cpp by llama-cpp-python, compiled for this processor: Q4_0 (as its quantizer makes it), Q8_0, F16."""
+"""Runs llama.cpp by llama-cpp-python, compiled for this processor: F16, and the forms that its quantizer makes.
+
+The K-quants have blocks of 256 columns. Its quantizer takes a form of 32 columns and more bits for other matrices.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ import gguf_file
 import protocol
 
 NAME = "llama.cpp"
-FORMS = {"Q4_0": 4, "Q8_0": 8, "F16": 16}
+FORMS = {"Q2_K": 2, "Q3_K_M": 3, "Q4_0": 4, "Q4_K_M": 4, "Q8_0": 8, "F16": 16}
 PACKAGES = ("llama-cpp-python", "gguf", "safetensors", "torch==2.13.0")
 REMOVE = ()
 ENVIRONMENT = {"CMAKE_ARGS": "-DGGML_NATIVE=ON", "PIP_NO_BINARY": "llama-cpp-python"}
 FILE = "model.gguf"
-FILE_TYPES = {"Q4_0": 2, "Q8_0": 7}
+FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15}
+"""The numbers of llama_ftype, in llama.h."""
 MICRO_BATCH = 512
 
 

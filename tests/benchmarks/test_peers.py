@@ -227,10 +227,11 @@ def test_sides_are_chosen_by_name() -> None:
         "tensorwright w8a8",
         "llama.cpp Q8_0",
     ]
-    assert [s.bits for s in parse_sides(["tensorwright=w8a8", "tensorwright=int4:g64", "transformers"])] == [8, 4, 16]
+    ours = ["tensorwright=w8a8", "tensorwright=int4:g64", "tensorwright=uint3:g128", "tensorwright=bf16"]
+    assert [s.bits for s in parse_sides([*ours, "llama.cpp=Q3_K_M", "transformers"])] == [8, 4, 3, 16, 3, 16]
     with pytest.raises(SystemExit, match="a side must be one of"):
         parse_sides(["vllm"])
-    with pytest.raises(SystemExit, match="forms Q4_0, Q8_0, F16, not 'Q3'"):
+    with pytest.raises(SystemExit, match="forms Q2_K, Q3_K_M, Q4_0, Q4_K_M, Q8_0, F16, not 'Q3'"):
         parse_sides(["llama.cpp=Q3"])
 
 
