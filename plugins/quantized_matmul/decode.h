@@ -28,13 +28,14 @@ static inline int32_t tw_doubled_e2m1(int32_t code) {
   return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
 }
 
-// Returns the number of a code of E4M3. 0x7f and 0xff are NaN.
+// Returns the number of a code of E4M3. 0x7f and 0xff would be NaN and do not occur; every kernel reads them
+// as the numbers that their bits would be, 480 and -480.
 static inline float tw_e4m3_to_f32(uint8_t code) {
   const uint32_t size = code & 0x7fu;
   const float small = (float)size * 0x1p-9f;  // below the least normal number
   uint32_t bits;
   memcpy(&bits, &small, sizeof bits);
-  if (size >= 8u) bits = size == 0x7fu ? 0x7fc00000u : (size << 20) + (120u << 23);
+  if (size >= 8u) bits = (size << 20) + (120u << 23);
   bits |= (uint32_t)(code & 0x80u) << 24;
   float value;
   memcpy(&value, &bits, sizeof value);
@@ -92,7 +93,8 @@ static inline float tw_quantized_number(int dtype, const void* group, const void
 // offsets: those of the group's 16 rows.
 static inline int32_t tw_stepped_weight(const void* group, const void* steps, const void* offsets, int64_t k,
                                         int64_t lane) {
-  const int32_t above = tw_quantized_code(4, group, k, lane) * ((const uint8_t*)steps)[lane];
+  const int32_t stored = ((const uint8_t*)steps)[lane], step = stored < TW_MOST_STEP ? stored : TW_MOST_STEP;
+  const int32_t above = tw_quantized_code(4, group, k, lane) * step;
   return (int8_t)((uint8_t)(above + ((const uint8_t*)offsets)[lane]) ^ 0x80);
 }
 

@@ -26,8 +26,9 @@
 // 0 on; TW_U8 stores both less 128, in [-128, 127].
 //
 // TW_W4A8 has codes in nibbles. A weight is scale * (offset + step * code) with the scale of the row and the
-// step and the offset of the group. Steps are from 1 to 16. Offsets are stored plus 128, so that offset +
-// step * code is the whole number plus 128 that the scale multiplies. It must be in [0, 255] for every code.
+// step and the offset of the group. Steps are from 1 to TW_MOST_STEP. Offsets are stored plus 128, so that
+// offset + step * code is the whole number plus 128 that the scale multiplies. It must be in [0, 255] for
+// every code.
 //
 // 2:4 sparse (TW_I8_SPARSE and TW_I4_SPARSE): of each 4 neighbours along K two are kept. A group is a run of
 // blocks of 32 columns, each of them
@@ -50,6 +51,9 @@
 // their products must fit an int32, and so must tw_sum_factor times the sum of x. (Groups have 128 columns at
 // most.)
 enum { TW_MAX_WHOLE_ROW = INT32_MAX / (127 * 128) };
+
+// The largest step of TW_W4A8. Every kernel reads larger ones, which do not occur, as this one.
+enum { TW_MOST_STEP = 16 };
 
 // The dtypes that only quantized weights have besides TW_I8, in the order of tw_dtype.
 enum tw_quantized_dtype {

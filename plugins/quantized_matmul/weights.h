@@ -61,7 +61,7 @@ inline float least_scale(int values) { return values == TW_E4M3 ? 1.0f : 0.0f; }
 
 // The search of two_levels.py. kSteps: what the steps that are tried are less than the one that reaches the
 // whole range of a group. kCentres: the codes to which the middle of the range is moved in turn.
-constexpr float kCodes = 15.0f, kMostStep = 16.0f;
+constexpr float kCodes = 15.0f, kMostStep = TW_MOST_STEP;
 constexpr float kSteps[3] = {0.0f, 1.0f, 2.0f};
 constexpr float kCentres[5] = {7.0f, 7.25f, 7.5f, 7.75f, 8.0f};
 

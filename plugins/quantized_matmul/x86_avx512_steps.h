@@ -31,7 +31,8 @@ TW_INLINE Steps steps_of(const char* steps, const char* offsets) {
   const __m512i words = _mm512_or_si512(_mm512_mullo_epi32(row, _mm512_set1_epi32(0x00010001)),
                                         _mm512_set1_epi32((int)0x80008000u));
   const __m512i bytes = _mm512_mullo_epi32(row, _mm512_set1_epi32(0x01010101));
-  const __m512i step = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)steps));
+  const __m128i most = _mm_set1_epi8(TW_MOST_STEP);
+  const __m512i step = _mm512_broadcast_i32x4(_mm_min_epu8(_mm_loadu_si128((const __m128i*)steps), most));
   const __m512i offset = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)offsets));
   return {_mm512_shuffle_epi8(step, words), _mm512_shuffle_epi8(offset, bytes)};
 }

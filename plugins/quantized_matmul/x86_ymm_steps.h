@@ -14,8 +14,8 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 constexpr int64_t kBlockColumns = 256;                     // of K
 constexpr int64_t kDecodedPanel = kBlockColumns * kLanes;  // bytes
 
-// Decodes groups [begin, end) of a panel. Steps are at most 16 and codes at most 15, so a product of words
-// multiplies the two codes in a word at once.
+// Decodes groups [begin, end) of a panel. Steps are at most TW_MOST_STEP and codes at most 15, so a product
+// of words multiplies the two codes in a word at once.
 template <int kDtype>
 void decode_panel(const tw_quantized_matmul_args* a, const char* panel, int64_t begin, int64_t end,
                   char* to) {
@@ -27,7 +27,8 @@ void decode_panel(const tw_quantized_matmul_args* a, const char* panel, int64_t 
     const char* line = panel + tw_quantized_group_offset(kDtype, a->matmul.k, a->group, i);
     __m256i step[2], offset[2];  // of 8 rows each, in the 4 bytes that each row has in a line
     for (int half = 0; half < 2; ++half) {
-      const __m128i from = _mm_loadl_epi64((const __m128i*)(steps + half * 8));
+      const __m128i from =
+          _mm_min_epu8(_mm_loadl_epi64((const __m128i*)(steps + half * 8)), _mm_set1_epi8(TW_MOST_STEP));
       const __m128i least = _mm_loadl_epi64((const __m128i*)(steps + kCodec.zeros + half * 8));
       step[half] = _mm256_mullo_epi32(_mm256_cvtepu8_epi32(from), pairs);
       // Offsets are stored plus 128, and flipping the sign bit takes that away.
