@@ -55,7 +55,7 @@ class Side:
         forms = self.module.FORMS
         if self.form in forms:
             return forms[self.form]
-        number = re.search(r"\d+", self.form)  # The first number of a spec of this project is the bits: uint4:g128, w4a8.
+        number = re.search(r"\d+", self.form)  # The bits come first: uint4:g128, w4a8.
         return int(number.group()) if number else forms["bf16"]
 
     @property
