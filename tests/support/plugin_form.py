@@ -159,5 +159,5 @@ class OnnxSteps:
 def unwritten(dtype: str, shape: list[int]) -> np.ndarray:
     """Pages nobody may read."""
     if dtype == "int8":
-        return np.full(shape, UNWRITTEN, np.int8)
+        return np.full(shape, UNWRITTEN["int8"], np.int8)
     return np.full(shape, np.nan, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
