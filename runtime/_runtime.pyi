@@ -45,6 +45,19 @@ class QuantizedRows:
         Writes the product of x and the first n rows of a matrix into y [rows, n]; w holds the panels of these rows. Any thread may call it. Raises InvalidOptionError.
         """
 
+class FloatRows:
+    """Rows for products with weights that leave activations as they are."""
+
+    def __init__(self, x: Annotated[NDArray, dict(shape=(None, None), device='cpu', writable=False)]) -> None:
+        """
+        x [rows, k] is float32, or uint16 for bfloat16. It is copied. Raises InvalidOptionError.
+        """
+
+    def product(self, dtype: int, group: int, w: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')]) -> None:
+        """
+        Writes the product of x and the first n rows of a matrix into y [rows, n]; w holds the panels of these rows, of this dtype and group. Any thread may call it. Raises InvalidOptionError.
+        """
+
 class CpuExecutor:
     """Runs the plan of a cpu engine, one step of a ragged batch at a time."""
 

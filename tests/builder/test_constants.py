@@ -52,7 +52,7 @@ def loaded(path: Path, config: dict[str, Any], marked: str, dtype: str) -> PreTr
     config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps({**config, "torch_dtype": marked}), encoding="utf-8")
-    return load_model(SimpleNamespace(path=path, config=config), dtype)
+    return load_model(SimpleNamespace(path=path, config_file=path / "config.json", config=config, gguf=None), dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
