@@ -32,7 +32,7 @@ from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
-from tensorwright.builder.text_file import NamedText, read_calibration_text, read_text_file
+from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
 from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, UNQUANTIZED, every_format
@@ -50,6 +50,7 @@ from tensorwright.ir.facts import Facts
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, Traced, expected_counts
+from tensorwright.options.text_file import NamedText, read_text_file
 
 if TYPE_CHECKING:
     from tensorwright.ir.graph import Graph

@@ -14,13 +14,13 @@ import gguf_file
 import protocol
 
 NAME = "llama.cpp"
-FORMS = {"Q2_K": 2, "Q3_K_M": 3, "Q4_0": 4, "Q4_K_M": 4, "Q8_0": 8, "F16": 16}
+FORMS = {"Q2_K": 2, "Q3_K_M": 3, "Q4_0": 4, "Q4_K_M": 4, "MXFP4": 4, "Q8_0": 8, "F16": 16}
 PACKAGES = ("llama-cpp-python", "gguf", "safetensors", "torch==2.13.0")
 REMOVE = ()
 ENVIRONMENT = {"CMAKE_ARGS": "-DGGML_NATIVE=ON", "PIP_NO_BINARY": "llama-cpp-python"}
 FILE = "model.gguf"
-FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15}
-"""The numbers of llama_ftype, in llama.h."""
+FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "MXFP4": 38}
+"""The numbers of llama_ftype, in llama.h. MXFP4 is the form of experts; other matrices are Q8_0 beside it."""
 MICRO_BATCH = 512
 
 

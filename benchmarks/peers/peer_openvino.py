@@ -1,4 +1,7 @@
-"""Runs OpenVINO GenAI's LLMPipeline: int4 in groups of 128, and int8; otherwise its defaults (int8 KV cache)."""
+"""Runs OpenVINO GenAI's LLMPipeline: int4 in groups of 128, with AWQ or without, and int8; otherwise its defaults.
+
+Its KV cache is int8 then. AWQ is the form that needs no text.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from typing import Any
 import protocol
 
 NAME = "openvino-genai"
-FORMS = {"int4:g128": 4, "int8": 8}
+FORMS = {"int4:g128": 4, "int4:g128:awq": 4, "int8": 8}
 PACKAGES = ("torch==2.13.0", "optimum-intel[openvino]", "openvino-genai", "openvino-tokenizers")
 REMOVE = ("torchvision",)  # this comes in a build that does not fit torch's
 ENVIRONMENT: dict[str, str] = {}
-OPTIONS = {"int4:g128": ["int4", "--group-size", "128", "--ratio", "1.0"], "int8": ["int8"]}
+GROUPS = ["int4", "--group-size", "128", "--ratio", "1.0"]
+OPTIONS = {"int4:g128": GROUPS, "int4:g128:awq": [*GROUPS, "--awq"], "int8": ["int8"]}
 STEP_TOKENS = 8192
 """More than the prompts of any case, so that one step computes all of them."""
 

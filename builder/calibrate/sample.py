@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorwright.builder.text_file import NamedText, encode_beginning
+from tensorwright.builder.text_file import encode_beginning
 from tensorwright.engine_format.engine_config import BUILT_IN_TEXT
 from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.ir.graph import Graph
+from tensorwright.options.text_file import NamedText
 
 MAX_TOKENS = 8192
 """The most tokens of a calibration. More change little: docs/quantization.md."""
@@ -46,7 +47,7 @@ def take_sample(folder: Path, text: NamedText | None, cached: Graph) -> Sample:
             "calibration runs a text through the model, which has no tokenizer; put a tokenizer.json beside the "
             "weights, or build with calibrate none"
         )
-    name = BUILT_IN_TEXT if text is None else f"xxh3_128 {text.xxh3_128}"
+    name = BUILT_IN_TEXT if text is None else text.as_recorded
     content = _TEXT.read_text(encoding="utf-8") if text is None else text.content
     budget = token_budget(cached)
     ids = encode_beginning(content, path, budget).ids

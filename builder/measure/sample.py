@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorwright.builder.text_file import NamedText, encode_beginning
+from tensorwright.builder.text_file import encode_beginning
 from tensorwright.errors import CheckpointError, InvalidOptionError
+from tensorwright.options.text_file import NamedText
 
 WINDOW = 512
 """The most tokens of a window."""

@@ -11,6 +11,23 @@ from tensorwright.errors import CheckpointError
 from tensorwright.models.gguf.gguf_file import GgufFile
 
 ARCHITECTURE = "general.architecture"
+_NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_used_count": 0,
+    "final_logit_softcapping": 0.0,
+    "leading_dense_block_count": 0,
+    "logit_scale": 1.0,
+    "nextn_predict_layers": 0,
+    "pooling_type": 0,
+    "residual_scale": 1.0,
+}
+"""Keys of an architecture with the value that changes nothing, which files of models without the part may have."""
 
 
 class Metadata:
@@ -71,9 +88,15 @@ class Metadata:
         self._asked.update(self._own(key) for key in keys)
 
     def unknown(self) -> list[str]:
-        """Returns the keys of the architecture that nobody asked for."""
+        """Returns the keys of the architecture that nobody asked for, but those that change nothing."""
         own = (key for key in self._values if key.startswith(f"{self.architecture}."))
-        return sorted(key for key in own if key not in self._asked)
+        return sorted(key for key in own if key not in self._asked and not self._is_neutral(key))
+
+    def _is_neutral(self, key: str) -> bool:
+        name, value = key.removeprefix(f"{self.architecture}."), self._values[key]
+        if name == "tensor_data_layout":  # How the writer found the weights, in words.
+            return isinstance(value, str)
+        return name in _NEUTRAL and isinstance(value, (int, float)) and value == _NEUTRAL[name]
 
     def missing(self, keys: Iterable[str]) -> list[str]:
         """Returns those keys of the architecture that the file lacks."""

@@ -74,6 +74,8 @@ class LLM(StrictKeywords):
         dtype.
     quantize_config: for a build from a model directory: a file that gives weights formats by patterns of their names.
     sparsity: for a build from a model directory: "none", or "2:4", which keeps two of each 4 weights of the layers.
+    calibrate, calibration_text: for a build from a model directory: what a text chooses of quantized matrices, such as
+        "gptq", and a file of text for it; None takes one of this package. As in `build`.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
@@ -111,6 +113,8 @@ class LLM(StrictKeywords):
         quantize_config: str | Path | None = None,
         sparsity: str = "none",
         kv_cache_dtype: str = "auto",
+        calibrate: str = "none",
+        calibration_text: str | Path | None = None,
         max_seq_len: int | None = None,
         revision: str | None = None,
         chat_template: str | None = None,
@@ -143,6 +147,8 @@ class LLM(StrictKeywords):
             quantize_config=os.fspath(quantize_config) if isinstance(quantize_config, Path) else quantize_config,
             sparsity=sparsity,
             kv_cache_dtype=kv_cache_dtype,
+            calibrate=calibrate,
+            calibration_text=os.fspath(calibration_text) if isinstance(calibration_text, Path) else calibration_text,
             max_seq_len=max_seq_len,
         )
         path = find_model(model, revision)

@@ -10,10 +10,12 @@ import json
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import CheckpointError, InvalidOptionError, MissingDependencyError
+from tensorwright.gguf_names import SUFFIX, choose_gguf
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -22,12 +24,28 @@ TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".v1", ".v2",
 """The ends of the names of configs, tokenizers and templates, which lie beside the weights. Further templates (.jinja)
 lie in a folder."""
 _log = logging.getLogger(__name__)
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(
+    r"(?P<model>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<form>[\w.-]+)|/(?P<file>([\w.-]+/)*[\w.-]+\.gguf))?"
+)
+
+
+@dataclass(frozen=True)
+class HubName:
+    """What a hub name says: org/name, org/name:Q4_0 (a form of GGUF files), org/name/file.gguf."""
+
+    model: str
+    form: str | None
+    file: str | None
+
+
+def _parse(model: str) -> HubName | None:
+    found = _HUB_NAME.fullmatch(model)
+    return None if found is None else HubName(found["model"], found["form"], found["file"])
 
 
 def is_hub_name(model: str) -> bool:
-    """Returns whether the text has the form of a hub name, such as org/name."""
-    return _HUB_NAME.fullmatch(model) is not None
+    """Returns whether the text has the form of a hub name: org/name, org/name:Q4_0 or org/name/file.gguf."""
+    return _parse(model) is not None
 
 
 def check_revision(model: str | Path, revision: str | None) -> None:
@@ -41,11 +59,13 @@ def check_revision(model: str | Path, revision: str | None) -> None:
 
 
 def download_model(name: str, revision: str | None = None) -> Path:
-    """Returns the local directory of a model of the hub, and downloads what is missing there.
+    """Returns the local directory of a model of the hub, or its GGUF file, and downloads what is missing there.
 
-    revision: a branch, a tag or a commit; None means the main branch. Without a network, the copy of an earlier
-    download is returned, and a warning is logged. Raises CheckpointError if there is neither, no such model, or if a
-    file cannot be downloaded, and MissingDependencyError without huggingface_hub.
+    name: org/name, for the files in safetensors, or the one GGUF model where there are none; org/name:Q4_0, for the
+    GGUF file whose name ends so; org/name/file.gguf. revision: a branch, a tag or a commit; None means the main branch.
+    Without a network, the copy of an earlier download is returned, and a warning is logged. Raises CheckpointError if
+    there is neither, no such model, or if a file cannot be downloaded, and MissingDependencyError without
+    huggingface_hub.
     """
     try:
         from huggingface_hub import HfApi
@@ -54,17 +74,18 @@ def download_model(name: str, revision: str | None = None) -> Path:
             f"{name!r} is no local directory, and downloading it needs huggingface_hub: pip install huggingface_hub"
         ) from error
     shown = name if revision is None else f"{name} at {revision}"
+    asked = _parse(name) or HubName(name, None, None)
     try:
-        info = HfApi().model_info(name, revision=revision)
+        info = HfApi().model_info(asked.model, revision=revision)
     except Exception as error:  # huggingface_hub has no type for the errors of its HTTP library, which changes
-        kept = None if _is_refusal(error) else _kept_copy(name, revision)
+        kept = None if _is_refusal(error) else _kept_copy(asked, revision)
         if kept is None:
             failed = f"was not downloaded as a whole before, and the hub could not be reached ({_first_line(error)})"
             raise _fault(shown, error, f"{failed}; check the network") from error
         _log.warning("%s: the hub could not be reached (%s); taking the copy in %s", shown, _first_line(error), kept)
         return kept
     try:
-        return _download(name, revision, [file.rfilename for file in info.siblings or ()])
+        return _download(asked, revision, [file.rfilename for file in info.siblings or ()])
     except CheckpointError:
         raise
     except Exception as error:
@@ -72,14 +93,27 @@ def download_model(name: str, revision: str | None = None) -> Path:
         raise _fault(shown, error, f"{failed}; check the network and the space on the disk, try again") from error
 
 
-def _download(name: str, revision: str | None, files: list[str]) -> Path:
-    """Downloads those of the model's files that a build reads and returns their directory."""
+def _download(asked: HubName, revision: str | None, files: list[str]) -> Path:
+    """Downloads those of the model's files that a build reads. Returns their directory, or the GGUF file."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    shards = _shards(Path(hf_hub_download(name, INDEX, revision=revision))) if INDEX in files else ()
-    wanted = choose_files(name, files, shards)
+    name, is_gguf = asked.model, _is_gguf(asked, files)
+    if is_gguf:
+        wanted = choose_gguf(asked.model, files, asked.form, asked.file)
+    else:
+        shards = _shards(Path(hf_hub_download(name, INDEX, revision=revision))) if INDEX in files else ()
+        wanted = choose_files(name, files, shards)
     # By the revision's name and not by its commit: only then is the copy found by that name without a network.
-    return Path(snapshot_download(name, revision=revision, allow_patterns=[glob.escape(file) for file in wanted]))
+    patterns = [glob.escape(file) for file in wanted]
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    return folder / wanted[0] if is_gguf else folder
+
+
+def _is_gguf(asked: HubName, files: list[str]) -> bool:
+    """Returns whether a GGUF file is asked for, or is all that there is."""
+    if asked.form is not None or asked.file is not None:
+        return True
+    return not {WEIGHTS, INDEX} & {*files} and any(file.endswith(SUFFIX) for file in files)
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -106,14 +140,24 @@ def _fault(shown: str, error: Exception, failed: str) -> CheckpointError:
     return CheckpointError(f"{shown}: is no local directory, {failed}, or give the path of a downloaded checkpoint")
 
 
-def _kept_copy(name: str, revision: str | None) -> Path | None:
+def _kept_copy(asked: HubName, revision: str | None) -> Path | None:
     """Returns the copy that an earlier download left if its weights are all there, else None."""
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    config = try_to_load_from_cache(name, "config.json", revision=revision)
-    if not isinstance(config, str):
+    try:
+        # Without patterns the library wants all files of the model, which no download here takes.
+        folder = Path(snapshot_download(asked.model, revision=revision, allow_patterns=[], local_files_only=True))
+    except LocalEntryNotFoundError:
         return None
-    folder = Path(config).parent
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if _is_gguf(asked, files):
+        try:
+            return folder / choose_gguf(asked.model, files, asked.form, asked.file)[0]
+        except CheckpointError:
+            return None
+    if "config.json" not in files:
+        return None
     weights: tuple[str, ...] = (WEIGHTS,)
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         weights = _shards(folder / INDEX)

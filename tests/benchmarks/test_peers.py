@@ -231,7 +231,7 @@ def test_sides_are_chosen_by_name() -> None:
     assert [s.bits for s in parse_sides([*ours, "llama.cpp=Q3_K_M", "transformers"])] == [8, 4, 3, 16, 3, 16]
     with pytest.raises(SystemExit, match="a side must be one of"):
         parse_sides(["vllm"])
-    with pytest.raises(SystemExit, match="forms Q2_K, Q3_K_M, Q4_0, Q4_K_M, Q8_0, F16, not 'Q3'"):
+    with pytest.raises(SystemExit, match="forms Q2_K, Q3_K_M, Q4_0, Q4_K_M, MXFP4, Q8_0, F16, not 'Q3'"):
         parse_sides(["llama.cpp=Q3"])
 
 

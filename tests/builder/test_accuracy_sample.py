@@ -13,7 +13,6 @@ from tokenizers.processors import TemplateProcessing
 from support.fake_runtime import byte_tokenizer
 from support.tiny_models import make_variant
 from tensorwright import build
-from tensorwright.builder import text_file
 from tensorwright.builder.measure.sample import (
     FULL_TOKENS,
     Extent,
@@ -23,8 +22,9 @@ from tensorwright.builder.measure.sample import (
     require_tokens,
     text_sample,
 )
-from tensorwright.builder.text_file import NamedText, read_text_file
 from tensorwright.errors import CheckpointError, InvalidOptionError, TensorwrightWarning
+from tensorwright.options import text_file
+from tensorwright.options.text_file import NamedText, read_text_file
 
 TEXT = NamedText("a.txt", "naïve 日本 text, and more")
 

@@ -239,6 +239,19 @@ def test_metadata_that_no_config_has(tmp_path):
     )
 
 
+def test_metadata_that_change_nothing(tmp_path):
+    """A scale of one is read past, and any other is refused."""
+    data = (GGUF / "llama-q8_0.gguf").read_bytes()
+    at = data.index(text("llama.rope.freq_base"))
+    head, tail = data[:at] + text("llama.residual_scale"), data[at + len(text("llama.rope.freq_base")) + 8 :]
+    kind = struct.pack("<I", 6)
+    (tmp_path / "one.gguf").write_bytes(head + kind + struct.pack("<f", 1.0) + tail)
+    assert open_checkpoint(tmp_path / "one.gguf").config["model_type"] == "llama"
+    assert "not read from GGUF files: llama.residual_scale" in refused(
+        tmp_path, head + kind + struct.pack("<f", 2.0) + tail
+    )
+
+
 def test_tensors_that_the_family_does_not_have(tmp_path):
     assert "holds tensors that llama does not have: blk.0.ffn_nope.weight" in changed(
         tmp_path, b"blk.0.ffn_down.weight", b"blk.0.ffn_nope.weight"

@@ -131,6 +131,60 @@ def test_without_a_network_the_copy_serves(
         download_model("org/tiny")
 
 
+GGUF = (
+    "tiny-Q4_0.gguf", "tiny-UD-Q4_K_M.gguf", "tiny-Q4_K_M.gguf", "big/tiny-F16-00001-of-00002.gguf",
+    "big/tiny-F16-00002-of-00002.gguf", "mmproj-F32.gguf", "lost-Q8_0-00001-of-00002.gguf", "README.md",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "downloaded"),
+    [
+        ("org/ggufs:q4_0", "tiny-Q4_0.gguf", {"tiny-Q4_0.gguf"}),
+        ("org/ggufs:F16", "big/tiny-F16-00001-of-00002.gguf", {*GGUF[3:5]}),
+        ("org/ggufs/tiny-Q4_K_M.gguf", "tiny-Q4_K_M.gguf", {"tiny-Q4_K_M.gguf"}),
+        ("org/one", "tiny-Q8_0.gguf", {"tiny-Q8_0.gguf"}),
+    ],
+)
+def test_gguf_files_are_named_by_form_or_file(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, taken: str, downloaded: set[str]
+) -> None:
+    for model, of_model in (("ggufs", GGUF), ("one", ("tiny-Q8_0.gguf", "mmproj-F32.gguf", "README.md"))):
+        for file in of_model:
+            (tmp_path / model / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / model / file).write_text(file)
+        hub.add(f"org/{model}", tmp_path / model)
+    found = download_model(name)
+    assert found.read_text() == taken
+    assert found.as_posix().endswith(f"/{taken}")
+    assert {*hub.asked} == downloaded
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    assert download_model(name) == found
+    with pytest.raises(CheckpointError, match="was not downloaded as a whole before"):
+        download_model("org/ggufs:Q5_0")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("org/ggufs", "has 5 GGUF files; name one as org/ggufs/FILE: big/tiny-F16-00001-of-00002.gguf, lost-Q8_0"),
+        ("org/ggufs:Q4_K_M", r"has 2 GGUF files of the form Q4_K_M; name one as .*: tiny-Q4_K_M.gguf, tiny-UD-Q4_K_M"),
+        ("org/ggufs:4_0", "has no GGUF files of the form 4_0; name one as org/ggufs/FILE: big"),
+        ("org/ggufs:Q8_0", "lacks lost-Q8_0-00002-of-00002.gguf, a part of lost-Q8_0-00001"),
+        ("org/ggufs/other.gguf", "has no file other.gguf; name one as org/ggufs/FILE: big"),
+        ("org/old:Q4_0", "has no GGUF files of the form Q4_0; take another model"),
+    ],
+)
+def test_a_gguf_file_that_is_not_there_is_refused(hub: FakeHub, tmp_path: Path, name: str, said: str) -> None:
+    for model, of_model in (("ggufs", GGUF), ("old", ("pytorch_model.bin",))):
+        for file in of_model:
+            (tmp_path / model / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / model / file).write_text(file)
+        hub.add(f"org/{model}", tmp_path / model)
+    with pytest.raises(CheckpointError, match=said):
+        download_model(name)
+
+
 def test_a_model_without_safetensors_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"has no model.safetensors .*, but pytorch_model.bin; give a model"):
         choose_files("org/old", ["config.json", "pytorch_model.bin"])

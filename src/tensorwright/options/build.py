@@ -31,6 +31,7 @@ from tensorwright.options.declare import (
     same_as,
     whole_number,
 )
+from tensorwright.options.text_file import read_text_file
 
 FIRST_USE = TARGETS["cpu"]
 """The target of an engine that `run`, `serve` or `LLM` builds from a model directory on its first use."""
@@ -81,6 +82,12 @@ _CONFIG_OF_FIRST_USE = At(
     "A file with the formats of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
 )
 _SPARSITY_OF_FIRST_USE = At("Sparsity of the engine that is built from a model directory, as in build-engine.")
+_CALIBRATION_OF_FIRST_USE = At(
+    "Calibration of the engine that is built from a model directory, as in build-engine.", metavar="METHOD", choices=()
+)
+_TEXT_OF_FIRST_USE = At(
+    "Calibration text of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
+)
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
@@ -256,6 +263,8 @@ class BuildFields:
                 "scales of their input channels (awq for int4 and the like, smoothquant for w8a8); or both."
             ),
             Door.REBUILD: ENGINES_OWN,
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _CALIBRATION_OF_FIRST_USE),
         },
     )
     calibration_text: str | None = declare(
@@ -263,13 +272,17 @@ class BuildFields:
         str,
         rule=_IS_PATH,
         targets=("cpu",),
-        at=_everywhere(
-            At(
-                "With --calibrate, or mixed formats: a file of UTF-8 text to run through the model. [default: a text "
-                "of this package]",
-                metavar="FILE",
-            )
-        ),
+        at={
+            **_everywhere(
+                At(
+                    "With --calibrate, or mixed formats: a file of UTF-8 text to run through the model. [default: a "
+                    "text of this package]",
+                    metavar="FILE",
+                )
+            ),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _TEXT_OF_FIRST_USE),
+        },
     )
     activations: str = declare(
         "auto",
@@ -355,6 +368,8 @@ class BuildChoices:
     quantize_config: str | None = same_as(BuildFields, "quantize_config")
     sparsity: str = same_as(BuildFields, "sparsity")
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
+    calibrate: str = same_as(BuildFields, "calibrate")
+    calibration_text: str | None = same_as(BuildFields, "calibration_text")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
@@ -366,16 +381,21 @@ class BuildChoices:
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
         sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
-        choices = (self.dtype, formats, self.quantize_config, sparsity, kv_cache, length)
+        calibrated = "" if self.calibrate == "none" else f"calibrated with {self.calibrate}"
+        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, length)
         return ", ".join(choice for choice in choices if choice)
 
     @property
     def key(self) -> str:
-        """The text that tells these choices from all others."""
-        return str(tuple(getattr(self.spelled_out(), option.name) for option in options_in(BuildChoices)))
+        """The text that tells these choices from all others: a text counts by what it holds."""
+        own = self.spelled_out()
+        if own.calibration_text is not None:
+            own = replace(own, calibration_text=read_text_file("calibration_text", own.calibration_text).xxh3_128)
+        return str(tuple(getattr(own, option.name) for option in options_in(BuildChoices)))
 
     def without_files(self) -> BuildChoices:
-        """Returns the same choices with what the file quantize_config says now. Raises InvalidOptionError."""
+        """Returns the same choices with what the file quantize_config says now. The calibration's text stays a file,
+        which the build reads. Raises InvalidOptionError."""
         return replace(self, quantize=asked_formats(self), quantize_config=None, sparsity="none")
 
     def spelled_out(self) -> BuildChoices:
@@ -412,9 +432,22 @@ class BuildChoices:
         if self.kv_cache_dtype not in (AS_ACTIVATIONS, config.kv_cache_dtype):
             found = f"{path} is an engine with a KV cache of {config.kv_cache_dtype!r}"
             raise _other("kv_cache_dtype", self.kv_cache_dtype, found)
+        self._check_calibrated(config, path)
         if self.max_seq_len not in (None, config.limits.max_seq_len):
             found = f"{path} is an engine of at most {config.limits.max_seq_len} tokens"
             raise _other("max_seq_len", self.max_seq_len, found)
+
+    def _check_calibrated(self, config: EngineConfig, path: Path) -> None:
+        record = None if config.quantization is None else config.quantization.calibration
+        method = "none" if record is None else record.method
+        if self.calibrate not in ("none", method):
+            raise _other("calibrate", self.calibrate, f"{path} is an engine with calibrate={method!r}")
+        if self.calibration_text is None:
+            return
+        chosen = None if config.quantization is None else config.quantization.choice
+        texts = {part.text for part in (record, chosen) if part is not None}
+        if read_text_file("calibration_text", self.calibration_text).as_recorded not in texts:
+            raise _other("calibration_text", self.calibration_text, f"{path} is an engine that saw no such text")
 
 
 def asked_formats(options: BuildFields | BuildChoices) -> str | None:

@@ -20,7 +20,6 @@ from tensorwright.builder.measure.reference import gather_embeddings, reference_
 from tensorwright.builder.measure.streamed_weights import StreamedWeights, stored
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.rebuild import rebuild
-from tensorwright.builder.text_file import NamedText
 from tensorwright.builder.trace.export import trace
 from tensorwright.engine_format.engine_config import BUILT_IN_TEXT, EngineConfig
 from tensorwright.engine_format.weight_formats import parse_format, parse_spec
@@ -30,6 +29,7 @@ from tensorwright.ir.walk import Walk
 from tensorwright.ir.weights import Ref
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.read_weights import evaluate_rows
+from tensorwright.options.text_file import NamedText
 from tensorwright.passes.pipeline import PassReport, run_pipeline
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, pack
 

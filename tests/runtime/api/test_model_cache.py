@@ -14,6 +14,7 @@ from support.fake_runtime import FakeEngine, engine_config, fake_module, write_e
 from support.waiting import PATIENCE
 from tensorwright.builder.options import BuildOptions
 from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, MissingDependencyError
+from tensorwright.options.text_file import NamedText
 from tensorwright.runtime.api import llm, model_cache, open_model
 from tensorwright.runtime.api.engine_cache import cache_root
 from tensorwright.runtime.api.model_cache import BuildChoices, cache_key, engine_for_model
@@ -96,6 +97,16 @@ def test_a_file_of_formats_is_read_for_the_key(model: Path, tmp_path: Path) -> N
     file.write_text("{")
     with pytest.raises(InvalidOptionError, match=r"quantize_config: .*formats\.json: is not JSON"):
         open_model.open_model(model, by_file)
+    text = tmp_path / "text.txt"
+    calibrated = BuildChoices(quantize="int4", calibrate="gptq", calibration_text=str(text))
+    with pytest.raises(InvalidOptionError, match=r"calibration_text: .*text\.txt is no file"):
+        cache_key(model, calibrated)
+    keys = [cache_key(model, BuildChoices(quantize="int4", calibrate=way)) for way in ("none", "gptq", "awq")]
+    for content in ("one", "two", "one"):
+        text.write_text(content)
+        keys.append(cache_key(model, calibrated))
+    assert len({*keys}) == 5
+    assert str(calibrated) == "auto, int4, calibrated with gptq"
     many = "int4," + ",".join(f"a.{i}=int8" for i in range(9))
     assert str(BuildChoices(quantize=many)).endswith("lm_head=int4:g32, and 9 rules")
 
@@ -264,3 +275,19 @@ def test_an_engine_of_other_formats_is_refused(tmp_path: Path, monkeypatch: pyte
         llm.LLM(quantized, quantize="int8")
     with pytest.raises(InvalidOptionError, match="is an engine without quantized weights; build another one"):
         llm.LLM(plain, quantize="int4")
+    (tmp_path / "text.txt").write_text("one")
+    seen = NamedText("text.txt", "one").as_recorded
+    chosen = {"method": "gptq", "text": seen, "tokens": 64, "rounded_to_nearest": []}
+    config["quantization"] |= {"calibration": chosen}
+    calibrated = write_engine(tmp_path / "c", config)
+    text = tmp_path / "text.txt"
+    for options in ({}, {"calibrate": "gptq"}, {"calibrate": "gptq", "calibration_text": text}):
+        llm.LLM(calibrated, kv_cache_memory="1MiB", **options).shutdown()
+    for engine, found in ((calibrated, "gptq"), (quantized, "none")):
+        with pytest.raises(
+            InvalidOptionError, match=f"calibrate='awq': .* is an engine with calibrate='{found}'; build"
+        ):
+            llm.LLM(engine, calibrate="awq")
+    text.write_text("two")
+    with pytest.raises(InvalidOptionError, match="is an engine that saw no such text; build another one"):
+        llm.LLM(calibrated, calibration_text=text)
