@@ -82,9 +82,7 @@ _CONFIG_OF_FIRST_USE = At(
     "A file with the formats of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
 )
 _SPARSITY_OF_FIRST_USE = At("Sparsity of the engine that is built from a model directory, as in build-engine.")
-_CALIBRATION_OF_FIRST_USE = At(
-    "Calibration of the engine that is built from a model directory, as in build-engine.", metavar="METHOD", choices=()
-)
+_CALIBRATION_OF_FIRST_USE = At("Calibration of the engine that is built from a model directory, as in build-engine.")
 _TEXT_OF_FIRST_USE = At(
     "Calibration text of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
 )
