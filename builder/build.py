@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.calibrate.kept_formats import choose_kept
+from tensorwright.builder.calibrate.kept_formats import choose_kept, choose_orders
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
@@ -35,7 +35,7 @@ from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_
 from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
-from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, UNQUANTIZED, every_format
+from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, UNQUANTIZED, QuantizeSpec, every_format
 from tensorwright.errors import (
     BuildError,
     CheckpointError,
@@ -343,10 +343,16 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
 
 
 def choose_formats(run: BuildRun, cached: Graph) -> None:
-    """Puts formats in place of the choices that the fact "quantize" of a cached graph leaves to the build."""
+    """Puts formats in place of the choices that the fact "quantize" of a cached graph leaves to the build, and says of
+    which products the inputs must be in another order for the codes of a quantized checkpoint."""
+    if cached.facts.quantize is not None and cached.facts.quantize.choices:
+        _fill_in_formats(run, cached, cached.facts.quantize)
     spec = cached.facts.quantize
-    if spec is None or not spec.choices:
-        return
+    if spec is not None and run.options.target == "cpu" and run.options.calibrate == "none":
+        cached.facts.column_orders = choose_orders(cached, run.checkpoint, spec)
+
+
+def _fill_in_formats(run: BuildRun, cached: Graph, spec: QuantizeSpec) -> None:
     run.phases.mark("passes")
     offered = run.options.target_format.weight_formats
     if any(choice.bits is not None for choice in spec.choices):

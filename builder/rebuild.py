@@ -202,11 +202,13 @@ def read_graph(engine: Path) -> Graph:
 
 
 def plain_graph(graph: Graph) -> Graph:
-    """Returns a copy of the graph before quantization: weights and the KV cache as the model has them, and no channel
-    scales."""
+    """Returns a copy of the graph before quantization: weights, the order of columns and the KV cache as the model has
+    them, and no channel scales."""
+    from tensorwright.passes.order_columns import restore_order
     from tensorwright.passes.quantize_weights import QUANTIZED
 
     graph = graph.clone()
+    restore_order(graph)
     for node in graph.find("weight"):
         node.attrs["expr"] = without_scales(node.attrs["expr"])
     for node in graph.nodes:
@@ -235,7 +237,8 @@ def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[
     ask_for_quantization(asked, run.options)
     if same_formats(run, config):
         asked.quantize = graph.facts.quantize
-    same = asked == graph.facts and not asked.channel_scales  # A calibration may leave some of the scales out.
+    # A calibration may leave some of the scales out, and orders are those of the codes of one checkpoint.
+    same = asked == graph.facts and not asked.channel_scales and not asked.column_orders
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]
     return pipeline[first:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}

@@ -144,6 +144,10 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value
 
 
+def _texts_by_name(value: Any) -> dict[str, str]:
+    return {name: _text(text) for name, text in _mapping(value).items()}
+
+
 def _spec(value: Any) -> QuantizeSpec:
     return parse_spec(_text(value))
 
@@ -210,6 +214,9 @@ class Facts:
     """The formats that the matrices are to have; None asks for no quantization."""
     channel_scales = Fact(_text, default="")
     """The method that chooses scales for the input channels of quantized matrices; "" asks for none."""
+    column_orders: Fact[dict[str, str]] = Fact(_texts_by_name, default={})
+    """The matrices of the checkpoint in whose order of columns products read their inputs, by the text of each
+    quantized matrix."""
     wide: Fact[list[str]] = Fact(_texts, default=[])
     """The stored matrices that the family keeps in float32, whatever the narrower type of activations."""
     expanded_kv_elements = Fact(_whole, default=0)
@@ -275,7 +282,7 @@ class Facts:
         return f"Facts({', '.join(f'{name}={value!r}' for name, value in self.set_facts.items())})"
 
 
-QUANTIZATION = ("kv_cache_dtype", "activations", "quantize", "channel_scales")
+QUANTIZATION = ("kv_cache_dtype", "activations", "quantize", "channel_scales", "column_orders")
 """The facts that ask the passes for quantization."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}
 

@@ -3,7 +3,7 @@
 Expressions are immutable, hashable and printable. `str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight"
 (quoted), concat(0, "a", "b"), transpose("x"), slice(0, 4, 8, "x"), every(0, 1, 2, "x"), stack("a", "b"),
 reshape([2, 3], "x"), repeat(0, 3, "x"), scaled(1, channel_scales(5, 384), "x"),
-divided(0, 0, 1, channel_scales(5, 384), "x").
+divided(0, 0, 1, channel_scales(5, 384), "x"), ordered(1, column_order("x", 384), "x").
 
 This module has no data of tensors; `tensorwright.models.read_weights` reads the weight of an expression.
 """
@@ -22,6 +22,9 @@ from tensorwright.errors import CheckpointError, GraphError
 
 CHANNEL_SCALES = "channel_scales."
 """How the names of vectors begin that a calibration chooses. No tensor of a checkpoint has such a name."""
+COLUMN_ORDER = "column_order."
+"""How the names of vectors begin that say in which order the columns of a matrix form groups: before the matrix's name.
+No tensor has such a name either."""
 
 
 class Shapes(Protocol):
@@ -292,6 +295,48 @@ class Divided(_Unary):
         return f"divided({self.dim}, {self.start}, {self.offset}, {self.by}, {self.part})"
 
 
+@dataclass(frozen=True)
+class ColumnOrder(WeightExpr):
+    """The numbers of the `size` columns of a matrix of codes, in float32, such that the columns of a group follow each
+    other: a checkpoint with act-order says which group each column is of.
+
+    matrix: the name of the matrix.
+    """
+
+    matrix: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """What a source of tensors knows the vector by."""
+        return f"{COLUMN_ORDER}{self.matrix}"
+
+    def refs(self) -> Iterator[str]:
+        yield self.matrix
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        return (self.size,)
+
+    def __str__(self) -> str:
+        return f"column_order({json.dumps(self.matrix)}, {self.size})"
+
+
+@dataclass(frozen=True)
+class Ordered(_Unary):
+    """`part` with the elements of dimension `dim` in another order: element i is that of number by[i]."""
+
+    by: ColumnOrder
+    dim: int
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape = self.part.shape(source)
+        _require(self.dim < len(shape) and shape[self.dim] == self.by.size, self, f"its part has shape {list(shape)}")
+        return shape
+
+    def __str__(self) -> str:
+        return f"ordered({self.dim}, {self.by}, {self.part})"
+
+
 def scales_of(expr: WeightExpr) -> list[ChannelScales]:
     """Returns the vectors of an expression that a calibration chooses, in order, with repetitions."""
     match expr:
@@ -432,6 +477,10 @@ class _Parser:
                 return ChannelScales(number, size)
             case "scaled", [int(dim), WeightExpr() as by, WeightExpr() as part]:
                 return Scaled(part, by, dim)
+            case "column_order", [Ref(matrix), int(size)] if size >= 0:
+                return ColumnOrder(matrix, size)
+            case "ordered", [int(dim), ColumnOrder() as by, WeightExpr() as part]:
+                return Ordered(part, by, dim)
             case "divided", [int(dim), int(start), int(offset), WeightExpr() as by, WeightExpr() as part]:
                 return Divided(part, by, dim, start, offset)
             case "concat", [int(dim), *parts] if parts and all(isinstance(p, WeightExpr) for p in parts):

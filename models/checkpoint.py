@@ -33,7 +33,7 @@ from tensorwright.engine_format.template_files import DEFAULT, listed_templates
 from tensorwright.errors import CheckpointError, is_panic, reason
 from tensorwright.gguf_names import gguf_of, is_gguf
 from tensorwright.hub import INDEX, WEIGHTS, check_revision, download_model, is_hub_name
-from tensorwright.ir.weights import CHANNEL_SCALES
+from tensorwright.ir.weights import CHANNEL_SCALES, COLUMN_ORDER
 from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Ranges, Tensor
 from tensorwright.models.gguf.model import GgufModel, read_gguf
@@ -117,6 +117,12 @@ class Checkpoint:
         """Returns what decodes a matrix; None for a tensor that is stored as it is."""
         return None if self.quantization is None else self.quantization.matrices.get(name)
 
+    def column_order(self, name: str) -> np.ndarray | None:
+        """Returns the numbers of the columns of a matrix in the order of their groups, [K]; None if groups are
+        neighbours already, or the matrix has none."""
+        decoded = self.decoded(name)
+        return None if decoded is None else decoded.column_order()
+
     # -- tensors --------------------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
@@ -141,6 +147,11 @@ class Checkpoint:
             (start, end) = ranges[0]
             chosen = self.channel_scales.get(name)
             return Tensor("float32", np.ones(end - start, np.float32) if chosen is None else chosen[start:end])
+        if name.startswith(COLUMN_ORDER):
+            order = self.column_order(name.removeprefix(COLUMN_ORDER))
+            if order is None:
+                raise CheckpointError(f"{self.path}: {name.removeprefix(COLUMN_ORDER)} has no order of columns")
+            return Tensor("float32", order[slice(*ranges[0])].astype(np.float32))
         decoded = self.decoded(name)
         return self.stored.read(name).part(ranges) if decoded is None else decoded.read_part(ranges)
 

@@ -1,7 +1,7 @@
 """Finds matrices of a quantized checkpoint whose codes and scales a format of engines holds as they are.
 
 Such a matrix is not rounded a second time: the engine gets the codes themselves. Rows of several matrices may be cut,
-taken in turns, and joined. Columns may not, for they share scales.
+taken in turns, and joined. Columns may not, for they share scales; but all may be put in the order of their groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from tensorwright.engine_format.weight_formats import FLOAT16, LANES, WeightFormat
-from tensorwright.ir.weights import Concat, Every, Ref, Slice, Stack, Transpose, WeightExpr
+from tensorwright.ir.weights import Concat, Every, Ordered, Ref, Slice, Stack, Transpose, WeightExpr
 from tensorwright.models.dtypes import Ranges, bfloat16_bits, float32_from_bits
 from tensorwright.models.quantized.fp8 import BlockScaled
 from tensorwright.models.quantized.interface import Decoded
@@ -27,7 +27,29 @@ class CodedSource(Protocol):
     """A source of tensors, some of which are decoded from codes."""
 
     def decoded(self, name: str) -> Decoded | None: ...
+    def column_order(self, name: str) -> np.ndarray | None: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """A source whose matrices of codes have their columns in another order."""
+
+    source: CodedSource
+    columns: np.ndarray
+
+    def decoded(self, name: str) -> Decoded | None:
+        """Returns the matrix with its columns in this order; None if it has no codes, or other columns."""
+        matrix = self.source.decoded(name)
+        if not isinstance(matrix, ScaledCodes) or matrix.shape[1] != len(self.columns):
+            return None
+        return matrix.in_order(self.columns)
+
+    def column_order(self, name: str) -> np.ndarray | None:
+        return None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.source.shape(name)
 
 
 @dataclass(frozen=True)
@@ -65,6 +87,9 @@ def read_codes(expr: WeightExpr, source: object, fmt: WeightFormat, ranges: Rang
             if isinstance(matrix, BlockScaled):
                 return _codes_of_blocks(matrix, fmt, ranges)
             return _codes_of(matrix, fmt, ranges[0]) if isinstance(matrix, ScaledCodes) else None
+        case Ordered(part, by, dim) if dim == rows:
+            columns = source.column_order(by.matrix)
+            return None if columns is None else read_codes(part, InOrder(source, columns), fmt, ranges)
         case Transpose(Ref(name), 1, 2):
             experts = source.decoded(name)
             return _codes_of_experts(experts, fmt, ranges) if isinstance(experts, Mxfp4) else None

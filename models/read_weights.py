@@ -14,9 +14,11 @@ import numpy as np
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import (
     ChannelScales,
+    ColumnOrder,
     Concat,
     Divided,
     Every,
+    Ordered,
     Ref,
     Repeat,
     Reshape,
@@ -32,7 +34,7 @@ from tensorwright.models.dtypes import Ranges, Tensor, convert, widest
 
 class TensorSource(Protocol):
     """The tensors from which an expression is evaluated. `tensorwright.models.checkpoint.Checkpoint` is such a
-    source. A source whose expressions have vectors of a calibration has them by their names."""
+    source. A source whose expressions have vectors of a calibration, or orders of columns, has them by their names."""
 
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> str: ...
@@ -75,11 +77,11 @@ def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
     match expr:
         case Ref(name):
             return source.dtype(name)
-        case Transpose(part) | Slice(part) | Every(part) | Reshape(part) | Repeat(part):
+        case Transpose(part) | Slice(part) | Every(part) | Reshape(part) | Repeat(part) | Ordered(part):
             return dtype_of(part, source)
         case Concat(parts) | Stack(parts):
             return widest([dtype_of(part, source) for part in parts])
-        case ChannelScales() | Scaled() | Divided():
+        case ChannelScales() | ColumnOrder() | Scaled() | Divided():
             return "float32"
     raise TypeError(f"{type(expr).__name__} is no weight expression that can be read")
 
@@ -110,8 +112,10 @@ def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
             return _read_joined(expr, source, ranges)
         case Stack():
             return _read_stacked(expr, source, ranges)
-        case ChannelScales():
+        case ChannelScales() | ColumnOrder():
             return source.read_part(expr.name, ranges)
+        case Ordered():
+            return _read_ordered(expr, source, ranges)
         case Scaled():
             return _read_scaled(expr, source, ranges)
         case Divided():
@@ -165,6 +169,14 @@ def _read_scaled(expr: Scaled, source: TensorSource, ranges: Ranges) -> Tensor:
     tensor = convert(read_part(expr.part, source, ranges), "float32")
     vector = read_part(expr.by, source, (ranges[expr.dim],)).data
     return Tensor("float32", tensor.data * _along(vector, expr.dim, len(ranges)))
+
+
+def _read_ordered(expr: Ordered, source: TensorSource, ranges: Ranges) -> Tensor:
+    # Neighbours of the result lie anywhere in the part, so all of it is read along this dimension.
+    whole = (0, expr.by.size)
+    tensor = read_part(expr.part, source, (*ranges[: expr.dim], whole, *ranges[expr.dim + 1 :]))
+    numbers = read_part(expr.by, source, (ranges[expr.dim],)).data.astype(np.int64)
+    return Tensor(tensor.dtype, np.take(tensor.data, numbers, axis=expr.dim))
 
 
 def _read_divided(expr: Divided, source: TensorSource, ranges: Ranges) -> Tensor:

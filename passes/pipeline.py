@@ -22,6 +22,7 @@ from tensorwright.passes.fold_channel_scales import fold_channel_scales
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.lower_weight_only import lower_weight_only
+from tensorwright.passes.order_columns import order_columns
 from tensorwright.passes.plan_memory import plan_memory
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
@@ -38,6 +39,8 @@ PIPELINE: tuple[Phase, ...] = (
         Step(quantize_weights, "what is rounded holds for any target", after=("insert_kv_cache",), lossy="always"),
         Step(fold_channel_scales, "after the formats, which say whose channels; before they are packed",
              after=("quantize_weights",)),
+        Step(order_columns, "after the formats, which say what has codes; before they are packed",
+             after=("quantize_weights",), lossy="always"),
         Step(quantize_kv_cache, "one layer, one type of cache", after=("insert_kv_cache",), lossy="always"),
     )),
     Phase("lower", "lowered", (

@@ -61,6 +61,7 @@ MODULES = (
     "state_space_scan.carried",
     "state_space_scan.op",
     "swiglu.op",
+    "take_columns.op",
     "weight_only_matmul.op",
 )
 """The modules with records, by their names below tensorwright.plugins."""

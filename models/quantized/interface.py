@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.dtypes import Ranges, Tensor
 from tensorwright.models.stored_tensors import StoredTensors
@@ -22,6 +24,10 @@ class Decoded(ABC):
     parts: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+
+    def column_order(self) -> np.ndarray | None:
+        """Returns the numbers of the columns in the order of their groups, [K]; None where groups are neighbours."""
+        return None
 
     @abstractmethod
     def read_part(self, ranges: Ranges) -> Tensor:

@@ -7,7 +7,7 @@ checkpoints decodes with the same two operations and the same rounding, in whate
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -48,6 +48,24 @@ class ScaledCodes(Decoded):
             values -= spread(self.zeros, rows)
         values *= spread(self.scales, rows)
         return convert(Tensor("float32", values), self.dtype)
+
+    def column_order(self) -> np.ndarray | None:
+        """Returns the numbers of the columns in the order of their groups, and in ascending order inside a group."""
+        if self.order is None:
+            return None
+        order = np.argsort(self.order(), kind="stable")
+        return None if np.array_equal(order, np.arange(len(order))) else order
+
+    def in_order(self, columns: np.ndarray) -> ScaledCodes:
+        """Returns the matrix with its columns in another order. Its codes can be read in whole rows only."""
+        width = len(columns)
+
+        def codes(rows: Span, span: Span) -> np.ndarray:
+            return self.codes(rows, (0, width))[:, columns[slice(*span)]]
+
+        before = self.order
+        groups = (lambda: before()[columns]) if before is not None else (lambda: columns // self.group)
+        return replace(self, codes=codes, order=groups)
 
     def _spread(self, columns: Span) -> Callable[[ReadPart, Span], np.ndarray]:
         """Returns a function that reads scales or zero points of some rows, one for each of these columns."""

@@ -326,6 +326,39 @@ def test_what_no_format_holds_is_decoded_and_named(tmp_path):
     assert not plain.config["quantization"]["weight_errors"]
 
 
+def in_one_order(folder: Path) -> Path:
+    """A checkpoint with act-order whose products of one value have one order, as GPTQ makes them from their inputs."""
+    shutil.copytree(MADE / "gptq-4-order", folder)
+    tensors = load_file(folder / "model.safetensors")
+    for first, *others in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
+        for other in others:
+            tensors[f"{LAYER}.{other}_proj.g_idx"] = tensors[f"{LAYER}.{first}_proj.g_idx"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("quantize", [None, "uint4:g32:fp16,embedding=none,lm_head=none"])
+def test_codes_with_act_order_are_kept_in_the_order_of_their_groups(tmp_path, quantize):
+    """Every matrix has the checkpoint's weights, and products read their inputs in the same order."""
+    path = in_one_order(tmp_path / "model")
+    options = {"dtype": "float32", "accuracy_tokens": 32, "verify": True}
+    made = build(path, tmp_path / "engine", quantize=quantize, **options).config
+    record = made["quantization"]
+    formats = record.get("formats", {}).values()
+    assert {row[0] for row in formats} <= {"none", "uint4:g32:fp16"}
+    assert {row[0] for row in record["weight_errors"].values()} == {0.0}
+    assert len(record["weight_errors"]) == 4
+    assert made["passes"]["order_columns"] == 2
+    graph = (tmp_path / "engine/graph.txt").read_text()
+    assert graph.count("= take_columns(") == 2
+    # Only the inputs are rounded, to 8 bits in groups: as much as without act-order.
+    assert max(row[0] for row in made["accuracy"]["output_errors"].values()) < 0.01
+    config = EngineConfig.from_dict(made, tmp_path)
+    again = rebuild(tmp_path / "engine", config, tmp_path / "again", model=path)
+    for name in ("graph.txt", "cpu/weights.bin", "cpu/plan.bin"):
+        assert (again.path / name).read_bytes() == (tmp_path / "engine" / name).read_bytes()
+
+
 def test_a_coarser_format_says_what_it_loses(tmp_path):
     spec = "int4:g64,embedding=none,lm_head=none"
     made = build(MADE / "ct-int4", tmp_path / "engine", quantize=spec, accuracy="none")

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tensorwright.errors import CheckpointError, GraphError
 from tensorwright.ir.weights import (
     ChannelScales,
+    ColumnOrder,
     Concat,
     Divided,
+    Ordered,
     Ref,
     Reshape,
     Scaled,
@@ -52,11 +54,21 @@ A = np.arange(12, dtype=np.float32).reshape(4, 3)
 B = np.arange(100, 115, dtype=np.float32).reshape(5, 3)
 C = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 S = np.array([0.5, 3.0], np.float32)
+TURN = np.array([2, 0, 1])
 SOURCE = Source(
-    {"channel_scales.7": S, "a": A, "b": B, "c": C, "bf": np.array([0x3F80, 0x4000, 0xC040], np.uint16), "f": A[0]}
+    {
+        "channel_scales.7": S,
+        "column_order.b": TURN.astype(np.float32),
+        "a": A,
+        "b": B,
+        "c": C,
+        "bf": np.array([0x3F80, 0x4000, 0xC040], np.uint16),
+        "f": A[0],
+    }
 )
 a, b, c = Ref("a"), Ref("b"), Ref("c")
 s = ChannelScales(7, 2)
+order = ColumnOrder("b", 3)
 spread = s.reshape([2, 1]).repeat(1, 2).reshape([4])
 
 CASES = [
@@ -89,6 +101,10 @@ CASES = [
     (Divided(b, s, 0, 2), np.concatenate([B[:2], B[2:4] / S[:, None], B[4:]])),
     (Divided(b, s, 1, 1), np.concatenate([B[:, :1], B[:, 1:] / S], 1)),
     (Divided(Ref("f"), s, 0, 0, 1), np.concatenate([(A[0, :2] + 1) / S - 1, A[0, 2:]])),
+    (order, TURN.astype(np.float32)),
+    (Ordered(b, order, 1), B[:, TURN]),
+    (Ordered(a.transpose(), order, 0), A.T[TURN]),
+    (Ordered(a.concat([b]), order, 1).slice(0, 2, 7), np.concatenate([A, B])[2:7, TURN]),
     (
         Scaled(Divided(a.concat([b]), s, 0, 6), ChannelScales(7, 2).slice(0, 1, 2).repeat(0, 3), 1),
         np.concatenate([A, B[:2], B[2:4] / S[:, None], B[4:]]) * S[1],

@@ -47,6 +47,7 @@ enum class Op : uint32_t {
   kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts | -
   kConcat = 31,  // x0, x1, x2?, x3? | - | y | - | -
   kWeightOnlyMatmul = 32,  // x, residual? | w, bias? | y | epilogue, n | -
+  kTakeColumns = 34,  // x | columns | y | - | -
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -109,6 +110,8 @@ InstructionRule check_concat;
 OperationMaker make_concat;
 InstructionRule check_weight_only_matmul;
 OperationMaker make_weight_only_matmul;
+InstructionRule check_take_columns;
+OperationMaker make_take_columns;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -147,6 +150,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 1, 0, check_experts_down, make_experts_down},
   {Op::kConcat, "concat", 2, 4, 0, 0, 1, 1, 0, 0, check_concat, make_concat},
   {Op::kWeightOnlyMatmul, "weight_only_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_weight_only_matmul, make_weight_only_matmul},
+  {Op::kTakeColumns, "take_columns", 1, 1, 1, 1, 1, 1, 0, 0, check_take_columns, make_take_columns},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and
