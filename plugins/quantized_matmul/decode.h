@@ -58,26 +58,18 @@ static inline int32_t tw_dense_weight(int dtype, const void* group, const void* 
   }
 }
 
-// Returns where in four columns the kept elements of a 2:4 sparse row are: the place of the first, plus 4
-// times that of the second. block: of layout.h; quad: which four of its columns.
-static inline uint32_t tw_sparse_places(const void* block, int64_t quad, int64_t lane) {
-  uint32_t places;
-  memcpy(&places, (const char*)block + lane * 4, sizeof places);
-  return places >> (4 * quad) & 15;
-}
-
 // Returns element k of a row of a group, as the whole number that its scale multiplies. zeros: as in
 // tw_dense_weight.
 static inline int32_t tw_quantized_weight(int dtype, const void* group, const void* zeros, int64_t k,
                                           int64_t lane) {
   if (!tw_codec(dtype).sparse) return tw_dense_weight(dtype, group, zeros, k, lane);
   const char* block = (const char*)group + k / TW_SPARSE_BLOCK * tw_sparse_block_bytes(dtype);
-  const int64_t quad = k % TW_SPARSE_BLOCK / 4;
-  const uint32_t places = tw_sparse_places(block, quad, lane), place = (uint32_t)(k % 4);
+  const int64_t first = k % TW_SPARSE_BLOCK / 4 * 2;
   int32_t weight = 0;
-  if ((places & 3) == place) weight = tw_dense_weight(dtype, block + TW_SPARSE_PLACES, zeros, 2 * quad, lane);
-  if (places >> 2 == place)
-    weight += tw_dense_weight(dtype, block + TW_SPARSE_PLACES, zeros, 2 * quad + 1, lane);
+  for (int64_t i = first; i < first + 2; ++i) {
+    if (tw_quantized_code(2, block, i, lane) == k % 4)
+      weight += tw_dense_weight(dtype, block + TW_SPARSE_PLACES, zeros, i, lane);
+  }
   return weight;
 }
 

@@ -33,10 +33,10 @@
 // 2:4 sparse (TW_I8_SPARSE and TW_I4_SPARSE): of each 4 neighbours along K two are kept. A group is a run of
 // blocks of 32 columns, each of them
 //   [64 bytes: the places of the kept elements][the kept elements].
-// The places of row r are the 32 bits at byte r * 4: nibble q (bits 4 q to 4 q + 3) belongs to columns 4 q to
-// 4 q + 3 of the block, and holds the place of the first kept element plus 4 times that of the second, which
-// is larger. The kept elements, two for each nibble, lie as the 16 columns of a dense matrix would. Kernels
-// take any two places: two elements of one place are added.
+// Kept elements 2 q and 2 q + 1 of a row are of columns 4 q to 4 q + 3, and a place is which of these four,
+// from 0 to 3; that of the second element is larger. The 16 kept elements lie as 16 columns of a dense matrix
+// would, and their places as the codes of 16 columns of 2 bits. Kernels take any two places: two elements of
+// one place are added.
 //
 // E2M1: bit 3 of a code is the sign. The other three number the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 // Twice a magnitude is a whole number, so kernels compute with doubled weights and halved scales: a byte e is

@@ -36,8 +36,10 @@ double prune_quad(float* w, int64_t count) {
   return lost;
 }
 
-// Writes kept element `at` of a row of a block.
-void put(int dtype, char* kept, int64_t at, int64_t lane, int32_t value) {
+// Writes kept element `at` of a row of a block, and its place.
+void put(int dtype, char* block, int64_t at, int64_t lane, int place, int32_t value) {
+  block[lane * 4 + at % 4] |= static_cast<char>(place << at / 4 * 2);
+  char* kept = block + TW_SPARSE_PLACES;
   if (tw_codec(dtype).bits == 8) {
     kept[at / 4 * 64 + lane * 4 + at % 4] = static_cast<char>(value);
   } else {
@@ -54,8 +56,7 @@ void pack_quad(int dtype, const int32_t* w, int64_t quad, int64_t lane, char* bl
     }
   }
   if (places[0] > places[1]) std::swap(places[0], places[1]);
-  block[lane * 4 + quad / 2] |= static_cast<char>((places[0] | places[1] << 2) << (quad % 2 * 4));
-  for (int i = 0; i < 2; ++i) put(dtype, block + TW_SPARSE_PLACES, quad * 2 + i, lane, w[places[i]]);
+  for (int i = 0; i < 2; ++i) put(dtype, block, quad * 2 + i, lane, places[i], w[places[i]]);
 }
 
 }  // namespace

@@ -315,9 +315,8 @@ def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     """Inverts `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size], for fp8 float32."""
     if fmt.sparse:
         blocks = data.reshape(-1, SPARSE_PLACES + SPARSE_BLOCK // 2 * LANES * fmt.bits // 8)
-        places = np.ascontiguousarray(blocks[:, :SPARSE_PLACES]).reshape(-1, LANES, 4)
         kept = _values(np.ascontiguousarray(blocks[:, SPARSE_PLACES:]), replace(fmt, sparse=False))
-        values = expanded(kept, np.stack([places & 15, places >> 4], axis=-1).reshape(-1, LANES, 8))
+        values = expanded(kept, _codes(np.ascontiguousarray(blocks[:, :SPARSE_PLACES]), 2))
         return values.reshape(len(data), -1, LANES, SPARSE_BLOCK).swapaxes(1, 2).reshape(len(data), LANES, -1)
     if fmt.bits == 8:
         lines = data.reshape(len(data), -1, LANES, 4)
@@ -356,10 +355,10 @@ def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     panels, lanes, size = values.shape
     if fmt.sparse:
         blocks = values.reshape(panels, lanes, -1, SPARSE_BLOCK).swapaxes(1, 2).reshape(-1, lanes, SPARSE_BLOCK)
-        kept, nibbles = compressed(blocks)
-        places = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
-        lines = _lines(kept, replace(fmt, sparse=False)).reshape(len(blocks), -1)
-        return np.concatenate([places.reshape(len(blocks), -1), lines], axis=1).reshape(panels, -1, lanes, 4)
+        kept, places = compressed(blocks)
+        parts = _code_lines(places, 2), _lines(kept, replace(fmt, sparse=False))
+        lines = np.concatenate([part.reshape(len(blocks), -1) for part in parts], axis=1)
+        return lines.reshape(panels, -1, lanes, 4)
     if fmt.bits == 8:
         return np.ascontiguousarray(values).view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)
     return _code_lines(codes_of(values) if fmt.kind == "mxfp" else (values - fmt.least).astype(np.uint8), fmt.bits)

@@ -35,8 +35,8 @@ def pruned(w: np.ndarray, norms: np.ndarray | None = None) -> np.ndarray:
 
 
 def compressed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the kept values [..., k / 2] of [..., k], of which at most two of each 4 are not 0, and uint8
-    [..., k / 4]: the place of the first kept value plus 4 times that of the second.
+    """Returns the kept values [..., k / 2] of [..., k], of which at most two of each 4 are not 0, and their places,
+    from 0 to 3 within the 4: uint8 [..., k / 2].
 
     Where fewer than two are not 0, the first zeros are kept. Raises ValueError where more are not 0.
     """
@@ -44,13 +44,13 @@ def compressed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if (np.count_nonzero(quads, axis=-1) > KEPT).any():
         raise ValueError(f"of {QUAD} neighbours more than {KEPT} are not 0")
     places = np.sort(np.argsort(quads == 0, axis=-1, kind="stable")[..., :KEPT], axis=-1)
-    kept = np.take_along_axis(quads, places, axis=-1).reshape(*values.shape[:-1], -1)
-    return kept, (places[..., 0] | places[..., 1] << 2).astype(np.uint8)
+    kept = np.take_along_axis(quads, places, axis=-1)
+    return kept.reshape(*values.shape[:-1], -1), places.reshape(*values.shape[:-1], -1).astype(np.uint8)
 
 
 def expanded(kept: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Inverts `compressed`."""
-    quads = np.zeros((*places.shape, QUAD), kept.dtype)
-    at = np.stack([places & 3, places >> 2], axis=-1).astype(np.intp)
-    np.put_along_axis(quads, at, kept.reshape(*places.shape, KEPT), axis=-1)
+    shape = *kept.shape[:-1], kept.shape[-1] // KEPT
+    quads = np.zeros((*shape, QUAD), kept.dtype)
+    np.put_along_axis(quads, places.reshape(*shape, KEPT).astype(np.intp), kept.reshape(*shape, KEPT), axis=-1)
     return quads.reshape(*kept.shape[:-1], -1)

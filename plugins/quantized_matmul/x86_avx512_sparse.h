@@ -16,13 +16,9 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 // Returns the control bytes of columns 8 * kEighth to 8 * kEighth + 7 of a block, whose places are given.
 template <int kEighth>
 TW_INLINE __m512i sparse_controls(__m512i places) {
-  // Entry i is for the nibble i: the places of its two elements, as bytes of x.
-  const __m512i low = _mm512_setr_epi32(0x0000, 0x0001, 0x0002, 0x0003, 0x0100, 0x0101, 0x0102, 0x0103,
-                                        0x0200, 0x0201, 0x0202, 0x0203, 0x0300, 0x0301, 0x0302, 0x0303);
-  const __m512i high = _mm512_slli_epi32(_mm512_or_si512(low, _mm512_set1_epi32(0x0404)), 16);
-  // vpermd reads 4 bits of each index.
-  return _mm512_or_si512(_mm512_permutexvar_epi32(_mm512_srli_epi32(places, 8 * kEighth), low),
-                         _mm512_permutexvar_epi32(_mm512_srli_epi32(places, 8 * kEighth + 4), high));
+  const __m512i all = kEighth == 0 ? places : _mm512_srli_epi32(places, 2 * kEighth);
+  // (all & 3) | the first of the four columns
+  return _mm512_ternarylogic_epi32(all, _mm512_set1_epi8(3), _mm512_set1_epi32(0x04040000), 0xea);
 }
 
 // For groups with scales of their own, as Grouped of x86_avx512_tile.h.
@@ -44,26 +40,24 @@ struct SparseGrouped {
     }
   }
 
+  // x: 32 columns of each row, plus 128.
   template <int kEighth, int R, int P>
   static TW_INLINE void add_eighth(__m512i (&acc)[R][P], __m512i (&excess)[P], Cursors<R, P>& at,
-                                   const Tile& t) {
+                                   const __m256i (&x)[R], const Tile& t) {
     const __m512i flip = _mm512_set1_epi8((char)0x80);
-    __m512i w[P], control[P];
     TW_UNROLL
     for (int p = 0; p < P; ++p) {
       const char* block = at.w[p / 3] + p % 3 * t.w_stride;
-      w[p] = kept<kEighth>(block);
-      control[p] = sparse_controls<kEighth>(_mm512_loadu_si512(block));
-      excess[p] = _mm512_dpbusd_epi32(excess[p], flip, w[p]);
-    }
-    TW_UNROLL
-    for (int r = 0; r < R; ++r) {
-      int64_t bits;
-      memcpy(&bits, at.x[r / 3] + r % 3 * t.x_stride + 8 * kEighth, sizeof bits);
-      const __m512i x = _mm512_xor_si512(_mm512_set1_epi64(bits), flip);
+      const __m512i w = kept<kEighth>(block);
+      const __m512i control = sparse_controls<kEighth>(_mm512_loadu_si512(block));
+      excess[p] = _mm512_dpbusd_epi32(excess[p], flip, w);
       TW_UNROLL
-      for (int p = 0; p < P; ++p)
-        acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], _mm512_shuffle_epi8(x, control[p]), w[p]);
+      for (int r = 0; r < R; ++r) {
+        int64_t bits;
+        memcpy(&bits, (const char*)(x + r) + 8 * kEighth, sizeof bits);
+        const __m512i picked = _mm512_shuffle_epi8(_mm512_set1_epi64(bits), control);
+        acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], picked, w);
+      }
     }
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -78,19 +72,27 @@ struct SparseGrouped {
   static TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t) {
     __m512i excess[P] = {};
     for (int64_t bytes = t.lines * 64; bytes > 0; bytes -= kBlockBytes) {
-      const char *ahead = at.w[0] + t.ahead, *near = at.w[0] + kNearBytes;
       TW_UNROLL
-      for (int line = 0; line < kBlockBytes / 64; ++line) {
+      for (int p = 0; p < P; ++p) {
+        const char* ahead = at.w[p / 3] + t.ahead;
+        __asm__("" : "+r"(ahead));  // otherwise the addresses of all lines take registers
         TW_UNROLL
-        for (int p = 0; p < P; ++p) {
-          _mm_prefetch(ahead + p * t.w_stride + line * 64, _MM_HINT_T1);
-          _mm_prefetch(near + p * t.w_stride + line * 64, _MM_HINT_T0);
+        for (int line = 0; line < kBlockBytes / 64; ++line) {
+          _mm_prefetch(ahead + p % 3 * t.w_stride + line * 64, _MM_HINT_T1);
+          _mm_prefetch(at.w[p / 3] + p % 3 * t.w_stride + kNearBytes + line * 64, _MM_HINT_T0);
         }
       }
-      add_eighth<0>(acc, excess, at, t);
-      add_eighth<1>(acc, excess, at, t);
-      add_eighth<2>(acc, excess, at, t);
-      add_eighth<3>(acc, excess, at, t);
+      __m256i x[R];
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const char* row = (const char*)at.x[r / 3] + r % 3 * t.x_stride;
+        x[r] = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)row), _mm256_set1_epi8((char)0x80));
+      }
+      __asm__("" : "+m"(x));  // in memory, from where eight bytes are loaded into all lanes at once
+      add_eighth<0>(acc, excess, at, x, t);
+      add_eighth<1>(acc, excess, at, x, t);
+      add_eighth<2>(acc, excess, at, x, t);
+      add_eighth<3>(acc, excess, at, x, t);
       at.advance(TW_SPARSE_BLOCK, kBlockBytes);
     }
     TW_UNROLL

@@ -12,11 +12,8 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 // Returns the control bytes of columns 8 * kEighth to 8 * kEighth + 7 of a block, whose places are given.
 template <int kEighth>
 TW_INLINE __m256i controls(__m256i places) {
-  // Byte i of a lane needs bits 2 i and 2 i + 1 of the 8 bits of the two nibbles.
-  const __m256i both = _mm256_and_si256(_mm256_srli_epi32(places, 8 * kEighth), _mm256_set1_epi32(255));
-  const __m256i pairs = _mm256_or_si256(both, _mm256_slli_epi32(both, 6));
-  const __m256i all = _mm256_or_si256(pairs, _mm256_slli_epi32(pairs, 12));
-  return _mm256_or_si256(_mm256_and_si256(all, _mm256_set1_epi32(0x03030303)), _mm256_set1_epi32(0x04040000));
+  const __m256i all = _mm256_srli_epi32(places, 2 * kEighth);
+  return _mm256_or_si256(_mm256_and_si256(all, _mm256_set1_epi8(3)), _mm256_set1_epi32(0x04040000));
 }
 
 // `Add` adds the products of unsigned by signed bytes to a sum: Add::add(sum, unsigned, signed).
