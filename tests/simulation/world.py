@@ -1,4 +1,7 @@
-"""A served engine with clients of all kinds, their behaviour and the faults drawn from one seed, and what must hold."""
+"""A served engine with clients of all kinds, their behaviour and the faults drawn from one seed, and what must hold.
+
+It has more than 500 lines because all clients, and what must hold of them, read the books of one world.
+"""
 
 from __future__ import annotations
 
