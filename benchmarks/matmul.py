@@ -18,7 +18,17 @@ from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.runtime import _runtime, _testing
 
 DTYPES = ("float32", "bfloat16")
-QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w4a8:g32", "w8a8")
+QUANTIZED = (
+    "int8:g32",
+    "int4:g32",
+    "int4:g128",
+    "uint4:g128",
+    "mxfp4",
+    "w4a8:g32",
+    "w8a8",
+    "int8:g32:2:4",
+    "int4:g32:2:4",
+)
 LANES = 16
 SWIGLU = 1
 FLAT_ROWS = 16
@@ -54,6 +64,13 @@ MODELS = {
         Shape("gate_up", 8192, 2048, SWIGLU),
         Shape("down", 2048, 8192),
         Shape("head", 128256, 2048),
+    ],
+    "llama-3.1-8b": [
+        Shape("qkv", 6144, 4096),
+        Shape("out", 4096, 4096),
+        Shape("gate_up", 14336, 4096, SWIGLU),
+        Shape("down", 4096, 14336),
+        Shape("head", 128256, 4096),
     ],
 }
 
@@ -127,14 +144,14 @@ def report(shape: Shape, kernel: Kernel, rows: int, threads: int, figure: Figure
     read = kernel.bytes(shape) / figure.seconds
     roof = max(operations / figure.peak, read / figure.read)
     return (
-        f"{threads:7} {kernel.dtype:9} {shape.name:8} {rows:5} {shape.n:7} {shape.k:5}"
+        f"{threads:7} {kernel.dtype:12} {shape.name:8} {rows:5} {shape.n:7} {shape.k:5}"
         f" {figure.seconds * 1e6:9.0f} {operations / 1e9:9.1f} {100 * operations / figure.peak:6.1f}"
         f" {read / 1e9:7.1f} {100 * read / figure.read:6.1f} {100 * roof:6.1f}"
     )
 
 
 HEADER = (
-    f"{'threads':7} {'dtype':9} {'weight':8} {'rows':>5} {'n':>7} {'k':>5}"
+    f"{'threads':7} {'dtype':12} {'weight':8} {'rows':>5} {'n':>7} {'k':>5}"
     f" {'us':>9} {'GFLOP/s':>9} {'% peak':>6} {'GB/s':>7} {'% read':>6} {'% roof':>6}"
 )
 
@@ -143,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), nargs="+", default=sorted(MODELS))
     parser.add_argument("--dtype", nargs="+", default=[*DTYPES, *QUANTIZED], help="dtypes and formats of weights")
+    parser.add_argument("--weight", nargs="+", help="names of the weights that are measured; all without it")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 96, 512])
     parser.add_argument("--kernel", type=int, default=0, help="index in the table, best first")
@@ -156,6 +174,8 @@ def main() -> None:
             for threads in options.threads:
                 for shape in MODELS[model]:
                     for rows in options.rows:
+                        if options.weight and shape.name not in options.weight:
+                            continue
                         if shape.name == "head" and rows > FLAT_ROWS:
                             continue  # logits are computed for few rows only
                         figure = measure(shape, kernel, rows, threads, options.seconds)

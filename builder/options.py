@@ -83,6 +83,11 @@ class BuildOptions(BuildFields):
                 f"of quantize={spec.summary!r}; calibrate with gptq, or name the formats of such an engine "
                 "(tensorwright inspect --quantize-config)"
             )
+        if chosen.prunes and not any(fmt.sparse for fmt in spec.formats):
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} chooses which weights of 2:4 sparse matrices are kept, and no matrix of "
+                f"quantize={spec.summary!r} is sparse; add sparsity 2:4, or choose another calibration"
+            )
         if spec.choices:
             return
         if chosen.codes and not any(chosen.codes_format(fmt) for fmt in spec.formats):

@@ -1,7 +1,8 @@
 """Lists the ways in which a build may calibrate quantized weights on a text: the values of the option `calibrate`.
 
-A way has up to two parts. One scales the input channels of matrices and divides what makes the inputs, which changes
-nothing but what rounding costs. The other chooses the codes of the matrices.
+A way has up to three parts. One scales the input channels of matrices and divides what makes the inputs, which changes
+nothing but what rounding costs. One chooses which weights 2:4 sparse matrices keep. The last chooses the codes of the
+matrices.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ AWQ, SMOOTHQUANT = "awq", "smoothquant"
 @dataclass(frozen=True)
 class Calibration:
     """One value of the option. scales: "" or the method that chooses channel scales. codes: whether GPTQ chooses
-    codes."""
+    codes. prunes: whether the inputs' norms decide what 2:4 sparse matrices keep (Wanda)."""
 
     scales: str = ""
     codes: bool = False
+    prunes: bool = False
 
     def scales_format(self, fmt: WeightFormat) -> bool:
         """Returns whether channel scales are chosen for matrices of this format."""
         return bool(self.scales) and scales_format(self.scales, fmt)
 
     def codes_format(self, fmt: WeightFormat) -> bool:
-        """Returns whether the codes of matrices of this format are chosen."""
-        return self.codes and fmt.has_codes
+        """Returns whether the codes of matrices of this format are chosen, or which of their weights are kept."""
+        return (self.codes and fmt.has_codes) or (self.prunes and fmt.sparse)
 
 
 CALIBRATIONS = {
@@ -37,6 +39,8 @@ CALIBRATIONS = {
     "awq+gptq": Calibration(AWQ, codes=True),
     "smoothquant": Calibration(SMOOTHQUANT),
     "smoothquant+gptq": Calibration(SMOOTHQUANT, codes=True),
+    "wanda": Calibration(prunes=True),
+    "wanda+gptq": Calibration(codes=True, prunes=True),
 }
 SCALED_FORMATS = {AWQ: "formats with groups, such as int4", SMOOTHQUANT: "w8a8 and w4a8"}
 """The formats of each method that chooses channel scales, in words."""

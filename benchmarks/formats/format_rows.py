@@ -55,6 +55,8 @@ FORMATS = (
     "uint3:g128,embedding=int8,lm_head=int8",
     "int2:g32,embedding=int8,lm_head=int8",
     "uint2:g32,embedding=int8,lm_head=int8",
+    "int8:g32:2:4,embedding=none,lm_head=none",
+    "int4:g32:2:4,embedding=none,lm_head=none",
 )
 """Formats whose weights are rounded to nearest: the first table."""
 
@@ -82,6 +84,10 @@ METHODS = (
     "w8a8 + smoothquant",
     "w8a8,embedding=none,lm_head=none + smoothquant",
     "w8a8 + smoothquant + gptq",
+    "int8:g32:2:4,embedding=none,lm_head=none + wanda",
+    "int4:g32:2:4,embedding=none,lm_head=none + wanda",
+    "int8:g32:2:4,embedding=none,lm_head=none + wanda + gptq",
+    "int4:g32:2:4,embedding=none,lm_head=none + wanda + gptq",
     "mixed:3.5",
     "mixed:4.5",
     "mixed:5.5",

@@ -22,13 +22,15 @@ from tensorwright.ir.walk import Walk
 from tensorwright.models.checkpoint import Checkpoint
 
 
-def calibrate(cached: Graph, checkpoint: Checkpoint, sample: Sample, codes: ChosenCodes, advance: Advance) -> None:
+def calibrate(
+    cached: Graph, checkpoint: Checkpoint, sample: Sample, codes: ChosenCodes, advance: Advance, method: str = "gptq"
+) -> None:
     """Chooses the codes of every matrix that `calibrated_nodes` names. The graph does not change.
 
-    advance: gets (matrices done, matrices in all).
+    advance: gets (matrices done, matrices in all). method: a name of CALIBRATIONS.
     """
     graph = cached.clone()
-    nodes = calibrated_nodes(graph)
+    nodes = calibrated_nodes(graph, method)
     if not nodes:
         return
     done = 0
@@ -40,23 +42,24 @@ def calibrate(cached: Graph, checkpoint: Checkpoint, sample: Sample, codes: Chos
 
     inputs = RaggedAdapter(graph, sample.sequences).inputs([len(ids) for ids in sample.sequences])
     inputs.update(gather_embeddings(graph, checkpoint, inputs["token_ids"]))
-    with CalibratingWeights(checkpoint, codes, nodes, count).running() as weights:
+    with CalibratingWeights(checkpoint, codes, nodes, CALIBRATIONS[method], count).running() as weights:
         walk = Walk(graph, {value.name: inputs[value.name] for value in graph.inputs}, weights)
         computed = [node for node in graph.nodes if node.op not in STORED]
         for _ in range(computed.index(nodes[-1]) + 1):
             walk.advance()
 
 
-def calibrated_nodes(graph: Graph) -> list[Node]:
-    """Returns the products of a cached graph whose matrices are calibrated, in order.
+def calibrated_nodes(graph: Graph, method: str = "gptq") -> list[Node]:
+    """Returns the products of a cached graph whose matrices are calibrated, in order. method: a name of CALIBRATIONS.
 
-    Left out are matrices of mxfp4 and w4a8; embeddings, whose rows have no inputs; the experts of mixtures; and the
-    matrices of heads. An embedding that is lm_head too, in one format, has the codes of lm_head.
+    Left out are matrices of mxfp4 and w4a8; embeddings, whose rows have no inputs; the experts of mixtures; the
+    matrices of heads; and 2:4 sparse ones, where the method is not for them. An embedding that is lm_head too, in one
+    format, has the codes of lm_head.
     """
     return [
         node
         for node in graph.find("quantized_linear")
-        if node.operand(1).producer.op == "weight" and node.attrs["format"].has_codes
+        if node.operand(1).producer.op == "weight" and CALIBRATIONS[method].codes_format(node.attrs["format"])
     ]
 
 
@@ -65,7 +68,7 @@ def calibration_record(
 ) -> dict[str, Any]:
     """Returns the entry of config.json: the method, the text, the matrices that are left out, and the gains of channel
     scales, where there are some."""
-    nodes = calibrated_nodes(cached) if CALIBRATIONS[method].codes else []
+    nodes = calibrated_nodes(cached, method)
     chosen = {(stored(node.operand(1)), node.attrs["format"]) for node in nodes}
     names = [
         place_of(node, expr)[0]

@@ -17,7 +17,9 @@ from tensorwright.builder.calibrate.chosen_codes import ChosenCodes, ChosenPanel
 from tensorwright.builder.calibrate.gptq import Factor, choose_codes, factorise
 from tensorwright.builder.calibrate.refine import refined
 from tensorwright.builder.measure.streamed_weights import StreamedMatrices, StreamedWeights, parts_of, stored
+from tensorwright.engine_format.calibrations import Calibration
 from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.read_weights import TensorSource
@@ -26,7 +28,9 @@ from tensorwright.plugins.quantized_matmul.quantize import (
     dequantized,
     in_groups,
     quantize_activations,
+    quantize_weights,
 )
+from tensorwright.plugins.quantized_matmul.sparsity import pruned
 
 _ROUNDED_ROWS = 1024
 """Rows of inputs that are rounded and multiplied at a time."""
@@ -45,9 +49,10 @@ class CalibratingWeights:
         source: TensorSource,
         codes: ChosenCodes,
         nodes: list[Node],
+        calibration: Calibration,
         advance: Callable[[], None] = lambda: None,
     ):
-        self._source, self._codes, self._advance = source, codes, advance
+        self._source, self._codes, self._calibration, self._advance = source, codes, calibration, advance
         self._waiting = {(stored(node.operand(1)), node.attrs["format"]) for node in nodes}
         self._last = nodes[-1]
         self._streamed = StreamedWeights(source, ChosenPanels(codes, source))
@@ -80,22 +85,45 @@ class CalibratingWeights:
 
     def _calibrate(self, expr: WeightExpr, fmt: WeightFormat, x: np.ndarray) -> None:
         rows, k = expr.shape(self._source)
-        factor = factorise(second_moments(x, fmt), fmt)
+        choose_rows = chooser(x, fmt, self._calibration)
         self._codes.reserve(expr, fmt, rows, k)
 
         def choose(part: tuple[int, int]) -> None:
             start, end = part
-            w = self._streamed.rows(expr, start, end).numpy()
-            self._codes.write(expr, fmt, start, choose_quantized(w, fmt, factor))
+            self._codes.write(expr, fmt, start, choose_rows(self._streamed.rows(expr, start, end).numpy()))
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(choose, parts_of([rows], k)))
 
 
-def choose_quantized(w: np.ndarray, fmt: WeightFormat, factor: Factor) -> Quantized:
-    """Returns scales, zero points and codes for weights w, float32 [R, K], by the inputs of `factor`."""
-    chosen = choose_codes(w, fmt, factor)
-    better = refined(w, chosen, fmt, factor.moments)
+def chooser(x: np.ndarray, fmt: WeightFormat, calibration: Calibration) -> Callable[[np.ndarray], Quantized]:
+    """Returns what quantizes rows of a matrix, float32 [R, K], whose product has the inputs x, float32 [T, K]."""
+    norms = input_norms(x) if fmt.sparse else None
+    if not calibration.codes:
+        return lambda w: quantize_weights(pruned(_finite(w), norms), fmt)
+    factor = factorise(second_moments(x, fmt), fmt)
+    return lambda w: choose_quantized(w, fmt, factor, None if norms is None else pruned(_finite(w), norms) != 0)
+
+
+def _finite(w: np.ndarray) -> np.ndarray:
+    """Returns w. Raises CheckpointError if a weight is infinite or NaN."""
+    if not np.isfinite(w).all():
+        raise CheckpointError("a weight is infinite or not a number, so it cannot be told which weights to keep")
+    return w
+
+
+def input_norms(x: np.ndarray) -> np.ndarray:
+    """Returns the Euclidean norm of each column of x, float32 [T, K]: float32 [K]."""
+    return np.sqrt(np.einsum("tk,tk->k", x, x, dtype=np.float64)).astype(np.float32)
+
+
+def choose_quantized(w: np.ndarray, fmt: WeightFormat, factor: Factor, kept: np.ndarray | None = None) -> Quantized:
+    """Returns scales, zero points and codes for weights w, float32 [R, K], by the inputs of `factor`.
+
+    kept: bool [R, K], False for the weights whose codes must be 0; None means that there are no such weights.
+    """
+    chosen = choose_codes(w, fmt, factor, kept)
+    better = refined(w, chosen, fmt, factor.moments, kept)
     values = in_groups(better.codes.astype(np.float32), fmt).astype(fmt.values_dtype)
     return Quantized(values, better.scales, None if better.zeros is None else better.zeros.astype(np.uint8))
 

@@ -83,9 +83,15 @@ def _order(diagonal: np.ndarray, size: int) -> np.ndarray:
     return np.lexsort((-diagonal, group, -mean[group]))
 
 
-def choose_codes(w: np.ndarray, fmt: WeightFormat, factor: Factor) -> ChosenRows:
-    """Returns the codes of weights w, float32 [R, K], for a format of whole numbers."""
+def choose_codes(w: np.ndarray, fmt: WeightFormat, factor: Factor, kept: np.ndarray | None = None) -> ChosenRows:
+    """Returns the codes of weights w, float32 [R, K], for a format of whole numbers.
+
+    kept: bool [R, K], False for the weights whose codes must be 0, for whose loss the others make up (SparseGPT,
+    Frantar and Alistarh 2023, https://arxiv.org/abs/2301.00774); None means that there are no such weights.
+    """
     rows, k = w.shape
+    free = np.ones(w.shape, bool) if kept is None else kept
+    free = np.ascontiguousarray(free.T[factor.order])
     size = fmt.stored_group(k)
     target = np.ascontiguousarray(w.T, np.float64)[factor.order]  # [K, R]
     errors, codes = np.empty_like(target), np.empty_like(target)
@@ -95,10 +101,11 @@ def choose_codes(w: np.ndarray, fmt: WeightFormat, factor: Factor) -> ChosenRows
         group = factor.order[begin] // size
         end = begin + min(size, k - group * size)
         wanted = target[begin:end] + factor.upper[:begin, begin:end].T @ errors[:begin]
-        chosen = choose_scales(np.ascontiguousarray(wanted.T, np.float32), fmt, factor.importance[begin:end])
+        ours = np.ascontiguousarray((wanted * free[begin:end]).T, np.float32)
+        chosen = choose_scales(ours, fmt, factor.importance[begin:end])
         scales[group], zeros[group] = chosen
         part = slice(begin, end)
-        _round_group(wanted, target[part], errors[part], codes[part], factor.upper[part, part], chosen, fmt)
+        _round_group(wanted, target[part], free[part], errors[part], codes[part], factor.upper[part, part], chosen, fmt)
         begin = end
     in_place = np.empty_like(codes)
     in_place[factor.order] = codes
@@ -106,11 +113,11 @@ def choose_codes(w: np.ndarray, fmt: WeightFormat, factor: Factor) -> ChosenRows
 
 
 def _round_group(
-    wanted: np.ndarray, target: np.ndarray, errors: np.ndarray, codes: np.ndarray, upper: np.ndarray,
-    chosen: tuple[np.ndarray, np.ndarray], fmt: WeightFormat,
+    wanted: np.ndarray, target: np.ndarray, free: np.ndarray, errors: np.ndarray, codes: np.ndarray,
+    upper: np.ndarray, chosen: tuple[np.ndarray, np.ndarray], fmt: WeightFormat,
 ) -> None:  # fmt: skip
     """Fills errors and codes, [S, R], of the S columns of a group. wanted: [S, R], the weights `target` with what other
-    groups have carried to them. chosen: scales and zero points, [R]."""
+    groups have carried to them. free: False where the code must be 0. chosen: scales and zero points, [R]."""
     scale, zero = (each.astype(np.float64) for each in chosen)
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
     low, high = fmt.least - zero, fmt.largest - zero
@@ -119,5 +126,5 @@ def _round_group(
         carried = upper[:begin, begin:end].T @ errors[:begin]
         for j in range(begin, end):
             best = wanted[j] + carried[j - begin] + upper[begin:j, j] @ errors[begin:j]
-            codes[j] = np.clip(np.rint(best * inverse), low, high)
+            codes[j] = np.clip(np.rint(best * inverse), low, high) * free[j]
             errors[j] = target[j] - codes[j] * scale

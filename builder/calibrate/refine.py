@@ -20,17 +20,21 @@ _BLOCK = 128
 """Columns between two products with all errors. Within a block, steps are added column by column."""
 
 
-def refined(w: np.ndarray, chosen: ChosenRows, fmt: WeightFormat, moments: np.ndarray) -> ChosenRows:
+def refined(
+    w: np.ndarray, chosen: ChosenRows, fmt: WeightFormat, moments: np.ndarray, kept: np.ndarray | None = None
+) -> ChosenRows:
     """Returns better scales and codes for weights w, float32 [R, K]; the zero points stay.
 
-    moments: H, float64 [K, K].
+    moments: H, float64 [K, K]. kept: bool [R, K], False for the weights whose codes are 0 and stay so; None means that
+    there are no such weights.
     """
+    free = None if kept is None else np.ascontiguousarray(kept.T)
     target, codes = np.ascontiguousarray(w.T, np.float64), np.ascontiguousarray(chosen.codes.T, np.float64)
     scales = chosen.scales.T.astype(np.float64)
     zeros = np.zeros_like(scales) if chosen.zeros is None else chosen.zeros.T
     for _ in range(ROUNDS):
         scales = refine_scales(target, codes, scales, fmt, moments)
-        codes = refine_codes(target, codes, scales, zeros, fmt, moments)
+        codes = refine_codes(target, codes, scales, zeros, fmt, moments, free)
     return ChosenRows(codes.T, np.ascontiguousarray(scales.T, np.float32), chosen.zeros)
 
 
@@ -59,10 +63,11 @@ def refine_scales(
 
 
 def refine_codes(
-    w: np.ndarray, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, fmt: WeightFormat, moments: np.ndarray
-) -> np.ndarray:
-    """Returns better codes, [K, R], for the scales that there are. zeros: [groups, R], 0 where the format has none. The
-    rest is as for `refine_scales`."""
+    w: np.ndarray, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, fmt: WeightFormat, moments: np.ndarray,
+    free: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Returns better codes, [K, R], for the scales that there are. zeros: [groups, R], 0 where the format has none.
+    free: [K, R], False where a code stays 0. The rest is as for `refine_scales`."""
     k = len(w)
     size = fmt.stored_group(k)
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)
@@ -78,6 +83,8 @@ def refine_codes(
             slope = slopes[i] + moments[j, begin:j] @ steps[:i]
             wanted = better[j] - slope / moments[j, j] * inverse[group]
             code = np.clip(np.rint(wanted), low[group], high[group])
+            if free is not None:
+                code *= free[j]
             steps[i] = (code - better[j]) * scales[group]
             better[j] = code
         errors[begin:end] += steps

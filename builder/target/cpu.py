@@ -86,9 +86,9 @@ def _calibrate(
             gains = scales_record(cached, chosen)
             for graph in (cached, report.graph):
                 drop_ones(graph, chosen)
-    if options.calibration.codes:
+    if options.calibration.codes or options.calibration.prunes:
         with phases.run("calibrate codes") as advance:
-            calibrate(cached, checkpoint, sample, codes, advance)
+            calibrate(cached, checkpoint, sample, codes, advance, options.calibrate)
     return calibration_record(cached, options.calibrate, sample, gains)
 
 

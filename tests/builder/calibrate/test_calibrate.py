@@ -12,6 +12,7 @@ import torch
 from support.tiny_models import make_variant, write_tokenizer
 from tensorwright import build
 from tensorwright.builder.calibrate.calibrate import calibrate, calibrated_nodes, calibration_record
+from tensorwright.builder.calibrate.calibrating_weights import chooser
 from tensorwright.builder.calibrate.chosen_codes import ChosenCodes, ChosenPanels
 from tensorwright.builder.calibrate.sample import MAX_SEQUENCE, Sample, take_sample, token_budget
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
@@ -21,8 +22,9 @@ from tensorwright.builder.measure.streamed_weights import StreamedWeights, store
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.builder.trace.export import trace
+from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.engine_config import BUILT_IN_TEXT, EngineConfig
-from tensorwright.engine_format.weight_formats import parse_format, parse_spec
+from tensorwright.engine_format.weight_formats import densified, parse_format, parse_spec
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.walk import Walk
@@ -31,7 +33,8 @@ from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.read_weights import evaluate_rows
 from tensorwright.options.text_file import NamedText
 from tensorwright.passes.pipeline import PassReport, run_pipeline
-from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, pack
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, pack, quantize_weights
+from tensorwright.plugins.quantized_matmul.sparsity import pruned
 
 TEXT = " ".join(f"t{i}" for i in np.random.default_rng(0).integers(3, 100, 80))
 IDS = np.random.default_rng(1).integers(3, 100, 64).tolist()
@@ -83,6 +86,44 @@ def test_planted_outliers_cost_less_than_with_the_nearest_codes(planted: Checkpo
     assert steps == [(i, len(steps)) for i in range(1, len(steps) + 1)]
     assert len(steps) == len(list(graph.find("quantized_linear")))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("spec", ["int8:g32:2:4", "int4:g64:2:4"])
+def test_planted_outliers_decide_what_sparse_matrices_keep(planted: Checkpoint, tmp_path: Path, spec: str) -> None:
+    """Each method loses less than the one before it: magnitudes, magnitudes times norms, and with GPTQ beside them."""
+    exact = logits(rewritten(planted, None).cached_graph, planted)
+    graph = rewritten(planted, f"{spec},embedding=none,lm_head=none").cached_graph
+    errors = [np.square(logits(graph, planted) - exact).sum()]
+    for method in ("wanda", "wanda+gptq"):
+        with ChosenCodes(tmp_path) as codes:
+            calibrate(graph, planted, SAMPLE, codes, lambda done, total: None, method)
+            assert len(codes) == len(list(graph.find("quantized_linear")))
+            errors.append(np.square(logits(graph, planted, codes) - exact).sum())
+    assert errors[1] < 0.9 * errors[0]
+    assert errors[2] < 0.9 * errors[1]
+    assert calibrated_nodes(graph, "gptq") == []
+
+
+@pytest.mark.parametrize("name", ["int8:g32:2:4", "int4:g64:2:4"])
+@pytest.mark.parametrize("k", [30, 100])
+def test_rows_keep_what_their_magnitudes_times_norms_say(name: str, k: int) -> None:
+    rng = np.random.default_rng(k)
+    fmt, w = parse_format(name), rng.standard_normal((5, k)).astype(np.float32)
+    x = (rng.standard_normal((40, k)) * 10.0 ** rng.uniform(-1, 1, k)).astype(np.float32)
+    kept = pruned(w, np.linalg.norm(x.astype(np.float64), axis=0).astype(np.float32))
+    assert (kept != pruned(w)).any()
+    nearest = chooser(x, fmt, CALIBRATIONS["wanda"])(w)
+    dense = quantize_weights(kept, densified(fmt))
+    np.testing.assert_array_equal(dequantized(nearest, k), dequantized(dense, k))
+    made = dequantized(chooser(x, fmt, CALIBRATIONS["wanda+gptq"])(w), k)
+    assert (made[kept == 0] == 0).all()
+    assert np.square((made - w) @ x.T).sum() < 0.9 * np.square((dequantized(nearest, k) - w) @ x.T).sum()
+
+
+def test_a_weight_that_is_no_number_is_told_where_norms_decide(planted: Checkpoint) -> None:
+    w = np.full((2, 32), np.nan, np.float32)
+    with pytest.raises(CheckpointError, match="infinite or not a number"):
+        chooser(np.ones((3, 32), np.float32), parse_format("int8:g32:2:4"), CALIBRATIONS["wanda"])(w)
 
 
 def test_an_engine_holds_the_codes_that_were_chosen(planted: Checkpoint, tmp_path: Path) -> None:
@@ -160,15 +201,20 @@ def test_what_is_left_out_is_recorded(variant: str, left_out: list[str], tmp_pat
         assert len(codes) == len(calibrated_nodes(graph)) > 0
 
 
-def test_a_build_records_its_calibration_and_is_built_again(planted: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "sparsity", "left_out"), [("gptq", "none", []), ("wanda", "2:4", ["embedding", "lm_head"])]
+)
+def test_a_build_records_its_calibration_and_is_built_again(
+    planted: Checkpoint, tmp_path: Path, method: str, sparsity: str, left_out: list[str]
+) -> None:
     text = tmp_path / "mine.txt"
     text.write_text(TEXT)
-    options = {"quantize": "int4", "accuracy": "none", "keep_weights": True}
-    chosen = {**options, "accuracy": "quick", "calibrate": "gptq", "calibration_text": text}
+    options = {"quantize": "int4", "sparsity": sparsity, "accuracy": "none", "keep_weights": True}
+    chosen = {**options, "accuracy": "quick", "calibrate": method, "calibration_text": text}
     first = build(planted.path, tmp_path / "first", **chosen)
     nearest = build(planted.path, tmp_path / "nearest", **options)
     record = first.engine_config.quantization.calibration
-    assert (record.method, record.tokens, record.rounded_to_nearest) == ("gptq", 80, [])
+    assert (record.method, record.tokens, record.rounded_to_nearest) == (method, 80, left_out)
     assert record.text.startswith("xxh3_128 ")
     assert nearest.engine_config.quantization.calibration is None
     assert "calibrate" in first.report["phase_seconds"]
@@ -211,6 +257,8 @@ def test_the_text_is_cut_into_sequences(planted: Checkpoint, tmp_path: Path) -> 
         ({"quantize": "int4", "calibrate": "smoothquant"}, "scales channels for w8a8"),
         ({"quantize": "w8a8", "calibrate": "awq"}, "scales channels for formats with groups"),
         ({"quantize": "mxfp4", "calibrate": "awq+gptq"}, "chooses whole numbers"),
+        ({"quantize": "int4", "calibrate": "wanda"}, "no matrix of .* is sparse; add sparsity 2:4"),
+        ({"quantize": "mixed:4.5", "calibrate": "wanda+gptq"}, "which weights of 2:4 sparse matrices are kept"),
         ({"quantize": "int4", "calibrate": "gptq", "target": "onnx"}, "onnx"),
     ],
 )
