@@ -37,7 +37,9 @@ class QuantizedMatmul : public Operation {
     } else {
       split_rows(team, rows, x_.cols, [&](int32_t begin, int32_t end) { quantize(view, begin, end); });
     }
-    product_.run_tiles(view, team, row_, [&](int32_t row, const tw_matmul_args& tile) {
+    // Weights with steps are decoded once for all rows of a call, which are the more the less of x counts.
+    const int64_t row_bytes = tw_has_steps(dtype_) ? 0 : row_;
+    product_.run_tiles(view, team, row_bytes, [&](int32_t row, const tw_matmul_args& tile) {
       tw_quantized_matmul_args args{tile, group_, scales(view, row), sums(view, row), rows};
       args.matmul.x = values(view, row);
       args.matmul.x_stride = row_;

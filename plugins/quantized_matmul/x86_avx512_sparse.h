@@ -26,6 +26,7 @@ template <int kDtype>
 struct SparseGrouped {
   static constexpr tw_weight_codec kCodec = tw_codec(kDtype);
   static constexpr int64_t kBlockBytes = tw_sparse_block_bytes(kDtype);
+  static constexpr int kRows = 12;
   static constexpr int kTile = 12;
 
   // Returns the kept elements of 8 columns of a block, signed.

@@ -4,21 +4,23 @@
 // at most 16 and codes at most 15, so a product of words multiplies the two codes in a word at once.
 //
 //   few rows:   a tile over the whole of K (x86_avx512_tile.h), which decodes in registers: a step and an
-//               offset for each panel, and 2 instructions for 64 weights
-//   many rows:  for each unit of 4 panels, for each block of K: decode to bytes in the L1 cache, then
+//               offset for each panel, and 7 instructions for 128 weights
+//   many rows:  for each unit of 4 panels, for each block of K: decode to bytes in the L2 cache, then
 //               for P panels, for R rows: a tile of exact sums, which begin where the last block ended
+//
+// What decodes in registers shares ports with the dot products, for every tile again; what decodes to the
+// cache waits for its stores, once. 16 rows are the most that one tile takes.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_STEPS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_STEPS_H_
 
-#include "plugins/matmul/x86_avx512_finish.h"
 #include "plugins/quantized_matmul/kernel.h"
 #include "plugins/quantized_matmul/x86_avx512_tile.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-constexpr int64_t kBlockColumns = 512;  // of K: two decoded panels and 12 rows of x fit the L1 cache
-constexpr int64_t kRowsOfBlocks = 192;  // whose sums wait in the L2 cache between blocks
-constexpr int64_t kDecodedPanel = kBlockColumns * kLanes;  // bytes
+constexpr int64_t kBlockColumns = 2560;  // of K: a decoded unit and the rows of a chunk fit the L2 cache
+constexpr int64_t kRowsOfBlocks = 192;   // whose sums wait in the L2 cache between blocks
+constexpr int64_t kDecodedPanel = (1 + kBlockColumns / 4) * 64;  // bytes: the scales of rows, then weights
 
 // The steps and offsets of the 16 rows of a group, in the 4 bytes that each row has in a line.
 struct Steps {
@@ -48,7 +50,8 @@ TW_INLINE __m512i decoded(__m512i line, const Steps& s) {
 template <int kDtype>
 struct Stepped {
   static constexpr tw_weight_codec kCodec = tw_codec(kDtype);
-  static constexpr int kTile = 12;  // the most R * P: a panel has a step and an offset besides
+  static constexpr int kRows = 16;
+  static constexpr int kTile = 16;  // a panel has a step and an offset besides
 
   template <bool kHigh, int R, int P>
   static TW_INLINE void add(__m512i (&acc)[R][P], const Cursors<R, P>& at, const Tile& t,
@@ -114,17 +117,19 @@ struct Stepped {
   }
 };
 
-// Decodes groups [begin, end) of a panel to bytes, in the order of layout.h but plus 128.
+// Decodes groups [begin, end) of a panel to the layout of whole rows, with bytes plus 128.
 template <int kDtype>
 void decode_panel(const tw_quantized_matmul_args* a, const char* panel, int64_t begin, int64_t end,
                   char* to) {
   constexpr tw_weight_codec kCodec = tw_codec(kDtype);
+  _mm512_store_si512(to, _mm512_loadu_si512(panel));
+  to += 64;
   for (int64_t i = begin; i < end; ++i) {
     const char* steps = panel + tw_quantized_scale_offset(kDtype, a->matmul.k, a->group, i);
     const Steps s = steps_of(steps, steps + kCodec.zeros);
     const char* line = panel + tw_quantized_group_offset(kDtype, a->matmul.k, a->group, i);
     for (int64_t n = a->group / 8; n > 0; --n, line += 64, to += 128) {
-      _mm_prefetch(line + kDecodedPanel / 2, _MM_HINT_T0);  // of the next block
+      _mm_prefetch(line + kNearBytes, _MM_HINT_T0);
       const __m512i codes = _mm512_loadu_si512(line);
       _mm512_store_si512(to, decoded<false>(codes, s));
       _mm512_store_si512(to + 64, decoded<true>(codes, s));
@@ -132,22 +137,16 @@ void decode_panel(const tw_quantized_matmul_args* a, const char* panel, int64_t 
   }
 }
 
-// Adds a block of R rows and P decoded panels to exact sums in memory.
+// Adds the products of R rows and P decoded panels, over a block of K.
 template <int R, int P>
-void add_block(const Tile* tile) {
-  const Tile t = *tile;
+TW_INLINE void add_lines(__m512i (&acc)[R][P], const Tile& t) {
   Cursors<R, P> at = start<R, P>(t);
-  __m512i acc[R][P];
-  TW_UNROLL
-  for (int r = 0; r < R; ++r) {
-    TW_UNROLL
-    for (int p = 0; p < P; ++p) acc[r][p] = _mm512_loadu_si512(t.sum + (r * kUnit + p) * kLanes);
-  }
+  at.advance(0, 64);
   int64_t line = t.lines;
   do {
     __m512i w[P];
     TW_UNROLL
-    for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(at.w[p / 3] + p % 3 * kDecodedPanel);
+    for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(at.w[p / 3] + p % 3 * t.w_stride);
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
       int32_t bits;
@@ -163,34 +162,38 @@ void add_block(const Tile* tile) {
     }
     at.advance(4, 64);
   } while (--line > 0);
-  TW_UNROLL
-  for (int r = 0; r < R; ++r) {
-    TW_UNROLL
-    for (int p = 0; p < P; ++p) _mm512_storeu_si512(t.sum + (r * kUnit + p) * kLanes, acc[r][p]);
-  }
 }
 
+// For blocks of K of decoded panels.
 struct Blocks {
+  static constexpr int kRows = 12;
   static constexpr int kTile = 24;
 
   template <int R, int P>
   static void run(const Tile* tile) {
-    add_block<R, P>(tile);
-  }
-};
-
-// Multiplies the exact sums of rows and a unit of panels by their scales.
-inline void scale_rows(const tw_quantized_matmul_args* a, int64_t row, int64_t rows, const char* panel,
-                       int64_t w_stride, int64_t panels, float* sum) {
-  for (int64_t p = 0; p < panels; ++p) {
-    const __m512 w_scale = _mm512_loadu_ps(panel + p * w_stride);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* at = sum + (r * kUnit + p) * kLanes;
-      const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(a->x_scale[row + r]), w_scale);
-      _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(at)), scale));
+    const Tile t = *tile;
+    __m512i acc[R][P];
+    if (t.first) {
+      start_sums(acc, t.x_sum);
+    } else {
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        TW_UNROLL
+        for (int p = 0; p < P; ++p) acc[r][p] = _mm512_load_si512(t.sum + (r * kUnit + p) * kLanes);
+      }
+    }
+    add_lines(acc, t);
+    if (t.last) {
+      scale_sums(acc, t);
+    } else {
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        TW_UNROLL
+        for (int p = 0; p < P; ++p) _mm512_store_si512(t.sum + (r * kUnit + p) * kLanes, acc[r][p]);
+      }
     }
   }
-}
+};
 
 }  // namespace
 

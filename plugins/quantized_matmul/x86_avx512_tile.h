@@ -34,8 +34,9 @@ struct Tile {
   int64_t w_stride;  // bytes between panels
   int64_t ahead;     // bytes to the next panels, which are fetched meanwhile; 0 if they are far
   int64_t groups;
-  int64_t lines;  // lines of 64 bytes in a group of a panel
-  float* sum;     // [R, kUnit, 16]
+  int64_t lines;     // lines of 64 bytes in a group of a panel
+  float* sum;        // [R, kUnit, 16]
+  bool first, last;  // of blocks of K: sums start here, and are scaled at the end
 };
 
 // Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
@@ -189,6 +190,7 @@ TW_INLINE Cursors<R, P> start(const Tile& t) {
 template <int kDtype>
 struct Grouped {
   static constexpr tw_weight_codec kCodec = tw_codec(kDtype);
+  static constexpr int kRows = 12;  // the most R
   static constexpr int kTile = 12;  // the most R * P: twice as many sums and 5 other registers
 
   template <int R, int P>
@@ -248,6 +250,7 @@ TW_INLINE void scale_sums(const __m512i (&acc)[R][P], const Tile& t) {
 
 // For whole rows, where all of K has one scale.
 struct Whole {
+  static constexpr int kRows = 12;
   static constexpr int kTile = 24;
 
   template <int R, int P>

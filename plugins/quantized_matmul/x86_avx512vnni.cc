@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int64_t kRows = 12;               // the most rows of a tile
+constexpr int64_t kMostRows = 16;           // of a tile
 constexpr int64_t kChunk = 48;              // rows whose sums stay in the L1 cache
 constexpr int64_t kAheadBytes = 128 << 10;  // panels further off than this are not fetched ahead
 
@@ -23,7 +23,7 @@ typedef void (*Micro)(const Tile*);
 // Returns the micro kernel of R rows and P panels, if its tile fits the registers.
 template <class Of, int R, int P>
 constexpr Micro tile() {
-  if constexpr (R * P <= Of::kTile) {
+  if constexpr (R <= Of::kRows && R * P <= Of::kTile) {
     return Of::template run<R, P>;
   } else {
     return nullptr;
@@ -32,10 +32,11 @@ constexpr Micro tile() {
 
 template <class Of, int P>
 Micro tile_of(int64_t rows) {
-  static const Micro table[kRows] = {tile<Of, 1, P>(),  tile<Of, 2, P>(),  tile<Of, 3, P>(),
-                                     tile<Of, 4, P>(),  tile<Of, 5, P>(),  tile<Of, 6, P>(),
-                                     tile<Of, 7, P>(),  tile<Of, 8, P>(),  tile<Of, 9, P>(),
-                                     tile<Of, 10, P>(), tile<Of, 11, P>(), tile<Of, 12, P>()};
+  static const Micro table[kMostRows] = {
+      tile<Of, 1, P>(),  tile<Of, 2, P>(),  tile<Of, 3, P>(),  tile<Of, 4, P>(),
+      tile<Of, 5, P>(),  tile<Of, 6, P>(),  tile<Of, 7, P>(),  tile<Of, 8, P>(),
+      tile<Of, 9, P>(),  tile<Of, 10, P>(), tile<Of, 11, P>(), tile<Of, 12, P>(),
+      tile<Of, 13, P>(), tile<Of, 14, P>(), tile<Of, 15, P>(), tile<Of, 16, P>()};
   return table[rows - 1];
 }
 
@@ -59,7 +60,7 @@ int64_t panels_at_once(int64_t rows, int64_t most) { return rows * 4 <= most ? 4
 // Computes the sums of a chunk of rows and a unit of panels.
 template <class Of>
 void sum_chunk(const Tile& first, int64_t rows, int64_t panels, float* sum) {
-  const int64_t passes = ceil_div(rows, kRows);
+  const int64_t passes = ceil_div(rows, Of::kRows);
   const int64_t at_once = panels_at_once(ceil_div(rows, passes), Of::kTile);
   for (int64_t p = 0; p < panels; p += at_once) {
     const int64_t width = at_most(at_once, panels - p);
@@ -101,18 +102,28 @@ void matmul(const tw_quantized_matmul_args* args, int dtype) {
   }
 }
 
-// Adds groups [begin, end) of rows and a unit of panels to exact sums. decoded: room for the panels.
+// Decodes groups [begin, end) of a unit of panels, and adds them to the sums of rows.
 template <int kDtype>
-void sum_block(const tw_quantized_matmul_args* args, const Tile& first, int64_t rows, int64_t panels,
-               int64_t begin, int64_t end, char* decoded) {
+void sum_block(const tw_quantized_matmul_args* args, const Tile& first, int64_t row, int64_t rows,
+               int64_t panel, int64_t begin, int64_t end) {
+  const tw_matmul_args* a = &args->matmul;
+  alignas(64) char decoded[kUnit * kDecodedPanel];
+  const int64_t panels = at_most(kUnit, a->panel_end - panel);
   for (int64_t p = 0; p < panels; ++p)
     decode_panel<kDtype>(args, first.w + p * first.w_stride, begin, end, decoded + p * kDecodedPanel);
   Tile t = first;
-  t.x += begin * args->group;
   t.w = decoded;
   t.w_stride = kDecodedPanel;
   t.lines = (end - begin) * args->group / 4;
-  sum_chunk<Blocks>(t, rows, panels, first.sum);
+  for (int64_t done = 0; done < rows; done += kChunk) {
+    const int64_t at = row + done, count = at_most(kChunk, rows - done);
+    float* sum = first.sum + done * kUnit * kLanes;
+    t.x = (const int8_t*)a->x + at * t.x_stride + begin * args->group;
+    t.x_scale = args->x_scale + at;
+    t.x_sum = args->x_sum + at;
+    sum_chunk<Blocks>(t, count, panels, sum);
+    if (t.last) finish_for(a, panels)(a, at, count, panel, sum);
+  }
 }
 
 // Computes many rows of weights with steps: a block of K is decoded once for all of them.
@@ -121,29 +132,19 @@ void matmul_in_blocks(const tw_quantized_matmul_args* args) {
   const tw_matmul_args* a = &args->matmul;
   const int64_t groups = tw_quantized_groups(a->k, args->group);
   const int64_t blocks = ceil_div(groups * args->group, kBlockColumns);
-  alignas(64) char decoded[kUnit * kDecodedPanel];
   alignas(64) float sum[kRowsOfBlocks * kUnit * kLanes];
   Tile t = {};
   t.x_stride = a->x_stride;
   t.w_stride = tw_quantized_panel_bytes(kDtype, a->k, args->group);
   t.sum = sum;
   for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
-    const int64_t panels = at_most(kUnit, a->panel_end - panel);
     t.w = (const char*)a->w + panel * t.w_stride;
     for (int64_t row = 0; row < a->rows; row += kRowsOfBlocks) {
-      const int64_t rows = at_most(kRowsOfBlocks, a->rows - row);
-      t.x = (const int8_t*)a->x + row * t.x_stride;
-      t.x_scale = args->x_scale + row;
-      t.x_sum = args->x_sum + row;
-      for (int64_t r = 0; r < rows; ++r) {
-        const __m512i excess = _mm512_set1_epi32(args->x_sum[row + r]);
-        for (int64_t p = 0; p < panels; ++p) _mm512_store_si512(sum + (r * kUnit + p) * kLanes, excess);
+      for (int64_t block = 0; block < blocks; ++block) {
+        t.first = block == 0, t.last = block + 1 == blocks;
+        sum_block<kDtype>(args, t, row, at_most(kRowsOfBlocks, a->rows - row), panel, groups * block / blocks,
+                          groups * (block + 1) / blocks);
       }
-      for (int64_t block = 0; block < blocks; ++block)
-        sum_block<kDtype>(args, t, rows, panels, groups * block / blocks, groups * (block + 1) / blocks,
-                          decoded);
-      scale_rows(args, row, rows, t.w, t.w_stride, panels, sum);
-      finish_for(a, panels)(a, row, rows, panel, sum);
     }
   }
 }
@@ -151,7 +152,7 @@ void matmul_in_blocks(const tw_quantized_matmul_args* args) {
 template <int kDtype>
 void run(const tw_quantized_matmul_args* a) {
   if constexpr (tw_has_steps(kDtype)) {
-    a->matmul.rows <= kRows ? matmul<Stepped<kDtype>>(a, kDtype) : matmul_in_blocks<kDtype>(a);
+    a->matmul.rows <= kMostRows ? matmul<Stepped<kDtype>>(a, kDtype) : matmul_in_blocks<kDtype>(a);
   } else if constexpr (tw_codec(kDtype).sparse) {
     matmul<SparseGrouped<kDtype>>(a, kDtype);
   } else {

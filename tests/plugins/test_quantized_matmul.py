@@ -189,7 +189,7 @@ class TestKernel:
 
     def test_sums_in_blocks(self, name: str, index: int) -> None:
         """Deep enough that many rows cut K, and one row does not."""
-        made = QuantizedMatmul(name, 13, 4 * PANEL, 20000 if index == 0 else 700)
+        made = QuantizedMatmul(name, 21, 4 * PANEL, 20000 if index == 0 else 700)
         together = made.run(index)
         assert same_bits(made.run(index, rows=slice(3, 4)), together[3:4])
 
