@@ -26,10 +26,15 @@ inline MatmulTiling tile_matmul(int32_t rows, int32_t panels, int64_t x_row_byte
   // more rows tasks are larger, because a kernel fetches ahead only inside a task.
   constexpr int64_t kTaskBytes = 64 << 10, kFlatTaskBytes = 512 << 10;
   constexpr int64_t kRowTileBytes = 256 << 10, kPanelBlockBytes = 512 << 10;
+  constexpr int64_t kFairRows = 96;       // a tile is not made smaller than this for fairness
   constexpr int64_t kTasksPerThread = 4;  // small matrices are cut finer, so that threads end together
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t most = std::clamp<int64_t>(kRowTileBytes / std::max<int64_t>(1, x_row_bytes), 24, 192);
-  const int64_t even = ceil_div(rows, ceil_div(rows, most));
+  // Threads end together if every block of panels has as many tiles of rows for each of them.
+  int64_t cuts = ceil_div(rows, most);
+  const int64_t fair_cuts = ceil_div(cuts, threads) * threads;
+  if (cuts > 1 && rows >= fair_cuts * kFairRows) cuts = fair_cuts;
+  const int64_t even = ceil_div(rows, cuts);
   MatmulTiling t;
   t.row_tile =
       even == rows ? rows : static_cast<int32_t>(ceil_div(even, TW_MATMUL_ROW_BLOCK) * TW_MATMUL_ROW_BLOCK);

@@ -3,6 +3,7 @@
 
 #include "plugins/common/dispatch.h"
 #include "plugins/matmul/kernels.h"
+#include "plugins/matmul/tiling.h"
 #include "plugins/quantized_matmul/kernels.h"
 #include "runtime/bindings/testing/panels.h"
 #include "runtime/core/base/error.h"
@@ -114,6 +115,22 @@ TW_TEST(packing_inverts) {
   std::vector<float> back(kN * kK);
   unpack_panels(TW_F32, operands.packed.data(), kN, kK, back.data());
   TW_CHECK(back == operands.w);
+}
+
+TW_TEST(tiles_cover_a_product_once_and_shares_of_rows_are_fair) {
+  for (const int rows : {1, 7, 16, 97, 191, 193, 384, 512, 2000}) {
+    for (const int threads : {1, 2, 3, 16}) {
+      const MatmulTiling t = tile_matmul(rows, 152, 896, 7680, threads);
+      TW_CHECK(t.row_tile * (t.row_tiles - 1) < rows && rows <= t.row_tile * t.row_tiles);
+      TW_CHECK(t.panel_block * (t.panel_blocks - 1) < 152 && 152 <= t.panel_block * t.panel_blocks);
+      TW_CHECK_EQ(t.row(t.tasks() - 1), t.row_tile * (t.row_tiles - 1));
+      TW_CHECK_EQ(t.panel(t.tasks() - 1), t.panel_block * (t.panel_blocks - 1));
+    }
+  }
+  TW_CHECK_EQ(tile_matmul(512, 152, 896, 7680, 2).row_tiles, 4);
+  TW_CHECK_EQ(tile_matmul(512, 152, 896, 7680, 3).row_tiles, 3);
+  TW_CHECK_EQ(tile_matmul(192, 152, 896, 7680, 2).row_tiles, 1);
+  TW_CHECK_EQ(tile_matmul(193, 152, 896, 7680, 4).row_tiles, 2);  // tiles of 48 rows would cost more
 }
 
 TW_TEST(every_table_ends_with_the_reference) {
