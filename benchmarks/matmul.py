@@ -3,9 +3,11 @@
 For every shape of a model, prints GFLOP/s, GB/s of weights and the part of the ceiling reached. The ceilings are
 measured right before and after each figure, since shared machines drift: dot or FMA peak of the kernel's instruction
 set for operations, streaming reads for bytes; "% roof" is of whichever allows less. Weights rotate through memory in
-decode (few rows), as the layers of a model do.
+decode (few rows), as the layers of a model do. Weight-only formats (fp8, int4:wo) multiply activations as they are, in
+the type that --activations names.
 
     python benchmarks/matmul.py --model qwen2.5-0.5b --dtype bfloat16 int4:g32 w8a8 --threads 1 2
+    python benchmarks/matmul.py --model qwen2.5-0.5b --weight gate_up down --dtype fp8 int4:wo --rows 1 512
 """
 
 from __future__ import annotations
@@ -19,16 +21,9 @@ from tensorwright.runtime import _runtime, _testing
 
 DTYPES = ("float32", "bfloat16")
 QUANTIZED = (
-    "int8:g32",
-    "int4:g32",
-    "int4:g128",
-    "uint4:g128",
-    "mxfp4",
-    "w4a8:g32",
-    "w8a8",
-    "int8:g32:2:4",
-    "int4:g32:2:4",
-)
+    "int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w4a8:g32", "w8a8", "int8:g32:2:4", "int4:g32:2:4",
+    "fp8", "fp8:g128", "int8:wo", "uint8:wo", "int4:wo", "uint4:wo", "mxfp4:wo",
+)  # fmt: skip
 LANES = 16
 SWIGLU = 1
 FLAT_ROWS = 16
@@ -81,6 +76,8 @@ class Kernel:
 
     dtype: str
     index: int
+    activations: str = "bfloat16"
+    """The type of x beside weight-only formats."""
 
     @property
     def format(self) -> WeightFormat | None:
@@ -90,12 +87,14 @@ class Kernel:
     def name(self) -> str:
         if self.format is None:
             return _testing.matmul_table(DTYPES.index(self.dtype))[self.index][0]
+        if self.format.keeps_activations:
+            return _testing.weight_only_matmul_table(DTYPES.index(self.activations))[self.index][0]
         return _testing.quantized_matmul_table(NUMBERS[self.format.codec])[self.index][0]
 
     @property
     def ceiling(self) -> str:
         """Returns the ceiling of its operations. A kernel that widens bfloat16 multiplies in float32."""
-        if self.format is not None:
+        if self.format is not None and not self.format.keeps_activations:
             return "int8 avx2" if self.name.endswith("avx2") else "int8"
         return "float32 avx2" if self.name.endswith("avx2") else "bfloat16" if self.name.endswith("bf16") else "float32"
 
@@ -112,7 +111,11 @@ class Kernel:
         }  # fmt: skip
         if self.format is None:
             return _testing.time_matmul(DTYPES.index(self.dtype), self.index, **how)
-        return _testing.time_quantized_matmul(NUMBERS[self.format.codec], self.format.group, self.index, **how)
+        weights = (NUMBERS[self.format.codec], self.format.group)
+        if self.format.keeps_activations:
+            x = DTYPES.index(self.activations)
+            return _testing.time_weight_only_matmul(x, self.index, *weights, **how)
+        return _testing.time_quantized_matmul(*weights, self.index, **how)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), nargs="+", default=sorted(MODELS))
     parser.add_argument("--dtype", nargs="+", default=[*DTYPES, *QUANTIZED], help="dtypes and formats of weights")
     parser.add_argument("--weight", nargs="+", help="names of the weights that are measured; all without it")
+    parser.add_argument("--activations", choices=DTYPES, default="bfloat16", help="of weight-only formats")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 96, 512])
     parser.add_argument("--kernel", type=int, default=0, help="index in the table, best first")
@@ -169,7 +173,7 @@ def main() -> None:
     for model in options.model:
         print(f"{model}, {_runtime.cpu_features()}")
         print(HEADER)
-        for kernel in (Kernel(dtype, options.kernel) for dtype in options.dtype):
+        for kernel in (Kernel(dtype, options.kernel, options.activations) for dtype in options.dtype):
             print("kernel:", kernel.name)
             for threads in options.threads:
                 for shape in MODELS[model]:

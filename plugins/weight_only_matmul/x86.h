@@ -1,14 +1,16 @@
 // Cuts a weight_only_matmul for the kernels of every x86 instruction set.
 //
+// Few rows are summed by sum_few() of `Set`, which decodes in registers. More rows:
+//
 //   for each unit of 4 panels, for each chunk of rows:
-//     for each part of K: decode the unit's weights to floats or bfloat16 in scratch, which the L1 cache
-//     holds
-//       for each R <= 6 rows of the chunk, for each group of the part: micro kernel, then scaled and added
+//     for each part of K: decode the unit's weights to floats or bfloat16 in scratch
+//       for a few panels, for each R <= 6 rows of the chunk, for each group of the part: micro kernel, then
+//       scaled and added
 //   then bias, activation, residual and rounding for the chunk
 //
 // A part is one or more whole groups, or a piece of whole rows. What is decoded has the layout of a float
 // matrix (matmul/pack.h). The file of an instruction set defines `Set`: kDtype of what it decodes to,
-// decode(), sum() and finish().
+// decode(), sum(), sum_few() and finish().
 #ifndef TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_X86_H_
 #define TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_X86_H_
 
@@ -22,8 +24,36 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 
 constexpr int64_t kRows = 6;     // the most rows of a micro kernel
 constexpr int64_t kChunk = 192;  // rows: weights are decoded once for them
-constexpr int64_t kPart = 128;   // elements of K
-constexpr int64_t kMaxSpans = kPart / 32;
+
+// Elements of K: those of two decoded panels take half of the L1 cache.
+template <int kDtype>
+constexpr int64_t kPart = kDtype == TW_BF16 ? 256 : 128;
+
+// Returns up to how many rows of x weights of that many bits are decoded in registers. With more rows, or
+// with more work for a weight, it is faster to decode once for all of them.
+constexpr int64_t few_rows_with(int bits) { return bits >= 4 ? 6 : 2; }
+
+// How weights are stored, for templates: a tw_values, the bits, and whether there are zero points.
+template <int kValues, int kBits, bool kZeros>
+struct Form {};
+
+// Calls use() with the form of a codec.
+template <class Use>
+void for_form(const tw_weight_codec& c, Use use) {
+  const bool zeros = c.zeros != 0;
+  switch (c.values) {
+    case TW_BYTES:
+      return zeros ? use(Form<TW_BYTES, 8, true>{}) : use(Form<TW_BYTES, 8, false>{});
+    case TW_E2M1:
+      return use(Form<TW_E2M1, 4, false>{});
+    case TW_E4M3:
+      return use(Form<TW_E4M3, 8, false>{});
+    default:
+      if (c.bits == 4) return zeros ? use(Form<TW_CODES, 4, true>{}) : use(Form<TW_CODES, 4, false>{});
+      if (c.bits == 3) return zeros ? use(Form<TW_CODES, 3, true>{}) : use(Form<TW_CODES, 3, false>{});
+      return zeros ? use(Form<TW_CODES, 2, true>{}) : use(Form<TW_CODES, 2, false>{});
+  }
+}
 
 // Where a panel holds what, computed once for a call: tw_quantized_..._offset() of layout.h.
 struct Packed {
@@ -57,9 +87,9 @@ inline Packed packed_of(const tw_weight_only_matmul_args* a) {
 template <int kDtype>
 struct Decoded {
   static constexpr int64_t kBytes = kDtype == TW_BF16 ? 2 : 4;
-  static constexpr int64_t kStride = kPart * TW_LANES * kBytes + 64;
+  static constexpr int64_t kStride = kPart<kDtype> * TW_LANES * kBytes + 64;
   alignas(64) char w[kUnit * kStride];
-  alignas(64) float scale[kMaxSpans * kUnit * TW_LANES];
+  alignas(64) float scale[kPart<kDtype> / 32 * kUnit * TW_LANES];
 };
 
 // A part of K: elements [begin, end).
@@ -68,26 +98,6 @@ struct Part {
   int64_t first_group, spans, span;  // groups, and elements of each; of whole rows one, as long as the part
   bool whole;
 };
-
-// Decodes a group by single numbers, for weights that an instruction set has no faster way for.
-template <int kDtype>
-void decode_numbers(const Packed& p, const char* from, const char* zeros, int64_t count, char* to) {
-  constexpr int64_t kPer = kDtype == TW_BF16 ? 2 : 1;  // elements of K in 4 bytes
-  for (int64_t e = 0; e < count; ++e) {
-    for (int64_t lane = 0; lane < TW_LANES; ++lane) {
-      const float number = tw_quantized_number(p.dtype, from, zeros, e, lane);
-      const int64_t at = e / kPer * (TW_LANES * kPer) + lane * kPer + e % kPer;
-      if (kDtype == TW_BF16) {
-        ((uint16_t*)to)[at] = tw_f32_to_bf16(number);
-      } else {
-        ((float*)to)[at] = number;
-      }
-    }
-  }
-}
-
-// What is taken from codes without zero points: half of the range.
-inline int half_range(const Packed& p) { return 1 << (p.codec.bits - 1); }
 
 // Decodes a unit of panels in one part of K.
 template <class Set>
@@ -107,13 +117,17 @@ void decode_unit(const Packed& p, const char* w, int64_t panels, const Part& par
 }
 
 // Sums the columns of a part for `rows` rows from `row` on. sum: [rows, kUnit, 16].
+// The rows go past a few panels at a time, whose weights stay in the L1 cache.
 template <class Set>
 void sum_part(const tw_matmul_args* a, const Part& part, const Decoded<Set::kDtype>& w, int64_t panels,
               int64_t row, int64_t rows, float* sum) {
   const int64_t passes = ceil_div(rows, Set::kRowsAtOnce);
-  for (int64_t pass = 0; pass < passes; ++pass) {
-    const int64_t first = rows * pass / passes, count = rows * (pass + 1) / passes - first;
-    Set::sum(a, part, w, panels, row + first, count, sum + first * kUnit * kLanes);
+  const int64_t at_once = Set::panels_at_once(part);
+  for (int64_t p = 0; p < panels; p += at_once) {
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t first = rows * pass / passes, count = rows * (pass + 1) / passes - first;
+      Set::sum(a, part, w, p, at_most(at_once, panels - p), row + first, count, sum + first * kUnit * kLanes);
+    }
   }
 }
 
@@ -130,7 +144,9 @@ void matmul(const tw_weight_only_matmul_args* args) {
   const tw_matmul_args* a = &args->matmul;
   const Packed p = packed_of(args);
   const bool whole = p.group == 0;
-  const int64_t per_part = whole ? 1 : kPart / p.group;  // groups
+  constexpr int64_t depth = kPart<Set::kDtype>;
+  const int64_t few = few_rows_with(p.codec.bits);
+  const int64_t per_part = whole ? 1 : depth / p.group;  // groups
   Decoded<Set::kDtype> w;
   memset(w.scale, 0, sizeof w.scale);  // those of panels that a unit lacks
   float sum[kChunk * kUnit * kLanes];
@@ -140,9 +156,14 @@ void matmul(const tw_weight_only_matmul_args* args) {
     for (int64_t row = 0; row < a->rows; row += kChunk) {
       const int64_t rows = at_most(kChunk, a->rows - row);
       memset(sum, 0, (size_t)(rows * kUnit * kLanes) * sizeof *sum);
-      for (int64_t begin = 0; begin < p.k; begin += kPart) {
-        const int64_t end = at_most(p.k, begin + kPart), group = whole ? 0 : begin / p.group;
-        const Part part = {begin, end, group, at_most(per_part, p.groups - group), whole ? kPart : p.group,
+      if (rows <= few) {
+        Set::sum_few(a, p, from, panels, row, rows, panel + kUnit >= a->panel_end, sum);
+        Set::finish(a, row, rows, panel, panels, sum);
+        continue;
+      }
+      for (int64_t begin = 0; begin < p.k; begin += depth) {
+        const int64_t end = at_most(p.k, begin + depth), group = whole ? 0 : begin / p.group;
+        const Part part = {begin, end, group, at_most(per_part, p.groups - group), whole ? depth : p.group,
                            whole};
         decode_unit<Set>(p, from, panels, part, &w);
         sum_part<Set>(a, part, w, panels, row, rows, sum);

@@ -3,11 +3,12 @@
 //
 // A panel takes two registers, so 6 rows and 1 panel, or 1 row and 4 panels, fill the 16 registers.
 #include "plugins/matmul/x86_avx2_finish.h"
-#include "plugins/weight_only_matmul/x86.h"
+#include "plugins/weight_only_matmul/x86_avx2_numbers.h"
+#include "plugins/weight_only_matmul/x86_few.h"
 
 namespace {
 
-constexpr int64_t kStride = kPart + 16;  // floats between rows of x
+constexpr int64_t kStride = kPart<TW_F32> + 16;  // floats between rows of x
 
 // One call of a micro kernel.
 struct Tile {
@@ -71,103 +72,6 @@ Micro micro_for(int64_t rows, int64_t panels) {
   return panels == 3 ? micro<1, 3> : micro<1, 4>;
 }
 
-// Converts signed bytes, 4 elements of 8 rows, less `zero`, to floats: element e at to + e * 64.
-TW_INLINE void put_bytes(__m256i line, __m256i zero, char* to) {
-  const __m256i k0 = _mm256_srai_epi32(_mm256_slli_epi32(line, 24), 24);
-  const __m256i k1 = _mm256_srai_epi32(_mm256_slli_epi32(line, 16), 24);
-  const __m256i k2 = _mm256_srai_epi32(_mm256_slli_epi32(line, 8), 24);
-  const __m256i k3 = _mm256_srai_epi32(line, 24);
-  _mm256_store_ps((float*)to, _mm256_cvtepi32_ps(_mm256_sub_epi32(k0, zero)));
-  _mm256_store_ps((float*)(to + 64), _mm256_cvtepi32_ps(_mm256_sub_epi32(k1, zero)));
-  _mm256_store_ps((float*)(to + 128), _mm256_cvtepi32_ps(_mm256_sub_epi32(k2, zero)));
-  _mm256_store_ps((float*)(to + 192), _mm256_cvtepi32_ps(_mm256_sub_epi32(k3, zero)));
-}
-
-// Converts codes of E4M3 in the lowest byte of each lane to floats. The bias of the exponent is larger by
-// 120. Numbers below the least normal one are multiples of 2^-9.
-TW_INLINE __m256 e4m3(__m256i code) {
-  const __m256i size = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
-  const __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23));
-  const __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(0x1p-9f));
-  const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), size);
-  const __m256 number = _mm256_blendv_ps(_mm256_castsi256_ps(normal), small, _mm256_castsi256_ps(is_small));
-  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 24);
-  return _mm256_or_ps(number, _mm256_castsi256_ps(sign));
-}
-
-TW_INLINE __m256i line_at(const char* from, int half) {
-  return _mm256_loadu_si256((const __m256i*)(from + half * 32));
-}
-
-// The zero points of 8 rows; without them `none` is that of each row.
-struct Zeros {
-  __m256i half[2];
-};
-
-Zeros zeros_of(const char* zeros, bool there, int none) {
-  Zeros z = {{_mm256_set1_epi32(none), _mm256_set1_epi32(none)}};
-  for (int half = 0; there && half < 2; ++half)
-    z.half[half] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(zeros + half * 8)));
-  return z;
-}
-
-void decode_bytes(const char* from, int64_t count, const Zeros& z, char* to) {
-  for (int64_t k = 0; k < count; k += 4, from += 64, to += 256) {
-    for (int half = 0; half < 2; ++half) put_bytes(line_at(from, half), z.half[half], to + half * 32);
-  }
-}
-
-// table: the numbers of the 16 nibbles.
-void decode_nibbles(const char* from, int64_t count, __m256i table, const Zeros& z, char* to) {
-  const __m256i four = _mm256_set1_epi8(15);
-  for (int64_t k = 0; k < count; k += 8, from += 64, to += 512) {
-    for (int half = 0; half < 2; ++half) {
-      const __m256i line = line_at(from, half), high = _mm256_srli_epi16(line, 4);
-      const __m256i first = _mm256_shuffle_epi8(table, _mm256_and_si256(line, four));
-      const __m256i second = _mm256_shuffle_epi8(table, _mm256_and_si256(high, four));
-      put_bytes(first, z.half[half], to + half * 32);
-      put_bytes(second, z.half[half], to + 256 + half * 32);
-    }
-  }
-}
-
-// Decodes lines of codes of 2 bits. kUpper: whether the upper bits of 32 codes follow every two lines, as 3
-// bits have them.
-template <bool kUpper>
-void decode_pairs(const char* from, int64_t count, const Zeros& z, char* to) {
-  const __m256i mask = _mm256_set1_epi8(3), one = _mm256_set1_epi8(4);
-  for (int64_t k = 0; k < count; k += 32, from += kUpper ? 192 : 128) {
-    for (int at = 0; at < 8; ++at, to += 256) {
-      for (int half = 0; half < 2; ++half) {
-        const __m256i line = line_at(from + at / 4 * 64, half);
-        __m256i code = _mm256_and_si256(_mm256_srli_epi16(line, at % 4 * 2), mask);
-        if (kUpper) {
-          const __m256i upper = line_at(from + 128, half);  // an upper bit counts 4
-          const __m256i moved = at < 2 ? _mm256_slli_epi16(upper, 2 - at) : _mm256_srli_epi16(upper, at - 2);
-          code = _mm256_or_si256(code, _mm256_and_si256(moved, one));
-        }
-        put_bytes(code, z.half[half], to + half * 32);
-      }
-    }
-  }
-}
-
-void decode_codes(int bits, const char* from, int64_t count, const Zeros& z, char* to) {
-  const __m128i whole = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  if (bits == 4) return decode_nibbles(from, count, _mm256_broadcastsi128_si256(whole), z, to);
-  bits == 3 ? decode_pairs<true>(from, count, z, to) : decode_pairs<false>(from, count, z, to);
-}
-
-void decode_e4m3(const char* from, int64_t count, char* to) {
-  for (int64_t k = 0; k < count; k += 4, from += 64, to += 256) {
-    for (int half = 0; half < 2; ++half) {
-      __m256i line = line_at(from, half);
-      for (int e = 0; e < 4; ++e, line = _mm256_srli_epi32(line, 8))
-        _mm256_store_ps((float*)(to + e * 64 + half * 32), e4m3(line));
-    }
-  }
-}
-
 // Converts `count` elements of one row of x to floats.
 void widen(const void* x, int dtype, int64_t count, float* to) {
   for (int64_t k = 0; k < count; k += 8) {
@@ -176,36 +80,79 @@ void widen(const void* x, int dtype, int64_t count, float* to) {
   }
 }
 
+// `Few` of x86_few.h. The sums of more than two rows and one panel leave registers to decode in.
+template <int kOfX>
+struct Few {
+  using Isa = Avx2;
+  template <int R>
+  static constexpr int kPanels = R <= 2 ? 2 : 1;
+  static constexpr int kOf = TW_F32, kBytes = kOfX == TW_BF16 ? 2 : 4;
+
+  static TW_INLINE __m256 at(const char* x, int j, int64_t) {
+    if constexpr (kOfX == TW_F32) {
+      return _mm256_broadcast_ss((const float*)x + j);
+    } else {
+      uint16_t half;
+      memcpy(&half, x + j * 2, 2);
+      return _mm256_castsi256_ps(_mm256_set1_epi32(half << 16));
+    }
+  }
+
+  static TW_INLINE __m256 step(__m256 sum, __m256 x, __m256 w) { return _mm256_fmadd_ps(x, w, sum); }
+
+  static TW_INLINE __m256 scales(const Packed& p, const char* from, int half) {
+    const __m128i words = _mm_loadu_si128((const __m128i*)from + half);
+    const __m128i bytes = _mm_loadl_epi64((const __m128i*)(from + half * 8));
+    switch (p.group == 0 ? TW_SCALES_F32 : p.codec.scales) {
+      case TW_SCALES_F32:
+        return _mm256_loadu_ps((const float*)from + half * 8);
+      case TW_SCALES_F16:
+        return _mm256_cvtph_ps(words);
+      case TW_SCALES_E8M0:
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
+      default:
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+    }
+  }
+};
+
 template <int kOfX>
 struct Avx2Set {
   static constexpr int kDtype = TW_F32;
   static constexpr int64_t kRowsAtOnce = kRows;
 
+  static void sum_few(const tw_matmul_args* a, const Packed& p, const char* w, int64_t panels, int64_t row,
+                      int64_t rows, bool last, float* sum) {
+    ::sum_few<Few<kOfX>, Numbers>(a, p, w, panels, row, rows, last, sum);
+  }
+
   static void decode(const Packed& p, const char* from, const char* zeros, int64_t count, char* to) {
-    const bool has_zeros = p.codec.zeros != 0;
-    const __m128i doubled = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    switch (p.codec.values) {
-      case TW_BYTES:
-        return decode_bytes(from, count, zeros_of(zeros, has_zeros, 0), to);
-      case TW_CODES:
-        return decode_codes(p.codec.bits, from, count, zeros_of(zeros, has_zeros, half_range(p)), to);
-      case TW_E2M1:
-        return decode_nibbles(from, count, _mm256_broadcastsi128_si256(doubled), zeros_of(zeros, false, 0),
-                              to);
-      case TW_E4M3:
-        return decode_e4m3(from, count, to);
-      default:
-        return decode_numbers<TW_F32>(p, from, zeros, count, to);
-    }
+    for_form(p.codec, [&](auto form) {
+      using Codec = Numbers<decltype(form)>;
+      const typename Codec::Zeros z[2] = {Codec::zeros(zeros, 0), Codec::zeros(zeros, 1)};
+      for (int64_t k = 0; k < count; k += 4 * Codec::kPlanes, from += Codec::kBytes) {
+        TW_UNROLL
+        for (int s = 0; s < Codec::kPlanes; ++s, to += 256) {
+          TW_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            const Four four = Codec::template four<TW_F32>(from, half, s, z[half]);
+            TW_UNROLL
+            for (int j = 0; j < 4; ++j) _mm256_store_ps((float*)(to + j * 64 + half * 32), four.n[j]);
+          }
+        }
+      }
+    });
   }
 
   static void scales(const Packed& p, const char* from, float* to) {
-    for (int64_t lane = 0; lane < TW_LANES; ++lane)
-      to[lane] = tw_quantized_scale(p.dtype, from, p.group, lane);
+    _mm256_store_ps(to, Few<kOfX>::scales(p, from, 0));
+    _mm256_store_ps(to + 8, Few<kOfX>::scales(p, from, 1));
   }
 
-  static void sum(const tw_matmul_args* a, const Part& part, const Decoded<TW_F32>& w, int64_t panels,
-                  int64_t row, int64_t rows, float* sum) {
+  static int64_t panels_at_once(const Part&) { return kUnit; }
+
+  static void sum(const tw_matmul_args* a, const Part& part, const Decoded<TW_F32>& w, int64_t,
+                  int64_t panels, int64_t row, int64_t rows, float* sum) {
     constexpr int64_t bytes = kOfX == TW_BF16 ? 2 : 4;
     const int64_t depth = part.end - part.begin;
     float x[kRows * kStride];
@@ -213,7 +160,7 @@ struct Avx2Set {
       const char* from = (const char*)a->x + ((row + r) * a->x_stride + part.begin) * bytes;
       widen(from, kOfX, depth, x + r * kStride);
     }
-    const int64_t at_once = panels_at_once(rows);
+    const int64_t at_once = ::panels_at_once(rows);
     for (int64_t p = 0; p < panels; p += at_once) {
       const Tile t = {x,
                       w.w + p * Decoded<TW_F32>::kStride,

@@ -82,15 +82,17 @@ class WeightOnly(QuantizedMatmul):
 class TestKernel:
     @sweep("name", NAMES)
     @sweep("k", [1, 2, 3, 31, 33, 127, 128, 130, 257])
-    def test_every_format_and_depth(self, dtype: int, index: int, name: str, k: int) -> None:
-        WeightOnly(name, 2, 17, k, dtype=dtype).check(index)
+    @sweep("rows", [2, 7])
+    def test_every_format_and_depth(self, dtype: int, index: int, name: str, k: int, rows: int) -> None:
+        """Few rows multiply weights that are decoded in registers, more rows those that were decoded to memory."""
+        WeightOnly(name, rows, 17, k, dtype=dtype).check(index)
 
     @sweep("n", [*range(1, PANEL + 2), 33, 48, 63, 65])
     def test_every_width(self, dtype: int, index: int, n: int) -> None:
         WeightOnly("fp8:g32", 3, n, 40, dtype=dtype).check(index)
 
     @sweep("rows", [*range(1, 14), 193])
-    @sweep("name", ["fp8", "int4:g64:wo"])
+    @sweep("name", ["fp8", "int4:g64:wo", "uint8:g128:wo", "uint4:g32:fp16:wo", "mxfp4:wo"])
     def test_every_number_of_rows(self, dtype: int, index: int, name: str, rows: int) -> None:
         WeightOnly(name, rows, 5 * PANEL + 3, 70, dtype=dtype).check(index)
 
@@ -108,8 +110,8 @@ class TestKernel:
             made.run(index, panels=(begin, end), y=parts)
         assert same_bits(parts, whole)
 
-    @sweep("name", ["fp8", "fp8:g128", "uint4:g32:fp16:wo"])
-    @sweep("rows", [2, 7, 200])
+    @sweep("name", ["fp8", "fp8:g128", "int8:g64:wo", "uint4:g32:fp16:wo", "int3:g32:wo"])
+    @sweep("rows", [2, 6, 7, 200])
     def test_a_row_alone_is_the_row_in_company(self, dtype: int, index: int, name: str, rows: int) -> None:
         made = WeightOnly(name, rows, 6 * PANEL + 1, 290, 1, bias=True, dtype=dtype)
         together = made.run(index)
@@ -125,6 +127,8 @@ class TestKernel:
         made.floats = stored(np.eye(254, dtype=np.float32), dtype)
         made.packed = quantize.pack(quantize.Quantized(values, np.ones((2, 1), np.float32)), made.fmt, 254).reshape(-1)
         np.testing.assert_array_equal(made.run(index), values[:, 0, :254].T)
+        few = [made.run(index, rows=slice(row, row + 6)) for row in range(0, 254, 6)]
+        np.testing.assert_array_equal(np.concatenate(few), values[:, 0, :254].T)
 
 
 @pytest.mark.parametrize("name", NAMES)
