@@ -20,7 +20,7 @@ from tensorwright.plugins.gated import ACTIVATIONS
 
 pytestmark = pytest.mark.computes
 
-FORMATS = ["", "int8", "int4", "uint4:g32:fp16", "mxfp4", "w4a8", "w8a8"]
+FORMATS = ["", "int8", "int4", "uint4:g32:fp16", "mxfp4", "w4a8", "w8a8", "int4:wo", "fp8"]
 SLOPE = 1.2
 """The largest slope of an activation."""
 
@@ -46,7 +46,7 @@ def bound(made: MadeExperts) -> np.ndarray:
             error = (made.hidden + 2) * UNIT * (np.abs(up_down) @ np.abs(x) + np.abs(bias))
             if scaled:
                 error += (2.0**-8 if made.dtype == BF16 else 60 * UNIT) * (np.abs(up_down) @ np.abs(x))
-                if made.fmt is not None:
+                if rounds_rows(made):
                     error += np.abs(up_down).max(axis=1) * np.abs(x).max() / 127 * 1.5
             wide = up_down @ x + bias
             inner = apply_gate(wide[None], {"activation": made.activation, **made.gate})[0]
@@ -57,9 +57,14 @@ def bound(made: MadeExperts) -> np.ndarray:
             magnitude[row] += share * (made.k + 60) * UNIT * (down @ np.abs(inner))
             if made.biased:
                 magnitude[row] += share * (made.k + 60) * UNIT * np.abs(made.down_bias[expert])
-            if made.fmt is not None:
+            if rounds_rows(made):
                 magnitude[row] += share * down.max(axis=1) * np.abs(inner).max() / 127 * 1.5
     return magnitude
+
+
+def rounds_rows(made: MadeExperts) -> bool:
+    """Whether the products round their operands to 8 bits."""
+    return made.fmt is not None and not made.fmt.keeps_activations
 
 
 def gate_error(made: MadeExperts, wide: np.ndarray, error: np.ndarray) -> np.ndarray:

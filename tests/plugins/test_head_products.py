@@ -18,7 +18,7 @@ from tensorwright.plugins.head_products import op
 
 pytestmark = pytest.mark.computes
 
-FORMATS = ["", "int8", "int4", "uint8", "mxfp4", "w4a8", "w8a8"]
+FORMATS = ["", "int8", "int4", "uint8", "mxfp4", "w4a8", "w8a8", "int4:wo", "uint8:wo", "fp8"]
 
 
 def make(fmt: str = "", **options: object) -> MadeHeadProducts:

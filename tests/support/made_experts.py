@@ -32,7 +32,7 @@ from tensorwright.plugins.route import op as route
 from tensorwright.runtime import _runtime
 
 ELEMENTWISE, ROUTE, EXPERTS, ROUTE_BY_SCORE, EXPERTS_UP, EXPERTS_DOWN = 11, 14, 15, 28, 29, 30
-QUANTIZED = 2  # the layout in a plan
+QUANTIZED, WEIGHT_ONLY = 2, 3  # layouts in a plan
 ABSENT = -1
 FLOATS = ("scale", "epsilon", "least", "jitter")
 
@@ -181,7 +181,8 @@ class MadeExperts:
             return plan.panels(name, stacked)
         content = b"".join(pack(quantize_weights(m, self.fmt), self.fmt, m.shape[1]).tobytes() for m in padded)
         rows = -(-padded[0].shape[0] // 16) * 16 * self.count
-        index = plan.weight(name, number(self.fmt), QUANTIZED, rows, matrices.shape[2], content)
+        layout = WEIGHT_ONLY if self.fmt.keeps_activations else QUANTIZED
+        index = plan.weight(name, number(self.fmt), layout, rows, matrices.shape[2], content)
         plan.weights[index] = (*plan.weights[index][:-1], self.fmt.group)
         return index
 

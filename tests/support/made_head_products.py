@@ -16,7 +16,7 @@ from tensorwright.plugins.quantized_matmul.quantize import pack, quantize_weight
 from tensorwright.runtime import _runtime
 
 ELEMENTWISE, HEAD_PRODUCTS = 11, 16
-QUANTIZED = 2  # the layout in a plan
+QUANTIZED, WEIGHT_ONLY = 2, 3  # layouts in a plan
 
 
 @dataclass
@@ -68,7 +68,8 @@ class MadeHeadProducts:
             padded = [np.pad(m, ((0, rows - self.width), (0, 0))) for m in self.w]
             return plan.panels("w", np.concatenate(padded))
         content = b"".join(pack(quantize_weights(m, self.fmt), self.fmt, self.inner).tobytes() for m in self.w)
-        index = plan.weight("w", number(self.fmt), QUANTIZED, rows * self.heads, self.inner, content)
+        layout = WEIGHT_ONLY if self.fmt.keeps_activations else QUANTIZED
+        index = plan.weight("w", number(self.fmt), layout, rows * self.heads, self.inner, content)
         plan.weights[index] = (*plan.weights[index][:-1], self.fmt.group)
         return index
 
