@@ -36,7 +36,7 @@ def ids(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"calibrate": "gptq"}, "no option 'calibrate'; it is an option of build"),
+        ({"accuracy": "full"}, "no option 'accuracy'; it is an option of build"),
         ({"kv_cache_size": 1}, "no option 'kv_cache_size'; did you mean kv_cache_dtype or kv_cache_memory"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory must be a positive number of bytes"),
         ({"max_batch_size": 0}, "max_batch_size must be a positive integer of at most 2147483647, got 0"),
