@@ -17,6 +17,9 @@ of the builder. --speeds-only measures the engines that are there, all in turn, 
 --planted makes four channels behind every norm 128 times as large, and the columns that read them as much smaller: the
 model computes what it did, since 128 is a power of two, but its activations have outliers. For checkpoints of one file
 whose tensors have Llama's names.
+
+--axes folds the norms into the matrices behind them and turns the residual (benchmarks/rotated_model.py); the model
+computes what it did. For checkpoints as above.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from format_rows import BASE, REFERENCE, ROWS, folder_of, options_of  # noqa: E4
 from format_speeds import speeds  # noqa: E402
 from format_tables import notes, table, written  # noqa: E402
 from machine import describe, wait_until_idle  # noqa: E402
+from rotated_model import AXES, rotate_model  # noqa: E402
 
 from tensorwright.engine_format.file_names import CONFIG, CPU_WEIGHTS  # noqa: E402
 
@@ -172,19 +176,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="measure speeds on a busy machine too")
     parser.add_argument("--write-docs", action="store_true", help="write the tables of docs/quantization.md")
     parser.add_argument("--planted", action="store_true", help="plant outliers in the model")
+    parser.add_argument("--axes", choices=AXES, help="fold the norms, and turn the residual to these axes")
+    parser.add_argument("--seed", type=int, default=0, help="with --axes: the seed of the signs of a Hadamard matrix")
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
     end = time.monotonic() + 60 * options.minutes
-    out: Path = options.out.with_name(options.out.name + "-planted" * options.planted)
+    turned = "" if options.axes is None else f"-{options.axes}-{options.seed}"
+    out: Path = options.out.with_name(options.out.name + "-planted" * options.planted + turned)
     out.mkdir(parents=True, exist_ok=True)
     model = options.model
     if options.planted:
         model = out / "model"
         if not model.is_dir():
             plant_outliers(options.model, model)
+    if options.axes is not None:
+        plain, model = model, out / "turned"
+        if not model.is_dir():
+            rotate_model(plain, model, options.axes, options.seed)
     if options.text:
         texts = [path.read_text(encoding="utf-8") for path in options.text]
     else:

@@ -53,6 +53,7 @@ from tensorwright.models.registry import Quantized, Traced, expected_counts
 from tensorwright.options.text_file import NamedText, read_text_file
 
 if TYPE_CHECKING:
+    from tensorwright.builder.calibrate.sample import Sample as CalibrationSample
     from tensorwright.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
@@ -307,6 +308,7 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
     facts.channel_scales = options.calibration.scales
+    facts.outlier_columns = {}  # choose_formats finds them
 
 
 @paused_collector()
@@ -344,12 +346,15 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
 
 def choose_formats(run: BuildRun, cached: Graph) -> None:
     """Puts formats in place of the choices that the fact "quantize" of a cached graph leaves to the build, and says of
-    which products the inputs must be in another order for the codes of a quantized checkpoint."""
+    which products the inputs must be in another order for the codes of a quantized checkpoint, and which columns they
+    keep, where the options ask for such."""
     if cached.facts.quantize is not None and cached.facts.quantize.choices:
         _fill_in_formats(run, cached, cached.facts.quantize)
     spec = cached.facts.quantize
     if spec is not None and run.options.target == "cpu" and run.options.calibrate == "none":
         cached.facts.column_orders = choose_orders(cached, run.checkpoint, spec)
+    if spec is not None and run.options.calibration.outliers:
+        _choose_outlier_columns(run, cached, spec)
 
 
 def _fill_in_formats(run: BuildRun, cached: Graph, spec: QuantizeSpec) -> None:
@@ -359,9 +364,8 @@ def _fill_in_formats(run: BuildRun, cached: Graph, spec: QuantizeSpec) -> None:
         _ = run.tokenizer_notes  # The sample is read with the engine's tokenizer.
         with run.phases.run("formats") as advance:
             from tensorwright.builder.calibrate.mixed import choose_mixed  # imports torch
-            from tensorwright.builder.calibrate.sample import take_sample
 
-            sample = take_sample(run.writer.directory, read_calibration_text(run.options.calibration_text), cached)
+            sample = _calibration_sample(run, cached)
             spec, run.choices["choice"] = choose_mixed(
                 cached, run.checkpoint, spec, every_format(offered), sample, advance
             )
@@ -371,6 +375,23 @@ def _fill_in_formats(run: BuildRun, cached: Graph, spec: QuantizeSpec) -> None:
             spec, run.choices["choice"] = choose_kept(cached, run.checkpoint, spec, formats, advance)
         _tell_of_decoded(run.checkpoint, run.choices["choice"]["decoded"])
     cached.facts.quantize = spec if spec.formats else None
+
+
+def _choose_outlier_columns(run: BuildRun, cached: Graph, spec: QuantizeSpec) -> None:
+    run.phases.mark("passes")
+    _ = run.tokenizer_notes
+    with run.phases.run("calibrate columns") as advance:
+        from tensorwright.builder.calibrate.outlier_columns import choose_columns  # imports torch
+
+        sample = _calibration_sample(run, cached)
+        cached.facts.outlier_columns = choose_columns(cached, run.checkpoint, spec, sample, advance)
+
+
+def _calibration_sample(run: BuildRun, cached: Graph) -> CalibrationSample:
+    """Returns the tokens of the text that the options name. The engine's tokenizer must have been written."""
+    from tensorwright.builder.calibrate.sample import take_sample
+
+    return take_sample(run.writer.directory, read_calibration_text(run.options.calibration_text), cached)
 
 
 def _tell_of_decoded(checkpoint: Checkpoint, names: list[str]) -> None:

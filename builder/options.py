@@ -95,6 +95,12 @@ class BuildOptions(BuildFields):
                 f"calibrate={self.calibrate!r} chooses whole numbers, and no matrix of quantize={spec.summary!r} has "
                 "them; quantize to int4, int8 or w8a8, or say calibrate none"
             )
+        if chosen.outliers and not any(chosen.keeps_format(fmt) for fmt in spec.formats):
+            raise InvalidOptionError(
+                f"calibrate={self.calibrate!r} keeps columns of inputs that are rounded, and no matrix of "
+                f"quantize={spec.summary!r} has a format that rounds them; quantize to w8a8, int8 or int4, or choose "
+                "another calibration"
+            )
         if chosen.scales and not any(chosen.scales_format(fmt) for fmt in spec.formats):
             raise InvalidOptionError(
                 f"calibrate={self.calibrate!r} scales channels for {SCALED_FORMATS[chosen.scales]}, and no matrix of "

@@ -36,7 +36,7 @@ from tensorwright.engine_format.strict_json import write_value
 from tensorwright.engine_format.weight_formats import KEPT
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.facts import QUANTIZATION
-from tensorwright.ir.graph import Graph
+from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
 from tensorwright.ir.weights import without_scales
@@ -203,12 +203,13 @@ def read_graph(engine: Path) -> Graph:
 
 def plain_graph(graph: Graph) -> Graph:
     """Returns a copy of the graph before quantization: weights, the order of columns and the KV cache as the model has
-    them, and no channel scales."""
+    them, no channel scales, and products that read all columns."""
     from tensorwright.passes.order_columns import restore_order
     from tensorwright.passes.quantize_weights import QUANTIZED
 
     graph = graph.clone()
     restore_order(graph)
+    join_columns(graph)
     for node in graph.find("weight"):
         node.attrs["expr"] = without_scales(node.attrs["expr"])
     for node in graph.nodes:
@@ -224,6 +225,21 @@ def plain_graph(graph: Graph) -> Graph:
     return graph
 
 
+def join_columns(graph: Graph) -> None:
+    """Undoes keep_outlier_columns: products read all columns of their inputs."""
+    from tensorwright.passes.rewriting.rewriter import splice
+
+    users = graph.users()
+    forward: dict[Value, Value] = {}
+    for node in graph.find("split_columns"):
+        rest, taken = node.outputs
+        forward[rest] = node.operand(0)
+        for kept in users[taken]:
+            for total in users[kept.output]:
+                forward[total.output] = total.operand(1)  # the product that is rounded
+    splice(graph, {}, forward)
+
+
 def same_formats(run: BuildRun, config: EngineConfig) -> bool:
     """Returns whether the options ask for formats as the engine's did, for the same target: a choice is then its."""
     own = config.build_options
@@ -237,8 +253,9 @@ def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[
     ask_for_quantization(asked, run.options)
     if same_formats(run, config):
         asked.quantize = graph.facts.quantize
-    # A calibration may leave some of the scales out, and orders are those of the codes of one checkpoint.
-    same = asked == graph.facts and not asked.channel_scales and not asked.column_orders
+    # A calibration may leave some of the scales or columns out, and orders are those of the codes of one checkpoint.
+    chooses = run.options.calibration.scales or run.options.calibration.outliers
+    same = asked == graph.facts and not chooses and not asked.column_orders
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]
     return pipeline[first:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}

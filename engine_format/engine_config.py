@@ -114,7 +114,7 @@ class AccuracyRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """What a text chose of quantized matrices: their codes, or scales of their input channels."""
+    """What a text chose of quantized matrices: their codes, scales of their input channels, or channels to keep."""
 
     method: str
     """The build option `calibrate`."""
@@ -127,6 +127,9 @@ class CalibrationRecord:
     scale_gains: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
     """How much smaller the error of a product became by scales of its input channels, for each kind of matrix a list
     over the layers: 1 where no scales are better. None without such scales."""
+    outlier_columns: dict[str, list[int | None]] | None = field(default=None, metadata=OPTIONAL)
+    """How many input columns each product keeps as they are, for each kind of matrix a list over the layers. None where
+    the method chooses no columns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,6 +148,10 @@ def _texts_by_name(value: Any) -> dict[str, str]:
     return {name: _text(text) for name, text in _mapping(value).items()}
 
 
+def _numbers_by_name(value: Any) -> dict[str, list[int]]:
+    return {name: _wholes(numbers) for name, numbers in _mapping(value).items()}
+
+
 def _spec(value: Any) -> QuantizeSpec:
     return parse_spec(_text(value))
 
@@ -217,6 +221,8 @@ class Facts:
     column_orders: Fact[dict[str, str]] = Fact(_texts_by_name, default={})
     """The matrices of the checkpoint in whose order of columns products read their inputs, by the text of each
     quantized matrix."""
+    outlier_columns: Fact[dict[str, list[int]]] = Fact(_numbers_by_name, default={})
+    """The input columns that products keep in the type of activations, by the text of each quantized matrix."""
     wide: Fact[list[str]] = Fact(_texts, default=[])
     """The stored matrices that the family keeps in float32, whatever the narrower type of activations."""
     expanded_kv_elements = Fact(_whole, default=0)
@@ -282,7 +288,9 @@ class Facts:
         return f"Facts({', '.join(f'{name}={value!r}' for name, value in self.set_facts.items())})"
 
 
-QUANTIZATION = ("kv_cache_dtype", "activations", "quantize", "channel_scales", "column_orders")
+QUANTIZATION = (
+    "kv_cache_dtype", "activations", "quantize", "channel_scales", "column_orders", "outlier_columns",
+)  # fmt: skip
 """The facts that ask the passes for quantization."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}
 

@@ -137,8 +137,8 @@ class Lowering:
         return self.act if users and all(self.feeds_product(user, value) for user in users) else "float32"
 
     def feeds_product(self, user: Node, value: Value) -> bool:
-        if user.op == "take_columns":
-            return True  # Only products read what it takes.
+        if user.op in ("take_columns", "split_columns"):
+            return True  # Only products read what comes of it.
         ops = (*LINEARS, *EXPERTS, *HEAD_PRODUCTS, "paged_attention")
         wide = spreads_numbers(user) or (user.op == "linear" and self.is_wide(user.operand(1)))
         return user.op in ops and user.inputs[0] is value and not wide
@@ -318,6 +318,12 @@ def lower_take_columns(low: Lowering, node: Node) -> list[Value]:
     return low.emit("take_columns", operands, [(low.act, node.output.shape)])
 
 
+def lower_split_columns(low: Lowering, node: Node) -> list[Value]:
+    """Emits the split of rows of A, whose parts are read by products alone."""
+    operands = [low.matmul_operand(node.operand(0)), low.weight(node.operand(1), RAW)]
+    return low.emit("split_columns", operands, [(low.act, value.shape) for value in node.outputs])
+
+
 def lower_concat(low: Lowering, node: Node) -> list[Value]:
     """Emits the instruction for rows side by side, which joins at most so many at once."""
     (y,) = node.outputs
@@ -474,6 +480,7 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "add": lower_add,
     "concat": lower_concat,
     "take_columns": lower_take_columns,
+    "split_columns": lower_split_columns,
     "mul": lower_mul,
     **dict.fromkeys(HEAD_PRODUCTS, lower_head_products),
     "rotary_kv_write": lower_rotary_kv_write,

@@ -58,6 +58,7 @@ MODULES = (
     "route.op",
     "selective_scan.carried",
     "selective_scan.op",
+    "split_columns.op",
     "state_space_scan.carried",
     "state_space_scan.op",
     "swiglu.op",

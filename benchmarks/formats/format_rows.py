@@ -88,6 +88,8 @@ METHODS = (
     "int4:g32:2:4,embedding=none,lm_head=none + wanda",
     "int8:g32:2:4,embedding=none,lm_head=none + wanda + gptq",
     "int4:g32:2:4,embedding=none,lm_head=none + wanda + gptq",
+    "w8a8,embedding=none,lm_head=none + outliers",
+    "int4:g128,embedding=none,lm_head=none + outliers + gptq",
     "mixed:3.5",
     "mixed:4.5",
     "mixed:5.5",

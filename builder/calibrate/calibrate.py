@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorwright.builder.calibrate.calibrating_weights import CalibratingWeights
 from tensorwright.builder.calibrate.chosen_codes import ChosenCodes
+from tensorwright.builder.calibrate.outlier_columns import columns_record
 from tensorwright.builder.calibrate.sample import Sample
 from tensorwright.builder.emit.quantization_record import place_of, stored_matrices
 from tensorwright.builder.measure.reference import gather_embeddings
@@ -66,9 +67,10 @@ def calibrated_nodes(graph: Graph, method: str = "gptq") -> list[Node]:
 def calibration_record(
     cached: Graph, method: str, sample: Sample, gains: dict[str, list[float | None]] | None = None
 ) -> dict[str, Any]:
-    """Returns the entry of config.json: the method, the text, the matrices that are left out, and the gains of channel
-    scales, where there are some."""
+    """Returns the entry of config.json: the method, the text, the matrices that are left out, the gains of channel
+    scales and the columns that are kept, where there are some."""
     nodes = calibrated_nodes(cached, method)
+    columns = columns_record(cached) if CALIBRATIONS[method].outliers else None
     chosen = {(stored(node.operand(1)), node.attrs["format"]) for node in nodes}
     names = [
         place_of(node, expr)[0]
@@ -77,7 +79,8 @@ def calibration_record(
         for _, expr in stored_matrices(node)
         if (expr, node.attrs["format"]) not in chosen
     ]
-    scaled = gains if gains is not None and not nodes else {}
-    nearest = [name for name in dict.fromkeys(names) if name not in scaled]
-    record = {"method": method, **sample.record(), "rounded_to_nearest": nearest}
-    return record if gains is None else {**record, "scale_gains": gains}
+    reached = {**(gains or {}), **(columns or {})} if not nodes else {}
+    nearest = [name for name in dict.fromkeys(names) if name not in reached]
+    more = {"scale_gains": gains, "outlier_columns": columns}
+    found = {name: entry for name, entry in more.items() if entry is not None}
+    return {"method": method, **sample.record(), "rounded_to_nearest": nearest, **found}

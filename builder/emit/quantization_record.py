@@ -46,7 +46,7 @@ Use = tuple[str, Place, StoredMatrix]
 
 def quantization_record(lowered: Graph, weights: WeightTable) -> dict[str, Any] | None:
     """Returns the record of weights.bin after it was streamed; None if nothing is quantized."""
-    return make_record(lowered, lambda: matrix_uses(lowered, weights), lambda: all_bits(weights))
+    return make_record(lowered, lambda: matrix_uses(lowered, weights), lambda: all_bits(lowered, weights))
 
 
 def make_record(
@@ -55,7 +55,8 @@ def make_record(
     """Returns the record of a graph's matrices; None if none is quantized.
 
     bits_per_weight: bytes stored, scales and padding included, over weights of the checkpoint; "all" counts norms and
-    biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
+    biases, and a matrix that is stored in two formats once, and so the columns that a product keeps beside it.
+    weight_errors: root of the mean squared error over that of
     the weight, by place. densities: the part of the weights that is kept, of sparse matrices. formats: the format by
     place, where the spec has rules.
     """
@@ -88,7 +89,7 @@ def densities_by_name(graph: Graph) -> dict[str, list[float | None]]:
 
 def formats_by_name(graph: Graph) -> dict[str, list[str | None]]:
     """Returns the format of every matrix that a node reads, "none" for those that stay, in the order of the layers."""
-    found = ((node, expr) for node in graph.nodes for _, expr in stored_matrices(node))
+    found = ((node, expr) for node in graph.nodes if not reads_kept_columns(node) for _, expr in stored_matrices(node))
     return by_name({place_of(node, expr): format_name(node.attrs.get("format")) for node, expr in found})
 
 
@@ -100,7 +101,8 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
             layout = value.producer.attrs["layout"]
             plan = plans[expr, layout]
             error = weights.errors[plan.key].value if plan.key in weights.errors else None
-            stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.values, plan.bytes, error)
+            count = 0 if reads_kept_columns(node) else plan.values  # They are weights of the whole matrix too.
+            stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", count, plan.bytes, error)
             yield role_of(node), place_of(node, expr), stored
 
 
@@ -108,6 +110,12 @@ def stored_matrices(node: Node) -> list[tuple[Value, WeightExpr]]:
     """Returns the matrices of the checkpoint that a node multiplies with or gathers from, with their expressions."""
     matrices = [value for value in matrices_of(node) if value.producer.op == "weight"]
     return [(value, value.producer.attrs["expr"]) for value in matrices]
+
+
+def reads_kept_columns(node: Node) -> bool:
+    """Returns whether a node multiplies only the columns that are kept beside a quantized matrix."""
+    x = node.inputs[0] if node.inputs else None
+    return x is not None and x.node is not None and x.node.op == "split_columns" and x is x.node.outputs[1]
 
 
 def role_of(node: Node) -> str:
@@ -156,7 +164,8 @@ def role_bits(matrices: Iterable[StoredMatrix]) -> float | None:
     return rounded(8 * sum(matrix.bytes for matrix in distinct) / count, 4) if count else None
 
 
-def all_bits(weights: WeightTable) -> float | None:
+def all_bits(lowered: Graph, weights: WeightTable) -> float | None:
     """Returns the bits of weights.bin per weight of the checkpoint."""
-    counts = {plan.key.source: plan.values for plan in weights.plans}
+    kept = {expr for node in lowered.nodes if reads_kept_columns(node) for _, expr in stored_matrices(node)}
+    counts = {plan.key.source: plan.values for plan in weights.plans if plan.key.source not in kept}
     return rounded(8 * weights.total_bytes / sum(counts.values()), 4)

@@ -69,8 +69,8 @@ def _calibrate(
     phases: Phases,
     codes: ChosenCodes,
 ) -> dict[str, Any] | None:
-    """Chooses scales and codes. Scales that are all ones leave the graphs. Returns the record of the calibration, None
-    if there is none."""
+    """Chooses scales and codes; columns were chosen before the matrices were quantized. Scales that are all ones leave
+    the graphs. Returns the record of the calibration, None if there is none."""
     if options.calibrate == "none":
         return None
     cached, gains = report.cached_graph, None

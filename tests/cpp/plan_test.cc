@@ -72,6 +72,7 @@ TW_TEST(results_may_be_written_over_these_operands_only) {
       {Op::kLayerNorm, 0, 0, 1},
       {Op::kQuantizedMatmul, 0, 1, -1},
       {Op::kWeightOnlyMatmul, 0, 1, -1},
+      {Op::kSplitColumns, 0, 0, -1},
   };
   TW_CHECK_EQ(std::size(kOpSharings), std::size(kPermitted));
   for (size_t i = 0; i < std::min(std::size(kOpSharings), std::size(kPermitted)); ++i) {
@@ -311,6 +312,27 @@ TW_TEST(concat_faults_are_named) {
   check_says(damaged([](ToyPlan&, I& i) { i.in[1] = -1; }), "in[1] is missing");
   check_says(damaged([](ToyPlan& t, I& i) { t.buffers[static_cast<size_t>(i.out[0])].dtype = TW_BF16; }),
              "y must be float32");
+}
+
+TW_TEST(split_columns_faults_are_named) {
+  const auto damaged = [](auto&& damage) {
+    return fault_of([&](ToyPlan& t) {
+      const int32_t x = t.instructions[2].in[0];
+      const int32_t rest = t.buffer(BufferKind::kTokens, ToyPlan::kHidden);
+      const int32_t taken = t.buffer(BufferKind::kTokens, 3);
+      t.op(Op::kSplitColumns, {{x}, {rest, taken}, {t.vector(3)}, {}, {}});
+      damage(t, t.instructions.back());
+    });
+  };
+  using I = Instruction;
+  TW_CHECK_EQ(damaged([](ToyPlan&, I&) {}), std::string());
+  check_says(damaged([](ToyPlan& t, I& i) { i.weight[0] = t.vector(4); }),
+             "(split_columns): columns must be a raw vector of 3");
+  check_says(damaged([](ToyPlan&, I& i) { i.out[1] = -1; }), "out[1] is missing");
+  check_says(damaged([](ToyPlan& t, I& i) { i.out[0] = t.buffer(BufferKind::kTokens, 8); }),
+             "rest must have 20 cols, has 8");
+  check_says(damaged([](ToyPlan& t, I& i) { t.buffers[static_cast<size_t>(i.out[1])].dtype = TW_BF16; }),
+             "both results must have x's dtype");
 }
 
 TW_TEST(program_faults_are_named) {

@@ -50,6 +50,7 @@ PURE = {
     "add_layer_norm": "%y: float32[tokens, 8], %s: float32[tokens, 8] = add_layer_norm(%x, %x, %w) {NORM}",
     "layer_norm_columns": "%y: float32[tokens, 8] = layer_norm_columns(%x, %w) {start = 0, heads = 1, width = 8, NORM}",
     "linear": "%y: float32[tokens, 12] = linear(%x, %m)",
+    "split_columns": "%y: float32[tokens, 8], %s: float32[tokens, 2] = split_columns(%x, %freq)",
     "swiglu": '%y: float32[tokens, 4] = swiglu(%x) {activation = "silu"}',
     "weight_broadcast": "%y: float32[tokens, 8] = mul(%x, %w)",
     "scalar": "%y: float32[tokens, 8] = pow(%x, %two)",

@@ -189,8 +189,9 @@ def test_the_table_of_stages():
         "swiglu", "add", "elementwise", "rms_norm_columns", "layer_norm", "quantized_matmul", "quantized_embedding",
         "route", "experts", "quantized_experts", "route_by_score", "experts_up", "experts_down", "quantized_experts_up",
         "quantized_experts_down", "head_products", "quantized_head_products", "latent_kv_write",
+        "split_columns", "take_columns",
         "carried_conv", "carried_scan", "carried_delta_rule", "carried_rg_lru", "carried_selective_scan", "concat",
-        "carried_linear_attention", "weight_only_matmul", "take_columns",
+        "carried_linear_attention", "weight_only_matmul",
     }  # fmt: skip
     # At the last stage names mean instructions, with other operands and attributes.
     assert find_spec("matmul", "lowered") is not find_spec("matmul", "traced")

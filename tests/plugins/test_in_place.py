@@ -109,6 +109,11 @@ def emit_elementwise(plan: PlanWriter, op: int, ins: list[int], outs: list[int])
     plan.op(op, "program", ins, outs, [plan.vector("w", VECTOR)], ints=ints, floats=floats)
 
 
+def emit_split_columns(plan: PlanWriter, op: int, ins: list[int], outs: list[int]) -> None:
+    columns = 7 * np.arange(COLUMNS) % 99  # some columns are taken several times, and most are not
+    plan.op(op, "split", ins, outs, [plan.vector("columns", columns.astype(np.float32))])
+
+
 EMIT: dict[str, Callable[[PlanWriter, int, list[int], list[int]], None]] = {
     "add": lambda plan, op, ins, outs: plan.op(op, "sum", ins, outs),
     "elementwise": emit_elementwise,
@@ -124,6 +129,7 @@ EMIT: dict[str, Callable[[PlanWriter, int, list[int], list[int]], None]] = {
         op, "norm", ins, outs, [plan.vector("w", VECTOR)], floats=[1e-5, 0.5]
     ),
     "rms_norm_columns": emit_rms_norm_columns,
+    "split_columns": emit_split_columns,
 }
 """Writes each instruction, with operands and results of COLUMNS columns."""
 

@@ -47,6 +47,7 @@ enum class Op : uint32_t {
   kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts | -
   kConcat = 31,  // x0, x1, x2?, x3? | - | y | - | -
   kWeightOnlyMatmul = 32,  // x, residual? | w, bias? | y | epilogue, n | -
+  kSplitColumns = 33,  // x | columns | rest, taken | - | -
   kTakeColumns = 34,  // x | columns | y | - | -
 };
 
@@ -110,6 +111,8 @@ InstructionRule check_concat;
 OperationMaker make_concat;
 InstructionRule check_weight_only_matmul;
 OperationMaker make_weight_only_matmul;
+InstructionRule check_split_columns;
+OperationMaker make_split_columns;
 InstructionRule check_take_columns;
 OperationMaker make_take_columns;
 
@@ -150,6 +153,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 1, 0, check_experts_down, make_experts_down},
   {Op::kConcat, "concat", 2, 4, 0, 0, 1, 1, 0, 0, check_concat, make_concat},
   {Op::kWeightOnlyMatmul, "weight_only_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_weight_only_matmul, make_weight_only_matmul},
+  {Op::kSplitColumns, "split_columns", 1, 1, 1, 1, 2, 2, 0, 0, check_split_columns, make_split_columns},
   {Op::kTakeColumns, "take_columns", 1, 1, 1, 1, 1, 1, 0, 0, check_take_columns, make_take_columns},
 };
 
@@ -175,6 +179,7 @@ inline constexpr OpSharing kOpSharings[] = {
   {Op::kLayerNorm, 0, 0, 1},  // y over x
   {Op::kQuantizedMatmul, 0, 1, -1},  // y over residual
   {Op::kWeightOnlyMatmul, 0, 1, -1},  // y over residual
+  {Op::kSplitColumns, 0, 0, -1},  // rest over x
 };
 
 // clang-format on

@@ -258,8 +258,9 @@ class BuildFields:
         at={
             Door.BUILD: At(
                 "What a text chooses of quantized matrices: nothing (none); their codes, by what products need (gptq); "
-                "scales of their input channels (awq for int4 and the like, smoothquant for w8a8); or both. With "
-                "sparsity 2:4: which weights are kept (wanda), and the codes of these (wanda+gptq)."
+                "scales of their input channels (awq for int4 and the like, smoothquant for w8a8); the largest columns "
+                "of their inputs, which are not rounded (outliers); or one of these and codes. With sparsity 2:4: "
+                "which weights are kept (wanda), and the codes of these (wanda+gptq)."
             ),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),

@@ -259,6 +259,8 @@ def test_the_text_is_cut_into_sequences(planted: Checkpoint, tmp_path: Path) -> 
         ({"quantize": "mxfp4", "calibrate": "awq+gptq"}, "chooses whole numbers"),
         ({"quantize": "int4", "calibrate": "wanda"}, "no matrix of .* is sparse; add sparsity 2:4"),
         ({"quantize": "mixed:4.5", "calibrate": "wanda+gptq"}, "which weights of 2:4 sparse matrices are kept"),
+        ({"quantize": "fp8", "calibrate": "outliers"}, "keeps columns of inputs"),
+        ({"quantize": "int4:wo,embedding=none,lm_head=none", "calibrate": "outliers"}, "keeps columns of inputs"),
         ({"quantize": "int4", "calibrate": "gptq", "target": "onnx"}, "onnx"),
     ],
 )

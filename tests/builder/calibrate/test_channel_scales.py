@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.planted import OUTLIERS, SAMPLE, TEXT, logits, plant_outliers
 from support.tiny_models import make_variant, write_tokenizer
 from tensorwright import build
 from tensorwright.builder.calibrate.channel_scales import (
@@ -18,8 +19,6 @@ from tensorwright.builder.calibrate.channel_scales import (
     find_sites,
     scales_record,
 )
-from tensorwright.builder.calibrate.sample import Sample
-from tensorwright.builder.measure.reference import reference_inputs
 from tensorwright.builder.measure.streamed_weights import StreamedWeights
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.builder.trace.export import trace
@@ -28,29 +27,9 @@ from tensorwright.engine_format.file_names import CPU_WEIGHTS
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Graph
-from tensorwright.ir.walk import Walk
 from tensorwright.ir.weights import ChannelScales, scales_of
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
-
-IDS = np.random.default_rng(1).integers(3, 100, 64).tolist()
-SAMPLE = Sample([np.random.default_rng(2 + i).integers(3, 100, 32).tolist() for i in range(4)], "made")
-TEXT = " ".join(f"t{i}" for i in np.random.default_rng(0).integers(3, 100, 80))
-OUTLIERS = [3, 17]
-
-
-def plant_outliers(path: Path) -> None:
-    """Makes two channels behind each norm 100 times as large, and the columns that read them as much smaller. The model
-    computes what it did."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(path / "model.safetensors")
-    for name, tensor in tensors.items():
-        if name.endswith("layernorm.weight"):
-            tensor[OUTLIERS] *= 100
-        elif name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
-            tensor[:, OUTLIERS] /= 100
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +51,6 @@ def cached(traced: Graph, quantize: str | None, method: str = "") -> Graph:
         quantize=None if quantize is None else parse_spec(quantize), channel_scales=method, block_size=32
     )
     return run_pipeline(graph).cached_graph
-
-
-def logits(graph: Graph, checkpoint: Checkpoint) -> np.ndarray:
-    with StreamedWeights(checkpoint) as weights:
-        graph, inputs = reference_inputs(graph, checkpoint, IDS)
-        return Walk(graph, inputs, weights).finish()[0].numpy()
 
 
 @pytest.mark.parametrize(

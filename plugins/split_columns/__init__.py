@@ -1,0 +1,1 @@
+"""Parts rows in the columns that stay as they are and the rest, which is to be rounded."""
