@@ -21,7 +21,8 @@ from tensorwright.runtime import _runtime, _testing
 
 DTYPES = ("float32", "bfloat16")
 QUANTIZED = (
-    "int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w4a8:g32", "w8a8", "int8:g32:2:4", "int4:g32:2:4",
+    "int8:g32", "int4:g32", "int4:g128", "uint4:g128", "mxfp4", "w4a8:g32", "w4a8:g128", "w8a8",
+    "int8:g32:2:4", "int4:g32:2:4",
     "fp8", "fp8:g128", "int8:wo", "uint8:wo", "int4:wo", "uint4:wo", "mxfp4:wo",
 )  # fmt: skip
 LANES = 16
