@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from statistics import median
 from typing import Any
 
 from format_rows import BASE, FORMATS, METHODS, REFERENCE
@@ -39,7 +38,7 @@ def _row(name: str, row: dict[str, Any], elements: float, base: float) -> str:
         f"{accuracy['kl_divergence']:.2g}",
         f"{100 * accuracy['top1_agreement']:.1f} %",
         f"{built['seconds']:.0f}",
-        *(f"{median(speeds[kind]):.0f}" if speeds.get(kind) else "-" for kind in ("decode", "prefill")),
+        *(f"{max(speeds[kind]):.0f}" if speeds.get(kind) else "-" for kind in ("decode", "prefill")),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -53,7 +52,7 @@ def notes(record: dict[str, Any]) -> str:
         f"{STEPS} tokens after {CONTEXT}; prefill: a prompt of {PROMPT} tokens"
     )
     if rounds:
-        text += f"; medians of {min(rounds)} rounds, all rows in turn, on {machine['cpu']}, {machine['cores']} cores"
+        text += f"; the best of {min(rounds)} rounds, all rows in turn, on {machine['cpu']}, {machine['cores']} cores"
     return text + "."
 
 

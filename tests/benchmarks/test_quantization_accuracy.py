@@ -90,7 +90,7 @@ def test_tables_are_written_between_their_markers() -> None:
     assert "| `bfloat16` | 16.00 | 0.0 | 10.000 | +0.00 % | 0.012 | 50.0 % | 3 | - | - |" in new
     assert new.index("`int4:g32`") < new.index("\nb\n") < new.index("`int4:g32 + gptq`") < new.index("\nc\n")
     assert "old" not in new
-    assert "medians of 3 rounds" in new
+    assert "the best of 3 rounds" in new
     assert format_tables.written(new, {**HEAD, "rows": formats}).startswith("a\n<!-- measured formats -->\n2 windows")
     with pytest.raises(SystemExit, match="formats, methods, has none"):
         format_tables.written("a page", {**HEAD, "rows": formats})
