@@ -86,7 +86,7 @@ def test_tables_are_written_between_their_markers() -> None:
     page = "a\n<!-- measured formats -->\nold\n<!-- end of measured formats -->\nb\n"
     page += "<!-- measured methods -->\n<!-- end of measured methods -->\nc\n"
     new = format_tables.written(page, {**HEAD, "rows": {**formats, "int4:g32 + gptq": row(10.05)}})
-    assert "| `int4:g32` | 4.50 | 0.0 | 10.100 | +1.00 % | 0.012 | 50.0 % | 3 | 100 | 2000 |" in new
+    assert "| `int4:g32` | 4.50 | 0.0 | 10.100 | +1.00 % | 0.012 | 50.0 % | 3 | 500 | 3000 |" in new
     assert "| `bfloat16` | 16.00 | 0.0 | 10.000 | +0.00 % | 0.012 | 50.0 % | 3 | - | - |" in new
     assert new.index("`int4:g32`") < new.index("\nb\n") < new.index("`int4:g32 + gptq`") < new.index("\nc\n")
     assert "old" not in new
