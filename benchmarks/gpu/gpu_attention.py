@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gpu_device import Device, with_memory
 
 from tensorwright.errors import MissingDependencyError
 from tensorwright.plugins.gpu.interpret import Memory
-from tensorwright.plugins.gpu.launch import Launch
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch
 from tensorwright.plugins.paged_attention.launch import kernels, launches, workspace_bytes
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
@@ -100,6 +101,12 @@ def seconds(device: Device, dtype: str, seqs: int, tokens: int, context: int, la
     specs = kernels(attrs, {"q": dtype}, device.sm)
     time = with_memory(device, memory, lambda real: device.microseconds(device.prepared(specs, started, real), REPEATS))
     return time / layers * 1e-6
+
+
+def specs(sm: int, dtype: str = "bfloat16") -> Iterator[KernelSpec]:
+    """Yields the kernels of all cases."""
+    for window, kv_dtype in {(window, "auto") for _, _, window in PREFILL} | {(0, kv_dtype) for kv_dtype in KV_DTYPES}:
+        yield from kernels(attributes(window, kv_dtype), {"q": dtype}, sm)
 
 
 def measure(device: Device, dtype: str) -> list[dict[str, Any]]:

@@ -64,11 +64,16 @@ def product_rate(device: Device) -> tuple[float, str]:
 def product(a: Tensor, b: Tensor, c: Tensor) -> tuple[KernelSpec, Launch]:
     """Returns a launch of c [M, N] = a [M, K] b [K, N]; sizes are multiples of the tile."""
     (m, k), n = a.shape, b.shape[1]
-    names = ("a", "b", "c")
-    signature = (*((name, "*bf16") for name in names), ("n", "i32"), ("k", "i32"))
-    spec = KernelSpec("product_kernel", "product_kernel", signature, tuple(TILE.items()), (*names, "n", "k"), 8, 3)
+    (spec,) = specs()
     grid = (m // TILE["BLOCK_M"] * (n // TILE["BLOCK_N"]), 1, 1)
     return spec, make_launch(spec, grid, {"a": a, "b": b, "c": c, "n": n, "k": k})
+
+
+def specs() -> tuple[KernelSpec, ...]:
+    """Returns the kernel of the product, the same for every SM."""
+    names = ("a", "b", "c")
+    signature = (*((name, "*bf16") for name in names), ("n", "i32"), ("k", "i32"))
+    return (KernelSpec("product_kernel", "product_kernel", signature, tuple(TILE.items()), (*names, "n", "k"), 8, 3),)
 
 
 def _cublas_rate() -> float:

@@ -1,6 +1,8 @@
 """Runs on an NVIDIA GPU, and times, the launches that plugins/gpu/interpret.py interprets, for tests and benchmarks.
 
 It uses cuda-bindings and plugins/gpu/driver.py, as the TensorRT plugins do, but neither torch nor Triton's runtime.
+Machine code comes from the file that TENSORWRIGHT_GPU_BUNDLE names, where it has the kernel (kernel_bundle.py makes
+such files on a machine without a GPU), else from the compiler of this machine.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from kernel_bundle import machine_code  # isort: skip
+
 from tensorwright.plugins.gpu import bundle
-from tensorwright.plugins.gpu.compile import SMS, compile_kernel
+from tensorwright.plugins.gpu.compile import SMS
 from tensorwright.plugins.gpu.driver import CudaDriver
 from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
@@ -31,7 +35,7 @@ class Device:
         self.sm = self._driver.sm()
         if api is None:
             from cuda.bindings import driver as api
-        self._api = api
+        self.api = api
 
     def run(self, specs: Iterable[KernelSpec], launches: Sequence[Launch], memory: Memory) -> None:
         """Runs the launches in order, as Interpreter.run does. `memory` then holds the results."""
@@ -42,7 +46,7 @@ class Device:
     ) -> list[Callable[[int], None]]:
         """Returns a function per launch that puts it on a stream. `real`: `memory`'s addresses -> device addresses."""
         target = self.sm if self.sm in SMS else PORTABLE_SM
-        kernels = bundle.from_bytes(bundle.to_bytes(compile_kernel(spec, target) for spec in specs))
+        kernels = bundle.from_bytes(bundle.to_bytes(machine_code(spec, target) for spec in specs))
         starts = []
         for launch in launches:
             kernel, image = kernels.find(launch.kernel, launch.variant, self.sm)
@@ -69,21 +73,21 @@ class Device:
 
     def _recorded(self, starts: Sequence[Callable[[int], None]]) -> tuple[Any, Any]:
         """Returns (a stream, a graph of the launches that runs on it)."""
-        stream = self.call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self.call("cuStreamBeginCapture", stream, self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self.call("cuStreamBeginCapture", stream, self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         for start in starts:
             start(int(stream))
         return stream, self.call("cuGraphInstantiate", self.call("cuStreamEndCapture", stream), 0)
 
     def attribute(self, name: str) -> int:
         device = self.call("cuCtxGetDevice")
-        return int(self.call("cuDeviceGetAttribute", getattr(self._api.CUdevice_attribute, name), device))
+        return int(self.call("cuDeviceGetAttribute", getattr(self.api.CUdevice_attribute, name), device))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls a function of the CUDA driver. Returns its result without the status."""
-        status, *values = getattr(self._api, name)(*arguments)
+        status, *values = getattr(self.api, name)(*arguments)
         if int(status):
-            raise RuntimeError(f"{name} failed: {self._api.cuGetErrorName(status)[1]!r}")
+            raise RuntimeError(f"{name} failed: {self.api.cuGetErrorName(status)[1]!r}")
         return values[0] if values else None
 
 

@@ -9,6 +9,7 @@ More weights than the L2 cache holds are taken in turn, so that they come from m
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gpu_device import Device, with_memory
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import MissingDependencyError
 from tensorwright.plugins.gpu.interpret import Memory
-from tensorwright.plugins.gpu.launch import Launch, ceil_div
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, ceil_div
 from tensorwright.plugins.quantized_matmul import launch
 
 CACHE_MULTIPLE = 4
@@ -55,6 +56,12 @@ def products(memory: Memory, attrs: dict[str, int], dtype: str, tokens: int, cop
     return found
 
 
+def specs(sm: int, dtype: str = "float16", group: int = 128) -> tuple[KernelSpec, ...]:
+    """Returns the kernels of all numbers of tokens; sizes of the matrix do not matter where they are even."""
+    attrs = {"n": 4096, "k": 4096, "group": group}
+    return launch.kernels(attrs, dict.fromkeys(("x", "scales", "y"), dtype), sm)
+
+
 def stated_bandwidth(device: Device) -> float:
     """Returns the bytes per second of the memory: two transfers per clock, which is in kHz, over the bus's width."""
     clock = device.attribute("CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE")
@@ -68,6 +75,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, choices=launch.GROUPS, default=128)
     parser.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], default="float16")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
+    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--bandwidth", type=float, default=0.0, help="GB/s of the memory; default: as the driver says")
     args = parser.parse_args()
     try:
@@ -84,6 +92,7 @@ def main() -> None:
     print(f"SM {device.sm}, {peak / 1e9:.0f} GB/s at most")
     print(f"N {args.n}, K {args.k}, groups of {args.group}, {args.dtype}, {copies} matrices in turn")
     print("tokens  microseconds    GB/s  share")
+    rows = []
     for tokens in args.tokens:
         memory = Memory()
         launches = products(memory, attrs, args.dtype, tokens, copies, device.sm)
@@ -91,7 +100,11 @@ def main() -> None:
             device, memory, lambda real, launches=launches: device.microseconds(device.prepared(specs, launches, real))
         )
         rate = bytes_of(args.n, args.k, args.group, args.dtype, tokens) * copies / (time * 1e-6)
-        print(f"{tokens:6} {time / copies:13.2f} {rate / 1e9:7.0f} {rate / peak:6.1%}")
+        print(f"{tokens:6} {time / copies:13.2f} {rate / 1e9:7.0f} {rate / peak:6.1%}", flush=True)
+        rows.append({"tokens": tokens, "microseconds": time / copies, "gb_per_s": rate / 1e9, "share": rate / peak})
+    if args.json:
+        facts = {"sm": device.sm, "dtype": args.dtype, **attrs, "stated_gb_per_s": peak / 1e9, "rows": rows}
+        Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

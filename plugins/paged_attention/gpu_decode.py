@@ -97,6 +97,16 @@ def attention_decode_kernel(
 
 
 @triton.jit
+def rounded_product(x, y):
+    """Returns x * y, rounded. The compiler cannot put this product and a sum that follows into one rounding.
+
+    Two lanes that add up two products exchange them. If each lane rounded only the other's product, the lanes would
+    get two results, and write both to the same place in shared memory.
+    """
+    return tl.fma(x, y, tl.zeros_like(x))
+
+
+@triton.jit
 def attention_combine_kernel(
     partials, seq_starts, context_lens, out, splits, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
@@ -125,9 +135,9 @@ def attention_combine_kernel(
         there = split < count
         top = tl.load(pairs + split * heads * 2, mask=there, other=LOWEST)
         weight = tl.where(there, tl.exp2(top - highest), 0.0)
-        total += tl.sum(weight * tl.load(pairs + split * heads * 2 + 1, mask=there, other=0.0), 0)
+        total += tl.sum(rounded_product(weight, tl.load(pairs + split * heads * 2 + 1, mask=there, other=0.0)), 0)
         rows = partials + (at + split * heads)[:, None] * HEAD_DIM + d[None, :]
         part = tl.load(rows, mask=there[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
-        acc += tl.sum(part * weight[:, None], 0)
+        acc += tl.sum(rounded_product(part, tl.broadcast_to(weight[:, None], (AT_ONCE, BLOCK_D))), 0)
     y = (acc / total).to(out.dtype.element_ty)
     tl.store(out + token.to(tl.int64) * out_stride + head * HEAD_DIM + d, y, mask=d < HEAD_DIM)

@@ -40,9 +40,9 @@ WORKSPACE_DTYPE = "float32"
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
-    """Returns prefill, decode and combine, the same for every SM. Only q's type of `dtypes` is needed."""
+    """Returns prefill, decode and combine. Only q's type of `dtypes` is needed."""
     op = Attention.of(attrs, dtypes["q"])
-    return _prefill_spec(op), _decode_spec(op), _combine_spec(op)
+    return _prefill_spec(op), _decode_spec(op, sm), _combine_spec(op)
 
 
 def launches(
@@ -62,7 +62,7 @@ def launches(
     if tokens > 1:
         started.append(_prefill(op, inputs, outputs["out"]))
     if tokens == 1 or seqs > 1:
-        started += _decode(op, inputs, outputs["out"], workspace)
+        started += _decode(op, inputs, outputs["out"], workspace, sm)
     return started
 
 
@@ -117,8 +117,8 @@ def _prefill_spec(op: Attention) -> KernelSpec:
     return _spec("attention_prefill_kernel", "gpu", types, _constants(op, tile), tile)
 
 
-def _decode_spec(op: Attention) -> KernelSpec:
-    tile = decode_tile(op)
+def _decode_spec(op: Attention, sm: int) -> KernelSpec:
+    tile = decode_tile(op, sm)
     types = {**_operand_types(op), "partials": "*fp32", "splits": "i32", **FACTS}
     constants = {**_constants(op, tile), "SPLIT": SPLIT, "MOST_SPLITS": op.most_splits}
     return _spec("attention_decode_kernel", "gpu_decode", types, constants, tile)
@@ -153,8 +153,10 @@ def _prefill(op: Attention, inputs: Mapping[str, Tensor], out: Tensor) -> Launch
     return make_launch(spec, grid, {**_values(op, inputs, out), "seqs": seqs})
 
 
-def _decode(op: Attention, inputs: Mapping[str, Tensor], out: Tensor, workspace: Tensor | None) -> list[Launch]:
-    tile = decode_tile(op)
+def _decode(
+    op: Attention, inputs: Mapping[str, Tensor], out: Tensor, workspace: Tensor | None, sm: int
+) -> list[Launch]:
+    tile = decode_tile(op, sm)
     seqs, max_blocks = inputs["block_tables"].shape
     splits = op.splits(max_blocks)
     needed = _partials(op, seqs, splits)
@@ -165,7 +167,7 @@ def _decode(op: Attention, inputs: Mapping[str, Tensor], out: Tensor, workspace:
     partials = workspace if needed and workspace else Tensor.dense("partials", out.address, (0,), WORKSPACE_DTYPE)
     grid = grid_of(seqs, op.kv_heads * ceil_div(op.group, tile.heads), splits)
     values = {**_values(op, inputs, out), "partials": partials, "splits": splits}
-    started = [make_launch(_decode_spec(op), grid, values)]
+    started = [make_launch(_decode_spec(op, sm), grid, values)]
     if splits > 1:
         spec = _combine_spec(op)
         taken = {name: values[name] for name, _ in spec.signature}

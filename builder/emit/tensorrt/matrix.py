@@ -9,16 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.plugins.gpu.compile import SMS as KERNEL_SMS
 
 SMS = (75, 80, 86, 89, 120)
 """Compute capabilities that an RTX engine can name and that our kernels are compiled for."""
-DEFAULT_KERNEL_SMS = (80, 86, 89, 90, 120)
-"""The kernels of an engine that names no compute capability: for the SMs that TensorRT's documentation says such an
-engine runs on, and for Hopper in case it runs there too."""
+DEFAULT_KERNEL_SMS = (80, 86, 89, 120)
+"""The kernels of an engine that names no compute capability: for the SMs that such an engine runs on. The library
+refuses Hopper (SM 90) when it opens one; an H100 was asked."""
 TOO_SPECIAL = {
-    90: "TensorRT for RTX takes no data-centre Hopper as an explicit target",
-    100: "TensorRT for RTX takes no data-centre Blackwell as an explicit target",
-    103: "TensorRT for RTX takes no data-centre Blackwell as an explicit target",
+    90: "TensorRT for RTX does not run on data-centre Hopper",
+    100: "TensorRT for RTX does not run on data-centre Blackwell",
+    103: "TensorRT for RTX does not run on data-centre Blackwell",
 }
 
 
@@ -45,7 +46,7 @@ NEEDS = {
 def check_sms(sms: tuple[int, ...], *, any_sm: bool = True) -> None:
     """Raises InvalidOptionError for an SM that no engine can be built for. any_sm: whether the library builds for the
     SMs that are named; full TensorRT builds for the GPU that it runs on, which may be a Hopper."""
-    known = SMS if any_sm else (*SMS, *(sm for sm in DEFAULT_KERNEL_SMS if sm not in SMS))
+    known = SMS if any_sm else KERNEL_SMS
     for sm in sms:
         if sm in known:
             continue

@@ -17,8 +17,9 @@ from tensorwright.runtime.engine.tensorrt.plugins import EnginePlugins
 NAMESPACE = "tensorwright"
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "int8": "INT8"}
 """The name in trt.DataType of each element type."""
-UNNAMED_SMS = (90, 100, 103)
-"""The SMs for which TensorRT-RTX builds no engine if a build names them."""
+REFUSED_SMS = (90, 100, 103)
+"""The SMs that TensorRT-RTX neither builds for nor runs on. Its release 1.7.1 says so of an H100 (SM 90), and that it
+supports 8.0, 8.6, 8.9, 12.0, 12.1 and later."""
 OLDEST_DEFAULT = 80
 """The lowest SM that runs an engine whose build named no SM, as NVIDIA's documentation says."""
 
@@ -48,6 +49,11 @@ def check_device(cuda: Cuda, manifest: Manifest, path: Path) -> None:
     """Raises EngineError unless the engine was made for this GPU. For an engine whose build named no SM, the library
     itself decides later."""
     what = f"{path}: this GPU, {cuda.name}, is of SM {cuda.sm}, and the engine"
+    if manifest.flavour == "tensorrt-rtx" and cuda.sm in REFUSED_SMS:
+        raise EngineError(
+            f"{path}: TensorRT-RTX does not run on this GPU, {cuda.name}, whose SM is {cuda.sm}: take a GPU of SM 80, "
+            "86, 89, 120 or later, or build the engine for target cpu or onnx"
+        )
     if manifest.sms and cuda.sm not in manifest.sms:
         raise EngineError(f"{what} was built for SM {_listed(manifest.sms)}: {_remedy(manifest.flavour, cuda.sm)}")
     if not manifest.sms and cuda.sm < OLDEST_DEFAULT:
@@ -61,8 +67,6 @@ def check_device(cuda: Cuda, manifest: Manifest, path: Path) -> None:
 def _remedy(flavour: str, sm: int) -> str:
     if flavour == "tensorrt":
         return "build it again on a machine with this GPU"
-    if sm in UNNAMED_SMS:
-        return f"build it again without --sm, for TensorRT-RTX takes no --sm {sm}"
     return f"build it again with --sm {sm}"
 
 

@@ -21,7 +21,7 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
     [
         (
             ("--target", "tensorrt-rtx", "--sm", "80", "--sm", "90"),
-            "SM 90: TensorRT for RTX takes no data-centre Hopper",
+            "SM 90: TensorRT for RTX does not run on data-centre Hopper",
         ),
         (("--target", "tensorrt-rtx", "--sm", "80", "--quantize", "fp8"), "fp8 cannot be built for SM 80"),
         (("--max-num-tokens", "64"), "max_num_tokens is an option of target tensorrt and tensorrt-rtx"),

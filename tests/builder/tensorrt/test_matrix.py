@@ -38,7 +38,8 @@ def test_a_pair_is_admitted_or_refused_with_a_reason(need, sm):
 
 @pytest.mark.parametrize("sm", [90, 100, 103])
 def test_sms_that_rtx_cannot_name_are_refused_by_name(sm):
-    with pytest.raises(InvalidOptionError, match=rf"SM {sm}: TensorRT for RTX takes no data-centre .+leave it out"):
+    says = rf"SM {sm}: TensorRT for RTX does not run on data-centre .+leave it out"
+    with pytest.raises(InvalidOptionError, match=says):
         check_sms((80, sm))
 
 

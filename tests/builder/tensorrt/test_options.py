@@ -53,7 +53,7 @@ def test_values_that_do_not_exist_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sm": (90,)}, "SM 90: TensorRT for RTX takes no data-centre Hopper"),
+        ({"sm": (90,)}, "SM 90: TensorRT for RTX does not run on data-centre Hopper"),
         ({"sm": (86,), "quantize": "fp8"}, "fp8 cannot be built for SM 86: it needs SM 89 or later"),
         ({"quantize": "none,lm_head=fp8"}, "fp8 cannot be built without an SM"),
         ({"sm": (75,), "dtype": "bfloat16"}, "bfloat16 cannot be built for SM 75"),

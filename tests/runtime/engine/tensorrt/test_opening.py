@@ -128,7 +128,8 @@ def test_an_engine_of_another_version_names_both(stand: Stand) -> None:
     ("sm", "changes", "says"),
     [
         (86, {}, "is of SM 86, and the engine was built for SM 80, 89: build it again with --sm 86"),
-        (90, {}, "build it again without --sm, for TensorRT-RTX takes no --sm 90"),
+        (90, {}, "TensorRT-RTX does not run on this GPU, Fake GPU, whose SM is 90: take a GPU of SM 80"),
+        (100, {"sms": ()}, "TensorRT-RTX does not run on this GPU, Fake GPU, whose SM is 100"),
         (75, {"sms": ()}, "and the engine runs on SM 80 and later: build it again with --sm 75"),
         (86, {"sms": (), "kernel_sms": (89,)}, "has kernels for SM 89 and later: build it again with --sm 86"),
         (90, {"flavour": "tensorrt"}, "was built for SM 80, 89: build it again on a machine with this GPU"),
@@ -145,7 +146,7 @@ def test_an_engine_for_another_gpu_says_what_to_do(
     assert "deserialize" not in stand.cuda.names()
 
 
-@pytest.mark.parametrize(("sm", "sms"), [(80, (80, 89)), (90, ()), (120, ())])
+@pytest.mark.parametrize(("sm", "sms"), [(80, (80, 89)), (86, ()), (120, ())])
 def test_an_engine_for_this_gpu_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sm: int, sms: tuple[int, ...]
 ) -> None:
