@@ -351,6 +351,34 @@ class EngineOptions:
     def state_snapshots(self, arg: int, /) -> None: ...
 
     @property
+    def draft_tokens(self) -> int:
+        """tokens proposed for a sequence in a step, 0: as many as pay"""
+
+    @draft_tokens.setter
+    def draft_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def draft_rows(self) -> int:
+        """proposed tokens of all sequences in a step"""
+
+    @draft_rows.setter
+    def draft_rows(self, arg: int, /) -> None: ...
+
+    @property
+    def proposer(self) -> str:
+        """'': nothing is proposed, or 'ngram'"""
+
+    @proposer.setter
+    def proposer(self, arg: str, /) -> None: ...
+
+    @property
+    def draft_least(self) -> int:
+        """tokens that must be equal, at least 2"""
+
+    @draft_least.setter
+    def draft_least(self, arg: int, /) -> None: ...
+
+    @property
     def max_chunk(self) -> int:
         """tokens of one prefill in a step, 0: no cap"""
 
@@ -433,6 +461,14 @@ class Event:
     @property
     def cached_tokens(self) -> int:
         """prompt tokens the prefix cache had at the start"""
+
+    @property
+    def draft_tokens(self) -> int:
+        """tokens that were proposed for the completion"""
+
+    @property
+    def accepted_tokens(self) -> int:
+        """those of them that were right"""
 
     @property
     def queue_s(self) -> float:

@@ -279,8 +279,10 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "runtime/core/cache": _BASE,
     "runtime/core/scheduler": {*_BASE, "runtime/core/cache"},
     "runtime/core/sampling": {*_BASE, "runtime/core/rows", "runtime/core/scheduler"},
+    "runtime/core/speculation": {*_BASE, "runtime/core/cache", "runtime/core/scheduler"},
     "runtime/core/engine": {
         *_BASE, "runtime/core/rows", "runtime/core/cache", "runtime/core/scheduler", "runtime/core/sampling",
+        "runtime/core/speculation",
     },
 }  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

@@ -11,6 +11,7 @@
 #include "runtime/bindings/live_engines.h"
 #include "runtime/core/engine/engine.h"
 #include "runtime/core/executor/cpu_executor.h"
+#include "runtime/core/speculation/ngram_proposer.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,6 +24,8 @@ using Ints = std::vector<int32_t>;
 
 struct PyEngineOptions : EngineOptions {
   int threads = 0;
+  std::string proposer;     // "": none, or "ngram"
+  int32_t draft_least = 2;  // tokens that must be equal before a text is thought to go on alike
   std::string load = "map";
   size_t populate_bytes = 0;
 };
@@ -117,12 +120,18 @@ class PyEngine {
   }
 
  private:
-  void start(std::unique_ptr<Executor> executor, const EngineOptions& options, PythonExecutor* python) {
+  void start(std::unique_ptr<Executor> executor, const PyEngineOptions& options, PythonExecutor* python) {
     auto running = std::make_shared<RunningEngine>();
-    running->engine = std::make_unique<Engine>(std::move(executor), options);
+    running->engine = std::make_unique<Engine>(std::move(executor), options, make_proposer(options));
     running->python = python;
     live_engines().add(running);
     running_ = std::move(running);
+  }
+
+  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options) {
+    if (options.proposer.empty()) return nullptr;
+    if (options.proposer == "ngram") return std::make_unique<NgramProposer>(options.draft_least);
+    throw Error("InvalidOptionError", "[engine] a proposer must be 'ngram', got '" + options.proposer + "'");
   }
 
   static Ints to_tokens(nb::handle prompt) {
@@ -185,6 +194,12 @@ Facts PyEngine::stats() const {
   d["decode_tokens"] = s.steps.decode_tokens;
   d["prefix_lookup_tokens"] = s.steps.prefix_lookup_tokens;
   d["prefix_hit_tokens"] = s.steps.prefix_hit_tokens;
+  d["drafts"] = s.speculation.drafts;
+  d["draft_tokens"] = s.speculation.proposed;
+  d["accepted_tokens"] = s.speculation.accepted;
+  d["accepted_at"] = std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end());
+  d["draft_failures"] = s.speculation.failures;
+  d["draft_seconds"] = s.speculation.propose_s;
   return d;
 }
 
@@ -227,6 +242,16 @@ void bind_options(nb::module_& m) {
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")
+      .def_prop_rw(
+          "draft_tokens", [](const PyEngineOptions& o) { return o.speculation.tokens; },
+          [](PyEngineOptions& o, int32_t tokens) { o.speculation.tokens = tokens; },
+          "tokens proposed for a sequence in a step, 0: as many as pay")
+      .def_prop_rw(
+          "draft_rows", [](const PyEngineOptions& o) { return o.speculation.max_rows; },
+          [](PyEngineOptions& o, int32_t rows) { o.speculation.max_rows = rows; },
+          "proposed tokens of all sequences in a step")
+      .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, or 'ngram'")
+      .def_rw("draft_least", &PyEngineOptions::draft_least, "tokens that must be equal, at least 2")
       .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
       .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,
               "for tests: steps between forced preemptions, 0: none")
@@ -264,6 +289,8 @@ void bind_event(nb::module_& m) {
       .def_ro("error", &Event::error)
       .def_ro("prompt_tokens", &Event::prompt_tokens)
       .def_ro("cached_tokens", &Event::cached_tokens, "prompt tokens the prefix cache had at the start")
+      .def_ro("draft_tokens", &Event::draft_tokens, "tokens that were proposed for the completion")
+      .def_ro("accepted_tokens", &Event::accepted_tokens, "those of them that were right")
       .def_ro("queue_s", &Event::queue_s, "arrival to the first step, -1: not started")
       .def_ro("first_token_s", &Event::first_token_s, "arrival to the first token, -1: none yet");
 }

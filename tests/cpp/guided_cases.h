@@ -47,6 +47,9 @@ class Answering : public MaskSource {
       tokens.insert(tokens.end(), event.tokens.begin(), event.tokens.end());
     }
   }
+  int32_t heard(int64_t id, int32_t completion) {
+    return static_cast<int32_t>(heard_[{id, completion}].size());
+  }
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override {
     const std::vector<int32_t>& tokens = heard_[{id, completion}];
     TW_CHECK_EQ(static_cast<int32_t>(tokens.size()), generated);

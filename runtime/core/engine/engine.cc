@@ -46,8 +46,9 @@ auto duration(double seconds) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
-    : core_(std::move(executor), options, this),
+Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options,
+               std::unique_ptr<Proposer> proposer)
+    : core_(std::move(executor), options, this, std::move(proposer)),
       facts_(core_.facts()),
       groups_(core_.groups()),
       max_seqs_(options.max_batch_size),

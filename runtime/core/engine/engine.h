@@ -22,7 +22,9 @@ namespace tensorwright {
 class Engine : private MaskSource {
  public:
   // Throws Error: InvalidOptionError, OutOfMemoryError, and what the executor throws.
-  Engine(std::unique_ptr<Executor> executor, const EngineOptions& options);
+  // proposer: makes the drafts of decoding sequences; null: there are none.
+  Engine(std::unique_ptr<Executor> executor, const EngineOptions& options,
+         std::unique_ptr<Proposer> proposer = nullptr);
   ~Engine() override;  // aborts the requests that are alive and waits for the current step
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

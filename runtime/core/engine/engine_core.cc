@@ -11,6 +11,7 @@
 
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
+#include "runtime/core/speculation/measure_steps.h"
 
 namespace tensorwright {
 
@@ -51,7 +52,8 @@ Error as_error(const std::exception& error) {
   return Error("TensorwrightError", std::string("[engine] a step failed: ") + error.what());
 }
 
-EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks)
+EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks,
+                       std::unique_ptr<Proposer> proposer)
     : executor_(std::move(executor)),
       samplers_(static_cast<size_t>(executor_->threads())),
       masks_(masks),
@@ -65,9 +67,15 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   StateShape states;
   if (facts.state_bytes > 0)
     states = {options.max_batch_size, options.prefix_cache ? options.state_snapshots : 0};
+  if (proposer && facts.state_bytes > 0) {
+    throw Error(
+        "InvalidOptionError",
+        "[engine] nothing can be proposed to a model with recurrent layers, because their states cannot be "
+        "taken back behind a wrong proposal; leave speculative out");
+  }
   // No step has more rows than tokens.
-  int64_t rows =
-      std::min<int64_t>(int64_t{options.max_batch_size} + options.max_prompt_rows, options.max_num_tokens);
+  int64_t rows = int64_t{options.max_batch_size} + options.max_prompt_rows;
+  rows = std::min<int64_t>(rows + (proposer ? options.speculation.max_rows : 0), options.max_num_tokens);
   executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size,
                       states.sequences + states.snapshots);
   kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache,
@@ -78,6 +86,10 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
+  if (!proposer) return;
+  drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
+  measure_steps(*executor_, static_cast<int32_t>(rows),
+                [this](int32_t tokens, double seconds) { drafter_->observe_step(tokens, seconds); });
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
@@ -127,6 +139,8 @@ Event EngineCore::event_of(const Sequence& sequence) const {
   event.completion = sequence.completion;
   event.prompt_tokens = sequence.prompt_tokens;
   event.cached_tokens = std::max(sequence.cached_tokens, 0);
+  event.draft_tokens = sequence.drafted;
+  event.accepted_tokens = sequence.accepted;
   event.queue_s = sequence.queue_s;
   event.first_token_s = sequence.first_token_s;
   return event;
@@ -176,6 +190,7 @@ void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const
 void EngineCore::remove(const Event& last) {
   const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
   if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
+  if (sequence && drafter_) drafter_->forget(*sequence);
   count(last.request_id, 1,
         last.finish == "error"     ? &failed_
         : last.finish == "abort"   ? &aborted_
@@ -258,7 +273,16 @@ void EngineCore::take_step(std::vector<Event>* events) {
     draw_ready(events);
     return;
   }
+  if (drafter_) draft(plan);
   if (!run(plan, shares.size() == 1, events)) run_each(shares, events);
+}
+
+// Adds drafts to the decodes of the plan. Where that fails for want of memory, the step has fewer.
+void EngineCore::draft(StepPlan& plan) {
+  try {
+    drafter_->extend(plan, *scheduler_);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 EngineCore::Share EngineCore::share_of(const Sequence& sequence) {
@@ -317,8 +341,10 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     if (at_fault) end(first, &typed, events);
     return false;
   }
+  const Clock::duration computing = Clock::now() - start;
+  if (drafter_) drafter_->observe_step(plan.tokens, std::chrono::duration<double>(computing).count());
   scheduler_->commit(plan);
-  take_rows(wanted, logits, Clock::now() - start, events);
+  take_rows(wanted, logits, computing, events);
   return true;
 }
 
@@ -330,7 +356,7 @@ std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
     if (sequence.queue_s < 0) sequence.queue_s = sequence.since_arrival();
-    wanted.push_back({&sequence, chunk.prompt_rows, chunk.last()});
+    wanted.push_back({&sequence, chunk.prompt_rows, chunk.last() ? 1 + chunk.drafted : 0});
     if (chunk.last()) draws += static_cast<size_t>(sequence.places());
   }
   make_room(pending_, draws);
@@ -340,7 +366,7 @@ std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan
 
 LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
   int64_t rows = 0;
-  for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.sampled;
+  for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.drawn;
   build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_);
   LogitRows logits = executor_->run(step_);
   if (logits.rows == rows) return logits;
@@ -359,14 +385,14 @@ void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRow
                            Clock::duration computing, std::vector<Event>* events) {
   std::vector<Failure> failures;
   int32_t row = 0;
-  for (auto [sequence, prompt, sampled] : wanted) {
+  for (auto [sequence, prompt, drawn] : wanted) {
     try {
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
-      if (sampled) fork(*sequence, values(logits, row + prompt));
+      if (drawn > 0) fork(*sequence, {sequence, values(logits, row + prompt), drawn - 1, logits.stride});
     } catch (const std::exception& error) {
       failures.push_back({sequence->id, as_error(error)});
     }
-    row += prompt + sampled;
+    row += prompt + drawn;
   }
   end_failed(failures, events);
   await_masks(Clock::now() + computing / kGraceShare, events);
@@ -409,6 +435,8 @@ void EngineCore::sit_out(std::vector<Event>* events) {
     try {
       draw.kept = std::make_shared<const std::vector<float>>(draw.row.begin(), draw.row.end());
       draw.row = *draw.kept;
+      draw.ahead = 0;  // the rows behind it are not kept
+      if (!draw.sequence->draft.empty()) scheduler_->settle(*draw.sequence);
       ++sat_out_;
     } catch (const std::bad_alloc& error) {
       failures.push_back({draw.sequence->id, as_error(error)});
@@ -423,11 +451,11 @@ void EngineCore::forget_preempted() {
 }
 
 // Adds the draws of `first` and of the sequences that fork from it. All of them draw from the same row.
-void EngineCore::fork(Sequence& first, std::span<const float> row) {
+void EngineCore::fork(Sequence& first, const Draw& draw) {
   std::vector<Sequence*> sequences = scheduler_->fork(first);
   for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
-  sequences.insert(sequences.begin(), &first);
-  for (Sequence* sequence : sequences) pending_.push_back({sequence, row});
+  pending_.push_back(draw);
+  for (Sequence* sequence : sequences) pending_.push_back({sequence, draw.row});
 }
 
 // Moves the draws that need no mask or have one from pending_ to ready_. It needs no memory.
@@ -464,13 +492,35 @@ void EngineCore::take_tokens(std::vector<Event>* events) {
     int64_t id = draw.sequence->id;  // take_token() may end the sequence
     try {
       if (draw.error) std::rethrow_exception(draw.error);
-      take_token(*draw.sequence, std::move(draw.sample), events);
+      take_draw(draw, events);
     } catch (const std::exception& error) {
       failures.push_back({id, as_error(error)});
     }
   }
   ready_.clear();
   end_failed(failures, events);
+}
+
+// Adds a drawn token to its sequence. If the sequence's draft has the same token there, the row behind that
+// token is drawn from next; else the rest of the draft is wrong, and is taken back.
+void EngineCore::take_draw(Draw& draw, std::vector<Event>* events) {
+  Sequence& sequence = *draw.sequence;
+  const int32_t token = draw.sample.token;
+  bool right = false;
+  if (draw.ahead > 0) {
+    const auto place = static_cast<int32_t>(sequence.draft.size()) - draw.ahead;
+    right = token == sequence.draft[static_cast<size_t>(place)];
+    drafter_->verified(sequence, place, right);
+  }
+  if (!take_token(sequence, std::move(draw.sample), events)) return;
+  if (right) {
+    scheduler_->accept(sequence);
+    // There is room: the draw of this sequence that was there before has gone to ready_.
+    pending_.push_back(
+        {&sequence, {draw.row.data() + draw.stride, draw.row.size()}, draw.ahead - 1, draw.stride});
+  } else if (!sequence.draft.empty()) {
+    scheduler_->settle(sequence);
+  }
 }
 
 void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Event>* events) {
@@ -500,8 +550,9 @@ void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logit
   sequence.scored += rows;
 }
 
-// Adds a drawn token to its sequence and reports it. If it throws, nothing has changed.
-void EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event>* events) {
+// Adds a drawn token to its sequence and reports it. Returns whether the sequence goes on. If it throws,
+// nothing has changed.
+bool EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event>* events) {
   if (sequence.first_token_s < 0) sequence.first_token_s = sequence.since_arrival();
   Event event = event_of(sequence);
   event.tokens = {sample.token};
@@ -514,8 +565,9 @@ void EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event
   event.finish = finish_reason(sequence, facts().max_seq_len);
   if (event.finish == "stop") event.stop_token = sample.token;
   events->push_back(std::move(event));
-  if (events->back().finish.empty()) return;
+  if (events->back().finish.empty()) return true;
   remove(events->back());
+  return false;
 }
 
 EngineStats EngineCore::stats() const {
@@ -549,6 +601,7 @@ EngineStats EngineCore::stats() const {
   stats.sat_out = sat_out_;
   stats.invariant_checks = checks_;
   stats.steps = scheduler_->stats();
+  if (drafter_) stats.speculation = drafter_->stats();
   return stats;
 }
 

@@ -21,6 +21,7 @@
 #include "runtime/core/scheduler/request.h"
 #include "runtime/core/scheduler/scheduler.h"
 #include "runtime/core/scheduler/step_builder.h"
+#include "runtime/core/speculation/drafter.h"
 
 namespace tensorwright {
 
@@ -44,6 +45,7 @@ struct EngineStats {
   int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
   int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
+  SpeculationStats speculation;
 };
 
 // Returns the error that a request ends with. It keeps the type of an Error; other exceptions become an
@@ -52,9 +54,11 @@ Error as_error(const std::exception& error);
 
 class EngineCore {
  public:
-  // masks: the source of the masks of guided requests; without it no request may be guided. Throws Error:
-  // InvalidOptionError, OutOfMemoryError, and what the executor throws.
-  EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks = nullptr);
+  // masks: the source of the masks of guided requests; without it no request may be guided. proposer: makes
+  // the drafts of decoding sequences; without it there are none. Throws Error: InvalidOptionError,
+  // OutOfMemoryError, and what the executor throws.
+  EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks = nullptr,
+             std::unique_ptr<Proposer> proposer = nullptr);
 
   const ModelFacts& facts() const { return executor_->facts(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
@@ -93,18 +97,22 @@ class EngineCore {
     int64_t id;
     Error error;
   };
-  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported, then one row if a token is
-  // sampled.
+  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported, then, if a token is drawn,
+  // its row and one for each token of the draft.
   struct WantedRows {
     Sequence* sequence;
     int32_t prompt;
-    bool sampled;
+    int32_t drawn;
   };
   // A row that a sequence's next token is drawn from, and what the sampler returned or threw.
   struct Draw {
     Sequence* sequence;
     std::span<const float> row;  // [vocab_size] of the executor's logits, or of `kept`
-    SharedMask mask = nullptr;   // null: all tokens are allowed
+    // The tokens of the sequence's draft that are not verified yet. The rows behind them follow `row`, each
+    // `stride` floats behind the one before.
+    int32_t ahead = 0;
+    int64_t stride = 0;
+    SharedMask mask = nullptr;  // null: all tokens are allowed
     Sample sample = {};
     std::exception_ptr error = nullptr;
     std::shared_ptr<const std::vector<float>> kept =
@@ -119,6 +127,7 @@ class EngineCore {
 
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
   void take_step(std::vector<Event>* events);
+  void draft(StepPlan& plan);
   void run_each(const std::vector<Share>& shares, std::vector<Event>* events);
   void run_alone(const Share& share, std::vector<Event>* events);
   static Share share_of(const Sequence& sequence);
@@ -128,7 +137,8 @@ class EngineCore {
   std::vector<WantedRows> wanted_rows(const StepPlan& plan);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,
                  std::vector<Event>* events);
-  void fork(Sequence& first, std::span<const float> row);
+  void fork(Sequence& first, const Draw& draw);
+  void take_draw(Draw& draw, std::vector<Event>* events);
   bool draw_ready(std::vector<Event>* events);
   bool all_wait() const;
   void await_masks(Clock::time_point until, std::vector<Event>* events);
@@ -141,7 +151,7 @@ class EngineCore {
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
   void end_failed(const std::vector<Failure>& failures, std::vector<Event>* events);
-  void take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
+  bool take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
   void close(const std::function<bool(const Sequence&)>& wanted, const char* finish, const Error* error,
              std::vector<Event>* events);
   void remove(const Event& last);
@@ -152,8 +162,9 @@ class EngineCore {
   std::vector<GroupShape> shapes_;
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler>
-      scheduler_;                  // destroyed before kv_, because sequences give their blocks back to it
-  std::vector<Sampler> samplers_;  // one per thread of the executor
+      scheduler_;                     // destroyed before kv_, because sequences give their blocks back to it
+  std::unique_ptr<Drafter> drafter_;  // null if nothing is proposed
+  std::vector<Sampler> samplers_;     // one per thread of the executor
   Step step_;
   MaskSource* masks_;
   // pending_ holds the draws whose masks have not come, ready_ those that are drawn from now. Neither holds a

@@ -35,6 +35,11 @@ void validate_options(const EngineOptions& o) {
   require_option(o.state_snapshots >= 0 && o.state_snapshots <= kMaxSnapshots,
                  "state_snapshots must be 0 (none) to " + std::to_string(kMaxSnapshots), o.state_snapshots,
                  "choose one in this range");
+  require_option(o.speculation.tokens >= 0 && o.speculation.tokens <= kMaxDraft,
+                 "the tokens of a draft must be 0 (as many as pay) to " + std::to_string(kMaxDraft),
+                 o.speculation.tokens, "choose one in this range");
+  require_option(o.speculation.max_rows >= 1, "the drafted tokens of a step must be at least 1",
+                 o.speculation.max_rows, "raise it");
   require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
                  o.debug_preempt_every, "raise it");
 }

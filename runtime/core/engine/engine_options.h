@@ -7,6 +7,7 @@
 
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/interface/executor.h"
+#include "runtime/core/speculation/drafter.h"
 
 namespace tensorwright {
 
@@ -22,6 +23,7 @@ struct EngineOptions {
   // The most snapshots of the states of recurrent layers that the prefix cache keeps, besides the states of
   // max_batch_size sequences; without any, it reuses no prefix of a model with states.
   int32_t state_snapshots = 0;
+  SpeculationOptions speculation;  // only with a proposer
   // The following options are for tests.
   int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap
   int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none

@@ -70,6 +70,8 @@ struct Event {
   std::string error_type, error;  // a class of tensorwright.errors, and its message
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
+  int32_t draft_tokens = 0;   // tokens that were proposed for the completion, and those that were right
+  int32_t accepted_tokens = 0;
   double queue_s = -1;        // from arrival to the first step of the completion; -1: none yet
   double first_token_s = -1;  // from arrival to the first token; -1: none yet
 };

@@ -263,7 +263,7 @@ void Scheduler::preempt_last(StepPlan& plan) {
   auto last = running_.end() - 1;
   std::erase_if(plan.chunks, [&](const PlannedChunk& chunk) {
     if (chunk.sequence != last->get()) return false;
-    plan.tokens -= chunk.tokens;
+    plan.tokens -= chunk.tokens;  // drafts come only once the plan is made
     plan.prompt_rows -= chunk.prompt_rows;
     return true;
   });
@@ -309,28 +309,66 @@ void Scheduler::commit(const StepPlan& plan) {
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;
-    try {
-      kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
-                  sequence.sampling->cache_salt);
-    } catch (const std::bad_alloc&) {
-      // The step is done, and nothing depends on the prefix cache remembering it: the sequence's next commit
-      // tries again.
-      ++stats_.publishes_without_memory;
-    }
+    remember(sequence);
     // While a sequence decodes, the states at the end of each block are kept too, in place of the last ones:
     // a copy of what every step reads and writes, once in a block of steps. So the next turn of a
     // conversation finds nearly all of this one.
     if (chunk.decode || sequence.at_snapshot_end())
       kv_.take_snapshot(sequence.blocks, sequence.computed, chunk.decode);
     kv_.drop_unseen(sequence.blocks, sequence.computed);
-    stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
+    if (chunk.drafted == 0) stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
   }
+}
+
+void Scheduler::remember(Sequence& sequence) {
+  try {
+    kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
+                sequence.sampling->cache_salt);
+  } catch (const std::bad_alloc&) {
+    // The step is done, and nothing depends on the prefix cache remembering it: the sequence's next commit
+    // tries again.
+    ++stats_.publishes_without_memory;
+  }
+}
+
+void Scheduler::extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft) {
+  PlannedChunk& extended = plan.chunks[chunk];
+  Sequence& sequence = *extended.sequence;
+  const int32_t from = sequence.computed + extended.tokens;
+  const int32_t room = std::min(token_room(plan), static_cast<int32_t>(draft.size()));
+  const int32_t end = room > 0 ? kv_.reach(sequence.blocks, from, from + room) : from;
+  if (end <= from) return;
+  try {
+    sequence.draft.assign(draft.begin(), draft.begin() + (end - from));
+    if (!kv_.make_writable(sequence.blocks, from, end)) sequence.draft.clear();
+  } catch (const std::bad_alloc&) {
+    sequence.draft.clear();
+  }
+  extended.drafted = static_cast<int32_t>(sequence.draft.size());
+  sequence.drafted += extended.drafted;
+  plan.tokens += extended.drafted;
+}
+
+void Scheduler::accept(Sequence& sequence) {
+  ++sequence.computed;
+  ++sequence.accepted;
+  ++stats_.decode_tokens;
+  // Most tokens end no block; where one does, the cache may remember the block now.
+  if (sequence.computed % kv_.block_size() == 0) remember(sequence);
+}
+
+void Scheduler::settle(Sequence& sequence) {
+  sequence.draft.clear();
+  kv_.shrink(sequence.blocks, kv_.blocks_for(sequence.computed));
+  kv_.drop_unseen(sequence.blocks, sequence.computed);
+  stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
 }
 
 void Scheduler::rollback(StepPlan& plan, bool ran) {
   ++stats_.rolled_back;
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
+    sequence.draft.clear();
     if (chunk.admitted || (ran && sequence.blocks.state)) {
       send_back(sequence);
     } else {

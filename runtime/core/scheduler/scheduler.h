@@ -33,6 +33,11 @@
 // other sequence that arrives later delays it; with equal priorities, none at all. (debug_preempt_every
 // breaks this on purpose.)
 //
+// A decode may be extended by a draft: tokens that are computed as if they had been drawn (extend). commit()
+// counts only the token before them. The engine then draws its own token from each row; accept() counts a
+// token of the draft that was drawn too, and settle() takes the rest back. The cache never remembers a token
+// that was not drawn.
+//
 // plan() is a proposal: commit() makes it fact, and rollback() takes it back, so that no token is counted, no
 // block is held, and admitted sequences wait again. Preemptions and cache evictions that made room stay; each
 // is harmless by itself. After a step that ran, rollback() also sends the sequences with states to the queue.
@@ -42,6 +47,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "runtime/core/cache/kv_blocks.h"
@@ -69,13 +75,14 @@ struct PlannedChunk {
   int32_t blocks_before;  // per group, for rollback
   bool admitted;          // came from the waiting queue in this plan
   bool decode;
+  int32_t drafted = 0;  // tokens of sequence->draft that are computed behind `tokens`
   // Returns whether the next token is drawn from this chunk's logits; valid before commit().
   bool last() const { return tokens == sequence->pending(); }
 };
 
 struct StepPlan {
   std::vector<PlannedChunk> chunks;
-  int32_t tokens = 0;
+  int32_t tokens = 0;  // with those of drafts
   int32_t prompt_rows = 0;
 };
 
@@ -109,6 +116,16 @@ class Scheduler {
   // Plans only this sequence's share of a step; the plan is empty if the sequence must wait. Throws as plan()
   // does.
   StepPlan plan_only(int64_t id, int32_t completion = 0);
+  // Returns how many more tokens a step may have.
+  int32_t token_room(const StepPlan& plan) const { return limits_.max_tokens - plan.tokens; }
+  // Adds a draft to a chunk of the plan that decodes: as many of its tokens as fit the step and the blocks
+  // that are there. Nobody is preempted for it. If there is no memory, the chunk stays as it is.
+  void extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft);
+  // The next token of the draft has turned out to be the sequence's last token: it is computed. Neither
+  // accept() nor settle() fails for lack of memory.
+  void accept(Sequence& sequence);
+  // Forgets what is left of the draft, and gives back the blocks that nothing but the draft needed.
+  void settle(Sequence& sequence);
   // Neither commit() nor rollback() fails for lack of memory. ran: whether the step may have been computed in
   // part.
   void commit(const StepPlan& plan);
@@ -142,6 +159,7 @@ class Scheduler {
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
   void preempt_last(StepPlan& plan);
   void send_back(Sequence& sequence);
+  void remember(Sequence& sequence);
   void move_to_waiting(Queue::iterator running);
   void debug_preempt();
 

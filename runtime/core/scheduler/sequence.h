@@ -35,8 +35,12 @@ struct SequenceState {
   // The ends of the prefixes whose states are to be kept, which chunks end at: where the sequence leaves what
   // the prefix tree remembers, and the last end of a block before the last token. Set at each start; 0: none.
   std::array<int32_t, 2> snapshot_ends = {};
-  int32_t cached_tokens = -1;  // prompt tokens from the prefix cache at the first start; -1: not
-                               // started
+  // Within a step: the tokens that are computed behind `tokens` because a proposer thinks that they come
+  // next. Their keys and values are in the cache behind `computed`. Empty between two steps.
+  std::vector<int32_t> draft;
+  int32_t drafted = 0, accepted = 0;  // proposed tokens of all steps, and those that were right
+  int32_t cached_tokens = -1;         // prompt tokens from the prefix cache at the first start; -1: not
+                                      // started
 
   Clock::time_point arrived;
   Clock::time_point deadline = Clock::time_point::max();

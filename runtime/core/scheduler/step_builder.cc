@@ -20,7 +20,7 @@ void build_group(const StepPlan& plan, int32_t group, int32_t block_size, GroupT
     for (int32_t i = 0; i < table.size(); ++i) row[i] = std::max(table[i], 0);
     row += out->max_blocks;
     int32_t first = chunk.sequence->computed;
-    for (int32_t position = first; position < first + chunk.tokens; ++position) {
+    for (int32_t position = first; position < first + chunk.tokens + chunk.drafted; ++position) {
       out->slots.push_back(table[position / block_size] * block_size + position % block_size);
     }
   }
@@ -37,9 +37,10 @@ void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* 
   step->seq_starts.assign(1, 0);
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
-    int32_t end = sequence.computed + chunk.tokens;
+    int32_t end = sequence.computed + chunk.tokens + chunk.drafted;
     for (int32_t position = sequence.computed; position < end; ++position) {
-      step->token_ids.push_back(sequence.tokens[position]);
+      const int32_t ahead = position - sequence.size();
+      step->token_ids.push_back(ahead < 0 ? sequence.tokens[position] : sequence.draft[ahead]);
       step->positions.push_back(position);
     }
     step->seq_starts.push_back(step->tokens());
@@ -47,7 +48,8 @@ void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* 
     if (sequence.blocks.state) step->state_slots.push_back(sequence.blocks.state.id());
     int32_t row = step->tokens() - chunk.tokens + sequence.scored - sequence.computed;
     for (int32_t i = 0; i < chunk.prompt_rows; ++i) step->logit_rows.push_back(row + i);
-    if (chunk.last()) step->logit_rows.push_back(step->tokens() - 1);
+    if (!chunk.last()) continue;
+    for (int32_t i = chunk.drafted; i >= 0; --i) step->logit_rows.push_back(step->tokens() - 1 - i);
   }
   step->groups.resize(groups);
   for (int32_t group = 0; group < groups; ++group) build_group(plan, group, block_size, &step->groups[group]);

@@ -1,0 +1,92 @@
+#include "runtime/core/speculation/drafter.h"
+
+#include <algorithm>
+
+#include "runtime/core/base/clock.h"
+
+namespace tensorwright {
+
+// Returns how many tokens may follow the sequence beside the one that is drawn anyhow.
+int32_t Drafter::most(const Sequence& sequence) const {
+  const int32_t left = sequence.sampling->max_tokens - sequence.generated();
+  return std::clamp(std::min(left, max_seq_len_ - sequence.size()) - 1, 0, kMaxDraft);
+}
+
+std::vector<Candidate> Drafter::candidates(std::span<const DraftWish> wishes) {
+  std::vector<Candidate> found;
+  for (const DraftWish& wish : wishes)
+    found.push_back({&acceptance_[{wish.sequence->id, wish.sequence->completion}], wish.most});
+  return found;
+}
+
+std::vector<std::vector<int32_t>> Drafter::propose(std::span<const DraftWish> wishes) {
+  std::vector<std::vector<int32_t>> drafts(wishes.size());
+  const Clock::time_point start = Clock::now();
+  try {
+    proposer_->propose(wishes, &drafts);
+  } catch (const std::exception&) {  // the step goes on without proposals
+    ++stats_.failures;
+    return std::vector<std::vector<int32_t>>(wishes.size());
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  stats_.propose_s += seconds;
+  size_t longest = 0;
+  for (const std::vector<int32_t>& draft : drafts) longest = std::max(longest, draft.size());
+  if (proposer_->costs_time()) policy_.observe_proposal(static_cast<int32_t>(longest), seconds);
+  return drafts;
+}
+
+void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
+  std::vector<DraftWish> wishes;
+  std::vector<size_t> chunks;  // [wishes]: the place of each in the plan
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const PlannedChunk& chunk = plan.chunks[i];
+    if (!chunk.decode) continue;
+    if (const int32_t count = most(*chunk.sequence); count > 0) {
+      wishes.push_back({chunk.sequence, count});
+      chunks.push_back(i);
+    }
+  }
+  const int32_t room = std::min(options_.max_rows, scheduler.token_room(plan));
+  if (wishes.empty() || room <= 0) return;
+  std::vector<std::vector<int32_t>> drafts;
+  if (!proposer_->costs_time()) {
+    drafts = propose(wishes);
+    for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = static_cast<int32_t>(drafts[i].size());
+  }
+  std::vector<Candidate> chosen = candidates(wishes);
+  policy_.decide(chosen, plan.tokens, room);
+  if (proposer_->costs_time()) {
+    for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = chosen[i].length;
+    std::vector<DraftWish> wanted;
+    for (const DraftWish& wish : wishes)
+      if (wish.most > 0) wanted.push_back(wish);
+    if (wanted.empty()) return;
+    std::vector<std::vector<int32_t>> made = propose(wanted);
+    drafts.resize(wishes.size());
+    for (size_t i = 0, next = 0; i < wishes.size(); ++i)
+      if (wishes[i].most > 0) drafts[i] = std::move(made[next++]);
+  }
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    const auto length = std::min(static_cast<size_t>(chosen[i].length), drafts[i].size());
+    if (length == 0) continue;
+    scheduler.extend(plan, chunks[i], std::span(drafts[i]).first(length));
+    stats_.proposed += plan.chunks[chunks[i]].drafted;
+    stats_.drafts += plan.chunks[chunks[i]].drafted > 0;
+  }
+}
+
+void Drafter::verified(const Sequence& sequence, int32_t place, bool right) {
+  stats_.accepted += right;
+  stats_.accepted_at[static_cast<size_t>(place)] += right;
+  // A record that could not be made is one that says nothing yet.
+  if (auto record = acceptance_.find({sequence.id, sequence.completion}); record != acceptance_.end())
+    policy_.observe(&record->second, right, place == 0);
+}
+
+void Drafter::forget(const Sequence& sequence) {
+  acceptance_.erase({sequence.id, sequence.completion});
+  proposer_->forget(sequence);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,89 @@
+#include "runtime/core/speculation/length_policy.h"
+
+#include <algorithm>
+
+namespace tensorwright {
+
+namespace {
+
+// What a token of before counts beside the newest one.
+constexpr double kMemory = 0.95;
+// What is known of all sequences counts as much as so many tokens of one sequence.
+constexpr double kPriorTokens = 4;
+// Before anything is known, every second token is thought to be right.
+constexpr double kFirstLikelihood = 0.5;
+constexpr double kHighest = 0.98;
+// A longer proposal must promise so much more than it costs, because both are estimates.
+constexpr double kMargin = 1.02;
+// The length of a probe.
+constexpr int32_t kProbe = 2;
+
+}  // namespace
+
+void Acceptance::observe(bool right, bool first) {
+  right_ = kMemory * right_ + (right ? 1 : 0);
+  tried_ = kMemory * tried_ + 1;
+  if (first) pause_ = right ? kFirstPause : std::min(2 * pause_, kLongestPause);
+}
+
+double Acceptance::likelihood(const Acceptance& all) const {
+  const double prior = all.tried_ > 0 ? (all.right_ + kFirstLikelihood) / (all.tried_ + 1) : kFirstLikelihood;
+  return std::min(kHighest, (right_ + kPriorTokens * prior) / (tried_ + kPriorTokens));
+}
+
+bool Acceptance::probes() {
+  if (++waited_ < pause_) return false;
+  waited_ = 0;
+  return true;
+}
+
+void LengthPolicy::observe(Acceptance* acceptance, bool right, bool first) {
+  acceptance->observe(right, first);
+  all_.observe(right, first);
+}
+
+void LengthPolicy::observe_proposal(int32_t longest, double seconds) {
+  if (longest < 1) return;
+  const double each = seconds / longest;
+  of_a_token_ = of_a_token_ > 0 ? 0.9 * of_a_token_ + 0.1 * std::min(each, 4 * of_a_token_) : each;
+}
+
+// Adds one token at a time where it is likeliest to be right, as long as tokens per second grow. A step of
+// twice the tokens may cost as much as one, so the search looks on behind a token that does not pay by
+// itself, and keeps the best.
+void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32_t room) {
+  if (fixed_ > 0) {
+    for (Candidate& c : candidates) room -= c.length = std::min({fixed_, c.most, room});
+    return;
+  }
+  struct Growing {
+    double likelihood, reached;
+  };
+  std::vector<Growing> growing;
+  for (const Candidate& c : candidates) growing.push_back({c.acceptance->likelihood(all_), 1.0});
+  double expected = static_cast<double>(candidates.size());
+  double best = expected / std::max(cost_.seconds(tokens), 1e-9) * kMargin;
+  std::vector<int32_t> lengths(candidates.size(), 0), chosen = lengths;
+  int32_t longest = 0;
+  for (int32_t added = 1; added <= room; ++added) {
+    size_t next = candidates.size();
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (lengths[i] >= candidates[i].most) continue;
+      auto gain = [&](size_t j) { return growing[j].reached * growing[j].likelihood; };
+      if (next == candidates.size() || gain(i) > gain(next)) next = i;
+    }
+    if (next == candidates.size()) break;
+    growing[next].reached *= growing[next].likelihood;
+    expected += growing[next].reached;
+    longest = std::max(longest, ++lengths[next]);
+    const double seconds = cost_.seconds(tokens + added) + of_a_token_ * longest;
+    if (const double rate = expected / std::max(seconds, 1e-9); rate > best) best = rate, chosen = lengths;
+  }
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    Candidate& c = candidates[i];
+    c.length = chosen[i];
+    if (c.length == 0 && c.most > 0 && c.acceptance->probes()) c.length = std::min(c.most, kProbe);
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,63 @@
+// Decides how many tokens are proposed for each sequence of a step: as many as make the most tokens per
+// second by what a step of that size costs on this machine (step_cost.h) and by how often the sequence's
+// proposals were right lately. Where none pays, none are proposed, but for a probe now and then.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_LENGTH_POLICY_H_
+#define TENSORWRIGHT_RUNTIME_CORE_LENGTH_POLICY_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/core/speculation/step_cost.h"
+
+namespace tensorwright {
+
+// What is known of a sequence's proposals. Older tokens count less and less.
+class Acceptance {
+ public:
+  // Counts a proposed token that was verified, because those before it were right. first: the proposal's
+  // first.
+  void observe(bool right, bool first);
+  // Returns how likely it is that a proposed token is right, given that those before it are. `all`: what is
+  // known of all sequences together, which stands in for what is not known of this one.
+  double likelihood(const Acceptance& all) const;
+  // Whether a sequence that gets no proposals for its likelihood shall get one, to see whether it has
+  // changed. Call it once a step. The more probes were wrong in a row, the rarer they are.
+  bool probes();
+
+ private:
+  double right_ = 0, tried_ = 0;
+  int32_t waited_ = 0, pause_ = kFirstPause;
+  static constexpr int32_t kFirstPause = 16, kLongestPause = 512;
+};
+
+// One sequence for which tokens may be proposed.
+struct Candidate {
+  Acceptance* acceptance;
+  int32_t most;
+  int32_t length = 0;  // the decision
+};
+
+class LengthPolicy {
+ public:
+  // fixed: the tokens to propose whatever they cost; 0: decide.
+  explicit LengthPolicy(int32_t fixed) : fixed_(fixed) {}
+  // Sets the lengths. tokens: those of the step without proposals. room: the most tokens to propose in all.
+  void decide(std::span<Candidate> candidates, int32_t tokens, int32_t room);
+  void observe_step(int32_t tokens, double seconds) { cost_.observe(tokens, seconds); }
+  // Counts the making of a proposal, of `longest` tokens for the sequence that got the most.
+  void observe_proposal(int32_t longest, double seconds);
+  // Counts a verified token of a sequence, as Acceptance::observe does.
+  void observe(Acceptance* acceptance, bool right, bool first);
+  const StepCost& cost() const { return cost_; }
+
+ private:
+  const int32_t fixed_;
+  StepCost cost_;
+  Acceptance all_;
+  double of_a_token_ = 0;  // seconds of the proposer for each token of the longest proposal
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_LENGTH_POLICY_H_

@@ -1,0 +1,28 @@
+#include "runtime/core/speculation/ngram_proposer.h"
+
+#include <algorithm>
+
+namespace tensorwright {
+
+namespace {
+
+// A long prompt is added in parts, so that no step waits for all of it: about a millisecond for each part.
+constexpr int32_t kTokensOfAStep = 8192;
+
+}  // namespace
+
+void NgramProposer::propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) {
+  int32_t left = kTokensOfAStep;
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    const Sequence& sequence = *wishes[i].sequence;
+    MatchIndex& index = indexes_[{sequence.id, sequence.completion}];
+    for (; index.size() < sequence.size() && left > 0; --left) index.add(sequence.tokens[index.size()]);
+    const Match match = index.find(sequence.tokens, least_);
+    if (match.next < 0) continue;
+    const int32_t count = std::min(wishes[i].most, index.size() - match.next);
+    const auto from = index.tokens().begin() + match.next;
+    (*drafts)[i].assign(from, from + count);
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,38 @@
+// The interface of what proposes tokens that may follow a sequence. The engine computes the proposed tokens
+// in the step that computes the sequence's last token, draws its own token behind each, and keeps them up to
+// the first that differs. So a wrong proposal costs time and changes no token.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_PROPOSER_H_
+#define TENSORWRIGHT_RUNTIME_CORE_PROPOSER_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/core/scheduler/sequence.h"
+
+namespace tensorwright {
+
+// The most tokens that are proposed for a sequence in one step.
+constexpr int32_t kMaxDraft = 16;
+
+// A sequence that decodes in the next step, and how many tokens may be proposed for it.
+struct DraftWish {
+  const Sequence* sequence;
+  int32_t most;
+};
+
+class Proposer {
+ public:
+  virtual ~Proposer() = default;
+  // Writes the tokens that may follow wishes[i].sequence to (*drafts)[i]: none, or up to wishes[i].most.
+  // `drafts` has as many entries as `wishes`, all empty. What it throws leaves the step without drafts.
+  virtual void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) = 0;
+  // The completion has ended. It takes no memory and throws nothing.
+  virtual void forget(const Sequence& sequence) = 0;
+  // Whether a proposal takes so much time that its length must be chosen before it is made.
+  virtual bool costs_time() const { return false; }
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_PROPOSER_H_

@@ -1,0 +1,161 @@
+// What proposes tokens: places of a text that repeat, and how many tokens pay.
+#include <random>
+
+#include "runtime/core/speculation/length_policy.h"
+#include "runtime/core/speculation/ngram_proposer.h"
+#include "tests/cpp/check.h"
+
+using namespace tensorwright;
+
+namespace {
+
+// The definition of MatchIndex::find without its bounds: looks at every place, the latest first.
+Match slow_find(const std::vector<int32_t>& index, const std::vector<int32_t>& text, int32_t least) {
+  Match best;
+  for (auto place = static_cast<int32_t>(index.size()) - 2; place >= 1; --place) {
+    int32_t equal = 0;
+    while (equal <= place && equal < static_cast<int32_t>(text.size()) && equal < MatchIndex::kLongest &&
+           index[static_cast<size_t>(place - equal)] == text[text.size() - 1 - static_cast<size_t>(equal)])
+      ++equal;
+    if (equal >= least && equal > best.length) best = {place + 1, equal};
+  }
+  return best;
+}
+
+Sequence sequence_of(std::vector<int32_t> tokens, int64_t id = 1) {
+  Sequence sequence;
+  sequence.id = id;
+  sequence.tokens = std::move(tokens);
+  return sequence;
+}
+
+std::vector<int32_t> proposed(NgramProposer& proposer, const Sequence& sequence, int32_t most = 4) {
+  std::vector<std::vector<int32_t>> drafts(1);
+  const DraftWish wish{&sequence, most};
+  proposer.propose({&wish, 1}, &drafts);
+  return drafts[0];
+}
+
+// A machine on which a step of n tokens takes fixed + n * each seconds.
+void teach(LengthPolicy& policy, double fixed, double each) {
+  for (int32_t tokens : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64})
+    policy.observe_step(tokens, fixed + each * tokens);
+}
+
+int32_t chosen(LengthPolicy& policy, Acceptance& acceptance, int32_t sequences = 1) {
+  std::vector<Candidate> candidates(static_cast<size_t>(sequences), Candidate{&acceptance, kMaxDraft});
+  policy.decide(candidates, sequences, 64);
+  return candidates[0].length;
+}
+
+}  // namespace
+
+TW_TEST(the_index_finds_what_a_search_of_all_places_finds) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 300; ++round) {
+    const auto letters = 2 + random() % 6;
+    MatchIndex index;
+    std::vector<int32_t> text;
+    for (int i = 0; i < 60; ++i) {
+      text.push_back(static_cast<int32_t>(random() % letters));
+      index.add(text.back());
+      const int32_t least = 2 + static_cast<int32_t>(random() % 3);
+      const Match found = index.find(text, least), expected = slow_find(text, text, least);
+      // The index looks at the latest 32 places alone. With few tokens in all it misses none that matters
+      // here.
+      if (letters >= 4) TW_CHECK_EQ(found.length, expected.length);
+      if (letters >= 4) TW_CHECK_EQ(found.next, expected.next);
+      if (found.next >= 0) TW_CHECK(found.length <= expected.length && found.next < index.size());
+    }
+  }
+}
+
+TW_TEST(no_match_reaches_over_the_border_of_two_texts) {
+  MatchIndex index;
+  for (int32_t token : {1, 2, 3}) index.add(token);
+  index.cut();
+  for (int32_t token : {4, 5, 6}) index.add(token);
+  const std::vector<int32_t> over = {2, 3, 4}, inside = {4, 5}, end = {2, 3};
+  TW_CHECK_EQ(index.find(over, 2).next, -1);
+  TW_CHECK_EQ(index.find(end, 2).next, -1);  // nothing follows in its own text
+  TW_CHECK_EQ(index.find(inside, 2).next, 5);
+}
+
+TW_TEST(a_search_is_bounded_however_often_a_pair_occurs) {
+  MatchIndex index;
+  for (int i = 0; i < 200000; ++i) index.add(7);
+  const std::vector<int32_t> text(1000, 7);
+  TW_CHECK_EQ(index.find(text, 2).length, MatchIndex::kLongest);
+}
+
+TW_TEST(ngrams_are_those_of_the_sequence_itself) {
+  NgramProposer proposer(2);
+  Sequence sequence = sequence_of({1, 2, 3, 4, 5, 1, 2});
+  TW_CHECK((proposed(proposer, sequence) == std::vector<int32_t>{3, 4, 5, 1}));
+  TW_CHECK((proposed(proposer, sequence, 2) == std::vector<int32_t>{3, 4}));
+  for (int32_t token : {3, 9, 2, 3}) sequence.tokens.push_back(token);
+  TW_CHECK(
+      (proposed(proposer, sequence) == std::vector<int32_t>{9, 2, 3}));  // the latest of equally long ones
+  const Sequence other = sequence_of({9, 9, 1, 2}, 2);
+  TW_CHECK(proposed(proposer, other).empty());  // nobody sees the text of another
+  proposer.forget(sequence);
+  const Sequence again = sequence_of({5, 5});  // the same name later
+  TW_CHECK(proposed(proposer, again).empty());
+}
+
+TW_TEST(likely_tokens_are_proposed_where_a_step_of_more_costs_little) {
+  Acceptance good, bad;
+  LengthPolicy memory_bound(0), compute_bound(0);
+  for (int i = 0; i < 50; ++i) good.observe(true, i % 4 == 0), memory_bound.observe(&bad, false, true);
+  teach(memory_bound, 10e-3, 0.1e-3);
+  teach(compute_bound, 0.1e-3, 1e-3);
+  TW_CHECK(chosen(memory_bound, good) >= 8);
+  TW_CHECK_EQ(chosen(memory_bound, bad), 0);
+  TW_CHECK_EQ(chosen(compute_bound, good), 0);  // a token more costs what it brings
+  TW_CHECK_EQ(chosen(compute_bound, good, 8), 0);
+}
+
+TW_TEST(who_gets_none_is_probed_ever_more_rarely) {
+  LengthPolicy policy(0);
+  teach(policy, 1e-3, 1e-3);
+  Acceptance acceptance;
+  for (int i = 0; i < 100; ++i) acceptance.observe(false, true);
+  int probes = 0, since_last = 0, longest = 0;
+  for (int step = 0; step < 5000; ++step, ++since_last) {
+    if (chosen(policy, acceptance) == 0) continue;
+    ++probes;
+    longest = std::max(longest, since_last);
+    since_last = 0;
+    policy.observe(&acceptance, false, true);
+  }
+  TW_CHECK(probes >= 5 && probes <= 25);
+  TW_CHECK(longest >= 500);
+}
+
+TW_TEST(a_fixed_length_is_kept_within_the_room) {
+  LengthPolicy policy(3);
+  Acceptance acceptance;
+  std::vector<Candidate> candidates(4, Candidate{&acceptance, kMaxDraft});
+  candidates[1].most = 2;
+  policy.decide(candidates, 4, 7);
+  TW_CHECK_EQ(candidates[0].length, 3);
+  TW_CHECK_EQ(candidates[1].length, 2);
+  TW_CHECK_EQ(candidates[2].length, 2);
+  TW_CHECK_EQ(candidates[3].length, 0);
+}
+
+TW_TEST(costs_between_and_beyond_what_was_measured_lie_on_lines) {
+  StepCost cost;
+  TW_CHECK_EQ(cost.seconds(5), 0.0);
+  cost.observe(1, 1.0);
+  cost.observe(3, 1.5);
+  TW_CHECK_EQ(cost.seconds(1), 1.0);
+  TW_CHECK_EQ(cost.seconds(2), 1.25);
+  TW_CHECK_EQ(cost.seconds(5), 2.0);
+  cost.observe(8, 1.0);  // a larger step cannot be cheaper
+  TW_CHECK_EQ(cost.seconds(8), 1.5);
+  cost.observe(1, 100.0);  // one slow step counts little
+  TW_CHECK(cost.seconds(1) < 1.4);
+}
+
+TW_TEST_MAIN()
