@@ -46,7 +46,9 @@ class Device:
     ) -> list[Callable[[int], None]]:
         """Returns a function per launch that puts it on a stream. `real`: `memory`'s addresses -> device addresses."""
         target = self.sm if self.sm in SMS else PORTABLE_SM
-        kernels = bundle.from_bytes(bundle.to_bytes(machine_code(spec, target) for spec in specs))
+        wanted = {(launch.kernel, launch.variant) for launch in launches}
+        needed = [spec for spec in specs if (spec.kernel, spec.variant) in wanted]
+        kernels = bundle.from_bytes(bundle.to_bytes(machine_code(spec, target) for spec in needed))
         starts = []
         for launch in launches:
             kernel, image = kernels.find(launch.kernel, launch.variant, self.sm)

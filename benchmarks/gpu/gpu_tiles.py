@@ -107,7 +107,7 @@ def chosen(form: Form, choice: Choice) -> Iterator[None]:
     own = launch.prefill_tile, launch.decode_tile
     try:
         if choice.tile and form.prefill:
-            launch.prefill_tile = lambda op: choice.tile
+            launch.prefill_tile = lambda op, sm: choice.tile
         elif choice.tile:
             launch.decode_tile = lambda op, sm: choice.tile
         launch.SPLIT = tiles.SPLIT = choice.split

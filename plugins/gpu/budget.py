@@ -63,8 +63,11 @@ def check(kernel: CompiledKernel) -> None:
         )
 
 
-def shown() -> list[tuple[str, KernelSpec]]:
-    """Returns (name, specialisation) of the kernels of an 8 B Llama in float16, and of their other forms."""
+def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
+    """Returns (name, specialisation) of the kernels of an 8 B Llama in float16, and of their other forms.
+
+    The names and the variants are the same for every SM; warps may differ.
+    """
     half = dict.fromkeys(("x", "y", "scales", "qkv", "k_pages"), "float16")
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     products = int4.kernels({"n": 4096, "k": 4096, "group": 128}, half, 80)
@@ -80,11 +83,11 @@ def shown() -> list[tuple[str, KernelSpec]]:
             rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
         ),
         *((_int4_name(spec), spec) for spec in products),
-        *_attention(),
+        *_attention(sm),
     ]
 
 
-def _attention() -> list[tuple[str, KernelSpec]]:
+def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
     """Returns an 8 B Llama's kernels; those with an int8 cache, a window and sinks; those of a Gemma's heads of 256."""
     llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "scale": 0.0884, "window": 0, "softcap": 0.0, "has_sinks": 0,
              "int8_kv": 0}  # fmt: skip
@@ -95,7 +98,7 @@ def _attention() -> list[tuple[str, KernelSpec]]:
     }
     found = []
     for name, attrs in forms.items():
-        prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, 80)
+        prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
     return [*found, ("attention, sum of decode's splits", combine)]
 

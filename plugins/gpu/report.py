@@ -24,10 +24,18 @@ def cell(kernel: CompiledKernel) -> str:
     return f"{kernel.registers} / {kernel.shared_bytes / 1024:.1f} / {kernel.spill_bytes}"
 
 
-def row(name: str, spec: KernelSpec, cells: list[str]) -> str:
-    limit = budget.BUDGETS[spec.kernel]
+def row(name: str, specs: list[KernelSpec], cells: list[str]) -> str:
+    """`specs`: the kernel for each of SHOWN_SMS."""
+    limit = budget.BUDGETS[specs[0].kernel]
     allowed = f"{limit.registers} / {limit.shared_bytes / 1024:.1f} / {limit.spill_bytes}"
-    return f"| {name} | {32 * spec.num_warps} | {' | '.join(cells)} | {allowed} |"
+    return f"| {name} | {threads(specs)} | {' | '.join(cells)} | {allowed} |"
+
+
+def threads(specs: list[KernelSpec]) -> str:
+    """Returns the threads of a block, and the SMs for which there are more or fewer than for the first."""
+    counts = [32 * spec.num_warps for spec in specs]
+    others = [f"{n} on {sm}" for n, sm in zip(counts, budget.SHOWN_SMS, strict=True) if n != counts[0]]
+    return ", ".join([str(counts[0]), *others])
 
 
 def heading() -> list[str]:
@@ -42,11 +50,12 @@ def heading() -> list[str]:
 def table(compiled: Callable[[KernelSpec, int], CompiledKernel] = compile_kernel) -> str:
     """Returns the table. Raises KernelError if a kernel goes over its budget."""
     lines = heading()
-    for name, spec in budget.shown():
-        kernels = [compiled(spec, sm) for sm in budget.SHOWN_SMS]
+    for of_each_sm in zip(*(budget.shown(sm) for sm in budget.SHOWN_SMS), strict=True):
+        name, specs = of_each_sm[0][0], [spec for _, spec in of_each_sm]
+        kernels = [compiled(spec, sm) for spec, sm in zip(specs, budget.SHOWN_SMS, strict=True)]
         for kernel in kernels:
             budget.check(kernel)
-        lines.append(row(name, spec, [cell(kernel) for kernel in kernels]))
+        lines.append(row(name, specs, [cell(kernel) for kernel in kernels]))
     return "\n".join(lines)
 
 

@@ -42,7 +42,7 @@ WORKSPACE_DTYPE = "float32"
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
     """Returns prefill, decode and combine. Only q's type of `dtypes` is needed."""
     op = Attention.of(attrs, dtypes["q"])
-    return _prefill_spec(op), _decode_spec(op, sm), _combine_spec(op)
+    return _prefill_spec(op, sm), _decode_spec(op, sm), _combine_spec(op)
 
 
 def launches(
@@ -60,7 +60,7 @@ def launches(
         return []
     started = []
     if tokens > 1:
-        started.append(_prefill(op, inputs, outputs["out"]))
+        started.append(_prefill(op, inputs, outputs["out"], sm))
     if tokens == 1 or seqs > 1:
         started += _decode(op, inputs, outputs["out"], workspace, sm)
     return started
@@ -111,8 +111,8 @@ def _constants(op: Attention, tile: Tile) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _prefill_spec(op: Attention) -> KernelSpec:
-    tile = prefill_tile(op)
+def _prefill_spec(op: Attention, sm: int) -> KernelSpec:
+    tile = prefill_tile(op, sm)
     types = {**_operand_types(op), "seqs": "i32", **FACTS}
     return _spec("attention_prefill_kernel", "gpu", types, _constants(op, tile), tile)
 
@@ -145,8 +145,8 @@ def _values(op: Attention, inputs: Mapping[str, Tensor], out: Tensor) -> dict[st
     }  # fmt: skip
 
 
-def _prefill(op: Attention, inputs: Mapping[str, Tensor], out: Tensor) -> Launch:
-    tile, spec = prefill_tile(op), _prefill_spec(op)
+def _prefill(op: Attention, inputs: Mapping[str, Tensor], out: Tensor, sm: int) -> Launch:
+    tile, spec = prefill_tile(op, sm), _prefill_spec(op, sm)
     tokens, seqs = inputs["q"].shape[0], inputs["context_lens"].shape[0]
     tiles = tokens // (tile.block_m // tile.heads) + seqs
     grid = grid_of(tiles, op.kv_heads * ceil_div(op.group, tile.heads))

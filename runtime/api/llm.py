@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -12,6 +12,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.options.build import BuildChoices, BuildFields
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
+from tensorwright.options.speculation import read_speculation
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
 from tensorwright.runtime.api.open_model import find_model, is_model, open_model
 from tensorwright.runtime.base.keywords import StrictKeywords
@@ -65,6 +66,10 @@ class LLM(StrictKeywords):
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
         states; a prompt is shared up to such a state. None means 4 for each of max_batch_size, in at most a quarter of
         kv_cache_memory; 0 shares no prompt of a model with such layers.
+    speculative: who proposes tokens that may come next; one step then computes them together, and those that the
+        model would have drawn are kept. Tokens and logprobs are those of the run without it, bit for bit. "ngram", or a
+        dict such as {"method": "ngram", "tokens": "auto", "min_match": 2}; docs/speculation.md has all of it. Only
+        target cpu, and models without recurrent layers.
     guided_vocabulary: the time at which the vocabulary is read for guided decoding, which may take seconds: "lazy" at
         the first guided request, "eager" in a thread that starts right after the engine. No other request waits.
     max_queue_size: the requests that may wait; one more raises QueueFullError (`generate` waits instead).
@@ -106,6 +111,7 @@ class LLM(StrictKeywords):
         load: str = "map",
         enable_prefix_caching: bool | None = None,
         state_snapshots: int | None = None,
+        speculative: str | Mapping[str, Any] | None = None,
         guided_vocabulary: str = "lazy",
         max_queue_size: int = 1024,
         dtype: str = "auto",
@@ -139,6 +145,7 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
             state_snapshots=state_snapshots,
+            speculation=read_speculation(speculative, "LLM: "),
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
         choices = BuildChoices(

@@ -117,6 +117,7 @@ def _report(
         "seconds": {name: distribution(values) for name, values in seconds.items()},
         "per_second": {name: distribution(values) for name, values in rates(rounds, load).items()},
         "preemptions": preemptions,
+        "speculation": bench.speculation(),
         "ceilings": asdict(ceilings),
         "phases": {phase.phase: _phase_as_dict(phase) for phase in phases},
     }
@@ -154,6 +155,9 @@ def _show(result: dict[str, Any], load: Load, ceilings: Ceilings) -> None:
             f"{name}: {phase['roofline']:.0%} of the roofline, {phase['tokens_per_second']:.1f} tokens/s in "
             f"{phase['steps']} steps"
         )
+    if drafts := result["speculation"]:
+        right, proposed = drafts["accepted_tokens"], drafts["draft_tokens"]
+        click.echo(f"{right} of {proposed} proposed tokens were right, in {drafts['drafts']} proposals")
     if result["preemptions"]:
         click.echo(f"{result['preemptions']} preemptions: the KV cache was too small; raise --kv-cache-memory")
     click.echo(describe(ceilings))

@@ -173,4 +173,8 @@ def _print_stats(outputs: list[RequestOutput], seconds: float) -> None:
         line += f"; first token after {max(first) * 1e3:.0f} ms"
     if each:
         line += f", then one every {sum(each) / len(each) * 1e3:.1f} ms"
+    proposed = sum(output.metrics.draft_tokens for output in outputs)
+    if proposed:
+        right = sum(output.metrics.accepted_tokens for output in outputs)
+        line += f"; {right} of {proposed} proposed tokens were right"
     click.echo(line, err=True)

@@ -97,6 +97,13 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             f"enable_prefix_caching=True: in engines of target {target.name!r} each sequence has a cache of its own, "
             "so there is nothing to share; leave it out, or build the engine for target cpu"
         )
+    if options.speculation is not None:
+        require_cpu(engine, "speculative")
+        if engine.state_bytes:
+            raise InvalidOptionError(
+                f"speculative={options.speculation.method!r}: {engine.path} has recurrent layers, whose states cannot "
+                "be taken back behind a wrong proposal; leave it out"
+            )
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
     batch, tokens = options.step_limits(default_limits(engine))
     return EngineOptions(
@@ -110,6 +117,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         enable_prefix_caching=target.shares_prefixes if prefixes is None else prefixes,
         max_queue_size=options.max_queue_size,
         state_snapshots=options.state_snapshots or 0,
+        speculation=options.speculation,
     )
 
 

@@ -81,6 +81,11 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     native.max_queue = options.max_queue_size
     native.state_snapshots = options.state_snapshots
     native.threads = options.threads
+    if options.speculation is not None:
+        native.proposer = options.speculation.method
+        native.draft_tokens = options.speculation.tokens
+        native.draft_rows = options.speculation.rows
+        native.draft_least = options.speculation.min_match
     try:
         if executor is None:
             native.load = options.load

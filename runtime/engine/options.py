@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import check_values
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
+from tensorwright.options.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class RuntimeOptions:
     enable_prefix_caching: bool | None
     max_queue_size: int
     state_snapshots: int | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -57,7 +59,8 @@ class EngineOptions:
     """The options with which an engine runs; none is left open.
 
     kv_cache_bytes: the size of the KV cache in bytes, without the states of recurrent layers. state_snapshots: the
-    states that are kept besides those of max_batch_size sequences; 0 for a model without states.
+    states that are kept besides those of max_batch_size sequences; 0 for a model without states. speculation: None if
+    nothing is proposed.
     """
 
     kv_cache_bytes: int
@@ -70,3 +73,4 @@ class EngineOptions:
     enable_prefix_caching: bool
     max_queue_size: int
     state_snapshots: int = 0
+    speculation: Speculation | None = None

@@ -60,6 +60,11 @@ ENGINE: dict[str, Metric] = {
     "sat_out": _metric(
         "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
     ),
+    "drafts": _metric("drafts_total", "counter", "Proposals of tokens that a step computed."),
+    "draft_tokens": _metric("draft_tokens_total", "counter", "Tokens that were proposed."),
+    "accepted_tokens": _metric("draft_tokens_accepted_total", "counter", "Proposed tokens that were right."),
+    "draft_failures": _metric("draft_failures_total", "counter", "Proposals that failed; their steps went on without."),
+    "draft_seconds": _metric("draft_seconds_total", "counter", "Seconds in which proposals were made."),
     "state_slots": _metric(
         "state_slots", "gauge", "Slots for the states of recurrent layers, with those of snapshots."
     ),

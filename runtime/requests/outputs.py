@@ -46,6 +46,7 @@ class RequestMetrics:
     time_to_first_token: from arrival to the first sampled token.
     time_per_output_token: the mean over the tokens after the first; None for a single token.
     cached_tokens: the number of prompt tokens whose keys and values came from the prefix cache.
+    draft_tokens, accepted_tokens: the tokens that were proposed for the completions, and those that were right.
     total_time: from arrival to the end; None also if no token was sampled.
     inter_token_times: the times between two successive tokens of a completion, for all completions. The list grows
         while the request runs.
@@ -55,6 +56,8 @@ class RequestMetrics:
     time_to_first_token: float | None = None
     time_per_output_token: float | None = None
     cached_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     total_time: float | None = None
     inter_token_times: list[float] = field(default_factory=list, repr=False)
 

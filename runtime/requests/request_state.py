@@ -53,6 +53,7 @@ class RequestState:
         self._metrics = RequestMetrics()
         self._first_token_at: float | None = None
         self._last_token_at: dict[int, float] = {}  # completion -> the time of its last token
+        self._drafted: dict[int, tuple[int, int]] = {}  # completion -> proposed tokens, and those that were right
 
     def apply(self, event: Any, now: float) -> None:
         """Adds one of the engine's events for this request. now: the present time in seconds of time.monotonic()."""
@@ -64,6 +65,10 @@ class RequestState:
         if self._prompt_logprobs is not None:
             self._prompt_logprobs += [logprob_table(entries, self._tokenizer) for entries in event.prompt_logprobs]
         self._add_gaps(event, now)
+        if event.draft_tokens:
+            self._drafted[event.completion] = event.draft_tokens, event.accepted_tokens
+            self._metrics.draft_tokens = sum(proposed for proposed, _ in self._drafted.values())
+            self._metrics.accepted_tokens = sum(right for _, right in self._drafted.values())
         self.completions[event.completion].apply(event)
         longest = max(completion.length for completion in self.completions)
         if self.finished and self._first_token_at is not None and longest > 1:

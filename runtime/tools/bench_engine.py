@@ -14,6 +14,7 @@ from tensorwright.errors import EngineStoppedError, InvalidOptionError
 from tensorwright.options.bench import LoadFields
 from tensorwright.options.declare import flag_of
 from tensorwright.options.engine import DEFAULT_LIMITS
+from tensorwright.options.speculation import read_speculation
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import RuntimeOptions
@@ -32,6 +33,7 @@ class Load(LoadFields):
     threads: int | None = None
     kv_cache_memory: str | None = None
     max_num_tokens: int | None = None
+    speculative: str | None = None
 
     def check(self, engine: EngineDir) -> None:
         for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):
@@ -98,6 +100,7 @@ class BenchEngine:
             load="map",
             enable_prefix_caching=False,
             max_queue_size=queue,
+            speculation=read_speculation(load.speculative, "--"),
         )
         params = SamplingParams(max_tokens=load.output_len, ignore_eos=True, detokenize=False)
         self._request = CheckedRequest(None, [], params, load.output_len, [])
@@ -136,6 +139,15 @@ class BenchEngine:
 
     def stats(self) -> dict[str, Any]:
         return dict(self._native.stats())
+
+    def speculation(self) -> dict[str, Any] | None:
+        """Returns what became of the proposed tokens, in numbers of all rounds; None if nothing is proposed."""
+        if self.options.speculation is None:
+            return None
+        stats = self._native.stats()
+        return {
+            name: stats[name] for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_at", "draft_seconds")
+        }
 
     def close(self) -> None:
         self._native.shutdown(False, 30.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tensorwright.number_checks import MAX_INT32
 from tensorwright.options.declare import At, Door, Rule, Size, declare, whole_number
@@ -126,6 +128,20 @@ class EngineFields:
         help="The most states of recurrent layers that prefix caching keeps; 0 shares no prompt of a model with such "
         "layers. [default: 4 for each running completion, in at most a quarter of kv_cache_memory]",
         at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
+    )
+    speculative: str | Mapping[str, Any] | None = declare(
+        None,
+        str,
+        help="Who proposes tokens, which one step then verifies together: ngram proposes what followed the same tokens "
+        "before in the text. With =: tokens (auto or 1 to 16), rows, min_match, as in ngram,tokens=4. [default: none]",
+        at={
+            Door.LLM: At(),
+            Door.RUN: At(metavar="METHOD[,NAME=VALUE]"),
+            Door.SERVE: At(metavar="METHOD[,NAME=VALUE]"),
+            Door.BENCH: At(metavar="METHOD[,NAME=VALUE]"),
+            Door.TRITON_REPO: At(metavar="METHOD[,NAME=VALUE]"),
+            Door.TRITON: At(),
+        },
     )
     guided_vocabulary: str = declare(
         "lazy",

@@ -15,6 +15,7 @@ from tensorwright.plugins.gpu.compile import compile_kernel, import_triton
 
 PAGE = ROOT / "docs" / "gpu-kernels.md"
 SHOWN = budget.shown()
+BY_SM = [budget.shown(sm) for sm in budget.SHOWN_SMS]
 
 
 @cache
@@ -26,8 +27,9 @@ def stated() -> list[list[str]]:
 
 def test_the_page_names_each_kernel_and_its_budget() -> None:
     assert len({name for name, _ in SHOWN}) == len(SHOWN)
-    for cells, (name, spec) in zip(stated(), SHOWN, strict=True):
-        blank = [cell.strip() for cell in report.row(name, spec, ["-"] * 5).strip("|").split("|")]
+    for index, (cells, (name, _)) in enumerate(zip(stated(), SHOWN, strict=True)):
+        specs = [shown[index][1] for shown in BY_SM]
+        blank = [cell.strip() for cell in report.row(name, specs, ["-"] * 5).strip("|").split("|")]
         assert (cells[0], cells[1], cells[-1]) == (blank[0], blank[1], blank[-1])
     assert {spec.kernel for _, spec in SHOWN} == set(budget.BUDGETS)
 
@@ -35,8 +37,8 @@ def test_the_page_names_each_kernel_and_its_budget() -> None:
 @pytest.mark.parametrize("index", range(len(SHOWN)), ids=[name for name, _ in SHOWN])
 def test_a_kernel_takes_what_the_page_says(index: int, kernel_cache: Path) -> None:
     """One SM for each kernel, in turn: all of them take a minute."""
-    spec = SHOWN[index][1]
     at = index % len(budget.SHOWN_SMS)
+    spec = BY_SM[at][index][1]
     kernel = compile_kernel(spec, budget.SHOWN_SMS[at], cache=kernel_cache)
     budget.check(kernel)
     if f"Triton {import_triton().__version__};" in PAGE.read_text(encoding="utf-8"):
@@ -62,6 +64,15 @@ def test_a_kernel_over_its_budget_is_refused(kernel_cache: Path) -> None:
 def test_a_page_without_a_table_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="must have a part between"):
         report.table_of("# A page\n")
+
+
+def test_warps_alone_depend_on_the_sm() -> None:
+    """The code of one SM may run on another, whose launches name kernels by their variant."""
+    for shown in BY_SM:
+        assert [(name, spec.kernel, spec.variant) for name, spec in shown] == [
+            (name, spec.kernel, spec.variant) for name, spec in SHOWN
+        ]
+    assert any(a != b for (_, a), (_, b) in zip(SHOWN, BY_SM[budget.SHOWN_SMS.index(90)], strict=True))
 
 
 def test_blocks_fit_a_multiprocessor() -> None:

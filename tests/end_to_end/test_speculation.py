@@ -1,0 +1,93 @@
+"""Speculation changes no token and no bit of a logprob: greedy or sampled, alone or in company, under every option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorwright import LLM, GuidedDecodingParams, SamplingParams
+
+REPEATING = (
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n    return a * b\n\n"
+)
+PROMPTS = [REPEATING + "def ", 2 * REPEATING, "import os\nimport sys\n\nclass Node:\n", "x = [1, 2, 3, 4, 5, 6, 7,"]
+GREEDY = SamplingParams(max_tokens=64, temperature=0.0, logprobs=3)
+PARAMS = {
+    "greedy": GREEDY,
+    "sampled": SamplingParams(max_tokens=48, temperature=0.9, top_p=0.95, seed=3, logprobs=2),
+    "several": SamplingParams(max_tokens=32, temperature=0.7, seed=5, n=3, logprobs=1),
+    "penalties": SamplingParams(
+        max_tokens=48, temperature=0.0, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.2, logprobs=1
+    ),
+    "stop string": SamplingParams(max_tokens=64, temperature=0.0, stop=["return"]),
+    "ends": SamplingParams(max_tokens=64, temperature=0.0, min_tokens=4, stop_token_ids=list(range(300, 500))),
+    "prompt logprobs": SamplingParams(max_tokens=24, temperature=0.0, prompt_logprobs=1, logprobs=1),
+    "a bias": SamplingParams(max_tokens=32, temperature=0.0, logit_bias={11: 4.0, 200: -50.0}, logprobs=1),
+}
+
+
+def told(llm: LLM, params: Any, prompts: list[str] = PROMPTS) -> list[Any]:
+    """Returns for each prompt its completions (token ids, text, reasons, logprobs), and the prompt's logprobs."""
+    return [
+        ([(c.token_ids, c.text, c.finish_reason, c.stop_reason, c.logprobs) for c in o.outputs], o.prompt_logprobs)
+        for o in llm.generate(prompts, params)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(pico_engine: Path) -> Iterator[LLM]:
+    with LLM(pico_engine, kv_cache_memory="64MiB") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=["auto", 5])
+def drafting(request: pytest.FixtureRequest, pico_engine: Path) -> Iterator[LLM]:
+    speculative = {"method": "ngram", "tokens": request.param}
+    with LLM(pico_engine, kv_cache_memory="64MiB", speculative=speculative) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_the_same_bits_as_without(plain: LLM, drafting: LLM, params: SamplingParams) -> None:
+    before = drafting.get_stats()
+    assert told(drafting, params) == told(plain, params)
+    stats = drafting.get_stats()
+    if drafting.options.speculation.tokens:
+        assert stats["draft_tokens"] > before["draft_tokens"]
+    assert sum(stats["accepted_at"]) == stats["accepted_tokens"]
+    assert stats["draft_failures"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_batch_size": 1}, {"threads": 1}, {"max_prefill_chunk": 7, "max_num_tokens": 24, "max_batch_size": 3},
+        {"enable_prefix_caching": False}, {"kv_cache_memory": "3MiB"},
+    ],
+    ids=["one after the other", "one thread", "small chunks", "no prefix cache", "few blocks"],
+)  # fmt: skip
+def test_under_any_limits(plain: LLM, pico_engine: Path, options: dict[str, Any]) -> None:
+    limits = {"kv_cache_memory": "64MiB", **options}
+    with LLM(pico_engine, **limits, speculative="ngram,tokens=6") as llm:
+        assert told(llm, GREEDY) == told(plain, GREEDY)
+        assert llm.get_stats()["accepted_tokens"] > 0
+
+
+def test_guided_answers_are_the_same(plain: LLM, drafting: LLM) -> None:
+    pytest.importorskip("llguidance")
+    guided = GuidedDecodingParams(regex=r"(\[[0-9, ]{4,9}\]\n){3}")
+    params = SamplingParams(max_tokens=40, temperature=0.0, guided_decoding=guided, logprobs=1)
+    prompts = ["rows = [[1, 2, 3],\n[1, 2, 3],\n[1, 2, 3],\n[1, 2, 3],\n"]
+    assert told(drafting, params, prompts) == told(plain, params, prompts)
+
+
+def test_a_request_tells_what_became_of_its_drafts(pico_engine: Path) -> None:
+    with LLM(pico_engine, kv_cache_memory="64MiB", speculative="ngram,tokens=4") as llm:
+        metrics = llm.generate(PROMPTS[1], GREEDY).metrics
+        stats = llm.get_stats()
+    assert (metrics.draft_tokens, metrics.accepted_tokens) == (stats["draft_tokens"], stats["accepted_tokens"])
+    assert 0 < metrics.accepted_tokens <= metrics.draft_tokens
+    assert stats["steps"] < 64

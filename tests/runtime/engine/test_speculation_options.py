@@ -1,0 +1,61 @@
+"""What a user can say of speculation, and what is refused before an engine opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorwright import LLM
+from tensorwright.errors import InvalidOptionError
+from tensorwright.options.speculation import MAX_TOKENS, Speculation, read_speculation, write_speculation
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (None, None),
+        ("none", None),
+        ("ngram", Speculation("ngram")),
+        ("ngram,tokens=auto", Speculation("ngram")),
+        ("ngram, tokens = 4, min_match=3", Speculation("ngram", tokens=4, min_match=3)),
+        ({"method": "ngram", "tokens": 16, "rows": 8}, Speculation("ngram", tokens=16, rows=8)),
+    ],
+)
+def test_what_is_read(value: Any, read: Speculation | None) -> None:
+    assert read_speculation(value) == read
+    if read is not None:
+        assert read_speculation(write_speculation(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("", "speculative must be one of none, ngram"),
+        ("medusa", "got method 'medusa'"),
+        (3, "got 3"),
+        ({"tokens": 3}, "got method None"),
+        ("ngram,tokens", "got 'tokens' in"),
+        ("ngram,tokens=2,tokens=3", "got 'tokens=3' in"),
+        ("ngram,length=3", "method ngram takes tokens, rows, min_match, not length"),
+        ("ngram,tokens=0", f"tokens must be auto or a whole number from 1 to {MAX_TOKENS}, got '0'"),
+        ("ngram,tokens=17", "got '17'"),
+        ({"method": "ngram", "tokens": True}, "got True"),
+        ({"method": "ngram", "rows": 1.5}, "rows must be a whole number from 1 to 4096, got 1.5"),
+        ("ngram,min_match=1", "min_match must be a whole number from 2 to 32, got '1'"),
+    ],
+)
+def test_what_is_refused(value: Any, says: str) -> None:
+    with pytest.raises(InvalidOptionError, match=says):
+        read_speculation(value)
+
+
+def test_llm_refuses_before_it_opens_anything(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="LLM: speculative must be one of none, ngram"):
+        LLM(tmp_path / "absent", speculative="guess")
+
+
+def test_only_target_cpu_can_verify(pico_engine_onnx: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="speculative needs an engine of target cpu"):
+        LLM(pico_engine_onnx, speculative="ngram")
