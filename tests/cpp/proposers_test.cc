@@ -94,11 +94,13 @@ TW_TEST(ngrams_are_those_of_the_sequence_itself) {
   TW_CHECK((proposed(proposer, sequence) == std::vector<int32_t>{3, 4, 5, 1}));
   TW_CHECK((proposed(proposer, sequence, 2) == std::vector<int32_t>{3, 4}));
   for (int32_t token : {3, 9, 2, 3}) sequence.tokens.push_back(token);
-  TW_CHECK(
-      (proposed(proposer, sequence) == std::vector<int32_t>{9, 2, 3}));  // the latest of equally long ones
+  // The latest of equally long ones; behind the end of the text the draft repeats itself.
+  TW_CHECK((proposed(proposer, sequence) == std::vector<int32_t>{9, 2, 3, 9}));
   const Sequence other = sequence_of({9, 9, 1, 2}, 2);
   TW_CHECK(proposed(proposer, other).empty());  // nobody sees the text of another
   proposer.forget(sequence);
+  Sequence loop = sequence_of({8, 5, 6, 5, 6}, 3);
+  TW_CHECK((proposed(proposer, loop, 7) == std::vector<int32_t>{5, 6, 5, 6, 5, 6, 5}));
   const Sequence again = sequence_of({5, 5});  // the same name later
   TW_CHECK(proposed(proposer, again).empty());
 }

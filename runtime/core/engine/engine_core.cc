@@ -342,9 +342,14 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     return false;
   }
   const Clock::duration computing = Clock::now() - start;
-  if (drafter_) drafter_->observe_step(plan.tokens, std::chrono::duration<double>(computing).count());
   scheduler_->commit(plan);
+  const bool waits =
+      std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
+  const int32_t tokens = plan.tokens;
   take_rows(wanted, logits, computing, events);
+  // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
+  const Clock::duration whole = waits ? computing : Clock::now() - start;
+  if (drafter_) drafter_->observe_step(tokens, std::chrono::duration<double>(whole).count());
   return true;
 }
 

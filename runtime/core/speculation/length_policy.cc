@@ -14,7 +14,7 @@ constexpr double kPriorTokens = 4;
 constexpr double kFirstLikelihood = 0.5;
 constexpr double kHighest = 0.98;
 // A longer proposal must promise so much more than it costs, because both are estimates.
-constexpr double kMargin = 1.02;
+constexpr double kMargin = 1.05;
 // The length of a probe.
 constexpr int32_t kProbe = 2;
 

@@ -28,7 +28,7 @@ class Acceptance {
  private:
   double right_ = 0, tried_ = 0;
   int32_t waited_ = 0, pause_ = kFirstPause;
-  static constexpr int32_t kFirstPause = 16, kLongestPause = 512;
+  static constexpr int32_t kFirstPause = 32, kLongestPause = 512;
 };
 
 // One sequence for which tokens may be proposed.

@@ -1,7 +1,5 @@
 #include "runtime/core/speculation/ngram_proposer.h"
 
-#include <algorithm>
-
 namespace tensorwright {
 
 namespace {
@@ -19,9 +17,12 @@ void NgramProposer::propose(std::span<const DraftWish> wishes, std::vector<std::
     for (; index.size() < sequence.size() && left > 0; --left) index.add(sequence.tokens[index.size()]);
     const Match match = index.find(sequence.tokens, least_);
     if (match.next < 0) continue;
-    const int32_t count = std::min(wishes[i].most, index.size() - match.next);
-    const auto from = index.tokens().begin() + match.next;
-    (*drafts)[i].assign(from, from + count);
+    // Where the text ends, the draft goes on with itself: a text that repeats its last tokens goes on so.
+    std::vector<int32_t>& draft = (*drafts)[i];
+    for (int32_t from = match.next; from < match.next + wishes[i].most; ++from) {
+      const int32_t beyond = from - index.size();
+      draft.push_back(beyond < 0 ? index.tokens()[from] : draft[beyond]);
+    }
   }
 }
 
