@@ -1,6 +1,6 @@
 """Decode with and without speculation, on texts of several kinds: tokens per second, and what became of the proposals.
 
-    python benchmarks/speculation.py ENGINE [--speculative ngram ngram,tokens=4] [--batch 1 4] [--rounds 5] [--json FILE]
+    python benchmarks/speculation.py ENGINE [--speculative ngram ngram,tokens=4] [--batch 1 4] [--rounds 5]
 
 All forms take turns, A B C A B C; the best round of each counts, since other programs only slow a round down. The
 texts are Python sources of this package (code), eight copies of a function (repetition), and random ids. Each is

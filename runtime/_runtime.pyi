@@ -366,10 +366,31 @@ class EngineOptions:
 
     @property
     def proposer(self) -> str:
-        """'': nothing is proposed, or 'ngram'"""
+        """'': nothing is proposed, 'ngram' or 'draft'"""
 
     @proposer.setter
     def proposer(self, arg: str, /) -> None: ...
+
+    @property
+    def draft_plan(self) -> str:
+        """the plan of the draft model"""
+
+    @draft_plan.setter
+    def draft_plan(self, arg: str, /) -> None: ...
+
+    @property
+    def draft_weights(self) -> str:
+        """the weights of the draft model"""
+
+    @draft_weights.setter
+    def draft_weights(self, arg: str, /) -> None: ...
+
+    @property
+    def draft_kv_bytes(self) -> int:
+        """bytes of the draft model's KV cache"""
+
+    @draft_kv_bytes.setter
+    def draft_kv_bytes(self, arg: int, /) -> None: ...
 
     @property
     def draft_least(self) -> int:

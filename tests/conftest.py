@@ -164,6 +164,12 @@ def pico_engine_float32(pico_model: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def pico_draft_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the smaller checkpoint with the same tokenizer, in bfloat16."""
+    return _engine_once(tmp_path_factory, ROOT / "models" / "pico-draft", "bfloat16")
+
+
+@pytest.fixture(scope="session")
 def pico_engine_int8_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bfloat16 with an int8 KV cache."""
     return _engine_once(tmp_path_factory, pico_model, "bfloat16", "int8")

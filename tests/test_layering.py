@@ -279,7 +279,9 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "runtime/core/cache": _BASE,
     "runtime/core/scheduler": {*_BASE, "runtime/core/cache"},
     "runtime/core/sampling": {*_BASE, "runtime/core/rows", "runtime/core/scheduler"},
-    "runtime/core/speculation": {*_BASE, "runtime/core/cache", "runtime/core/scheduler"},
+    "runtime/core/speculation": {
+        *_BASE, "runtime/core/rows", "runtime/core/cache", "runtime/core/scheduler", "runtime/core/sampling",
+    },
     "runtime/core/engine": {
         *_BASE, "runtime/core/rows", "runtime/core/cache", "runtime/core/scheduler", "runtime/core/sampling",
         "runtime/core/speculation",

@@ -11,6 +11,7 @@
 #include "runtime/bindings/live_engines.h"
 #include "runtime/core/engine/engine.h"
 #include "runtime/core/executor/cpu_executor.h"
+#include "runtime/core/speculation/draft_model.h"
 #include "runtime/core/speculation/ngram_proposer.h"
 
 namespace nb = nanobind;
@@ -24,8 +25,10 @@ using Ints = std::vector<int32_t>;
 
 struct PyEngineOptions : EngineOptions {
   int threads = 0;
-  std::string proposer;     // "": none, or "ngram"
-  int32_t draft_least = 2;  // tokens that must be equal before a text is thought to go on alike
+  std::string draft_plan, draft_weights;  // the engine of the draft model
+  int64_t draft_kv_bytes = 0;             // of its KV cache
+  std::string proposer;                   // "": none, "ngram" or "draft"
+  int32_t draft_least = 2;                // tokens that must be equal before a text is thought to go on alike
   std::string load = "map";
   size_t populate_bytes = 0;
 };
@@ -37,12 +40,17 @@ class PyEngine {
     nb::gil_scoped_release release;
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
-    start(std::move(cpu), options, nullptr);
+    std::unique_ptr<Proposer> proposer = make_proposer(options, *cpu);
+    start(std::move(cpu), options, nullptr, std::move(proposer));
   }
   PyEngine(nb::object executor, const PyEngineOptions& options) {
     if (options.load != "map") {
       throw Error("InvalidOptionError", "[engine] load is an option of the cpu executor, got '" +
                                             options.load + "' for an executor of its own; leave it out");
+    }
+    if (!options.proposer.empty()) {
+      throw Error("InvalidOptionError", "[engine] only the cpu executor verifies proposals, got proposer '" +
+                                            options.proposer + "' for an executor of its own; leave it out");
     }
     auto python = std::make_unique<PythonExecutor>(std::move(executor), options.threads);
     PythonExecutor* raw = python.get();
@@ -120,18 +128,37 @@ class PyEngine {
   }
 
  private:
-  void start(std::unique_ptr<Executor> executor, const PyEngineOptions& options, PythonExecutor* python) {
+  void start(std::unique_ptr<Executor> executor, const PyEngineOptions& options, PythonExecutor* python,
+             std::unique_ptr<Proposer> proposer = nullptr) {
     auto running = std::make_shared<RunningEngine>();
-    running->engine = std::make_unique<Engine>(std::move(executor), options, make_proposer(options));
+    running->engine = std::make_unique<Engine>(std::move(executor), options, std::move(proposer));
     running->python = python;
     live_engines().add(running);
     running_ = std::move(running);
   }
 
-  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options) {
+  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options, const CpuExecutor& target) {
     if (options.proposer.empty()) return nullptr;
     if (options.proposer == "ngram") return std::make_unique<NgramProposer>(options.draft_least);
-    throw Error("InvalidOptionError", "[engine] a proposer must be 'ngram', got '" + options.proposer + "'");
+    if (options.proposer == "draft") return make_draft_model(options, target);
+    throw Error("InvalidOptionError",
+                "[engine] a proposer must be 'ngram' or 'draft', got '" + options.proposer + "'");
+  }
+
+  // The draft model computes on the threads of the target, between its steps.
+  static std::unique_ptr<Proposer> make_draft_model(const PyEngineOptions& options,
+                                                    const CpuExecutor& target) {
+    CpuExecutorOptions executor{options.threads, load_mode(options.load), 0, target.team()};
+    auto draft = std::make_unique<CpuExecutor>(options.draft_plan, options.draft_weights, executor);
+    EngineOptions limits = options;
+    limits.kv_cache_bytes = options.draft_kv_bytes;
+    DraftModelOptions model;
+    model.shapes = share_blocks(draft->facts(), limits);
+    model.max_seqs = options.max_batch_size;
+    model.max_tokens = options.max_num_tokens;
+    model.target_vocab = target.facts().vocab_size;
+    model.prefix_cache = options.prefix_cache;
+    return std::make_unique<DraftModel>(std::move(draft), std::move(model));
   }
 
   static Ints to_tokens(nb::handle prompt) {
@@ -250,7 +277,10 @@ void bind_options(nb::module_& m) {
           "draft_rows", [](const PyEngineOptions& o) { return o.speculation.max_rows; },
           [](PyEngineOptions& o, int32_t rows) { o.speculation.max_rows = rows; },
           "proposed tokens of all sequences in a step")
-      .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, or 'ngram'")
+      .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, 'ngram' or 'draft'")
+      .def_rw("draft_plan", &PyEngineOptions::draft_plan, "the plan of the draft model")
+      .def_rw("draft_weights", &PyEngineOptions::draft_weights, "the weights of the draft model")
+      .def_rw("draft_kv_bytes", &PyEngineOptions::draft_kv_bytes, "bytes of the draft model's KV cache")
       .def_rw("draft_least", &PyEngineOptions::draft_least, "tokens that must be equal, at least 2")
       .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
       .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import MissingDependencyError, OutOfMemoryError, TensorwrightWarning
+from tensorwright.runtime.base.host import available_memory
+from tensorwright.runtime.engine.draft_engine import open_draft
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
@@ -81,11 +83,7 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     native.max_queue = options.max_queue_size
     native.state_snapshots = options.state_snapshots
     native.threads = options.threads
-    if options.speculation is not None:
-        native.proposer = options.speculation.method
-        native.draft_tokens = options.speculation.tokens
-        native.draft_rows = options.speculation.rows
-        native.draft_least = options.speculation.min_match
+    draft = _set_speculation(native, engine, options)
     try:
         if executor is None:
             native.load = options.load
@@ -102,11 +100,36 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
         ) from error
     try:
         engine.check_unchanged()
+        if draft is not None:
+            draft.check_unchanged()
         _check_facts(engine, started.facts())
     except BaseException:
         started.shutdown(False)
         raise
     return started
+
+
+def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> EngineDir | None:
+    """Sets what proposes tokens. Returns the engine of the draft model, if there is one."""
+    speculation = options.speculation
+    if speculation is None:
+        return None
+    native.proposer = speculation.method
+    native.draft_tokens = speculation.tokens
+    native.draft_rows = speculation.rows
+    native.draft_least = speculation.min_match
+    if speculation.model is None:
+        return None
+    draft = open_draft(speculation.model, engine)
+    asked, batch = speculation.kv_cache_memory, options.max_batch_size
+    free = available_memory() - options.kv_cache_bytes  # the target's cache is not there yet
+    try:
+        size = default_kv_bytes(draft, batch, free) if asked is None else check_kv_bytes(asked, draft, free)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"speculative: for the draft model {draft.path}, {error}") from None
+    native.draft_plan, native.draft_weights = str(draft.plan), str(draft.weights)
+    native.draft_kv_bytes = size
+    return draft
 
 
 def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:

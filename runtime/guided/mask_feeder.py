@@ -21,7 +21,7 @@ MatcherOf = Callable[[int, int], GrammarMatcher | None]
 
 @dataclass(frozen=True)
 class GrammarEnded:
-    """An event like those of the engine. It says that the grammar of one completion admits no further token."""
+    """An event with all that the engine's have. It says that the grammar of one completion admits no further token."""
 
     request_id: int
     completion: int
@@ -30,6 +30,14 @@ class GrammarEnded:
     prompt_logprobs: tuple[Any, ...] = ()
     finish: str = ""
     stop_token: int = -1
+    error_type: str = ""
+    error: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    queue_s: float = -1.0
+    first_token_s: float = -1.0
 
 
 class MaskFeeder:

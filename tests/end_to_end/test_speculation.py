@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from support.toy_engine import make_toy, write_toy_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
+from tensorwright.errors import EngineError, InvalidOptionError, OutOfMemoryError
 
 REPEATING = (
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n    return a * b\n\n"
@@ -43,9 +45,9 @@ def plain(pico_engine: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=["auto", 5])
-def drafting(request: pytest.FixtureRequest, pico_engine: Path) -> Iterator[LLM]:
-    speculative = {"method": "ngram", "tokens": request.param}
+@pytest.fixture(scope="module", params=["ngram", "ngram,tokens=5", "draft", "draft,tokens=3"])
+def drafting(request: pytest.FixtureRequest, pico_engine: Path, pico_draft_engine: Path) -> Iterator[LLM]:
+    speculative = request.param.replace("draft", f"draft,model={pico_draft_engine}")
     with LLM(pico_engine, kv_cache_memory="64MiB", speculative=speculative) as llm:
         yield llm
 
@@ -69,9 +71,13 @@ def test_the_same_bits_as_without(plain: LLM, drafting: LLM, params: SamplingPar
     ],
     ids=["one after the other", "one thread", "small chunks", "no prefix cache", "few blocks"],
 )  # fmt: skip
-def test_under_any_limits(plain: LLM, pico_engine: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_under_any_limits(
+    plain: LLM, pico_engine: Path, pico_draft_engine: Path, options: dict[str, Any], method: str
+) -> None:
     limits = {"kv_cache_memory": "64MiB", **options}
-    with LLM(pico_engine, **limits, speculative="ngram,tokens=6") as llm:
+    of_draft = {"model": pico_draft_engine, "kv_cache_memory": "1MiB"} if method == "draft" else {}
+    with LLM(pico_engine, **limits, speculative={"method": method, "tokens": 6, **of_draft}) as llm:
         assert told(llm, GREEDY) == told(plain, GREEDY)
         assert llm.get_stats()["accepted_tokens"] > 0
 
@@ -91,3 +97,25 @@ def test_a_request_tells_what_became_of_its_drafts(pico_engine: Path) -> None:
     assert (metrics.draft_tokens, metrics.accepted_tokens) == (stats["draft_tokens"], stats["accepted_tokens"])
     assert 0 < metrics.accepted_tokens <= metrics.draft_tokens
     assert stats["steps"] < 64
+
+
+def test_a_draft_of_other_tokens_is_refused(pico_engine: Path, tmp_path: Path) -> None:
+    toy_engine = write_toy_engine(tmp_path / "toy", make_toy())
+    with pytest.raises(InvalidOptionError, match=f"{toy_engine} cannot be a draft model of .*: its tokenizer"):
+        LLM(pico_engine, speculative={"method": "draft", "model": toy_engine})
+
+
+def test_a_draft_of_another_target_is_refused(pico_engine: Path, pico_engine_onnx: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="a draft model needs an engine of target cpu"):
+        LLM(pico_engine, speculative={"method": "draft", "model": pico_engine_onnx})
+
+
+def test_a_draft_that_is_not_there_is_named(pico_engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="absent"):
+        LLM(pico_engine, speculative=f"draft,model={tmp_path / 'absent'}")
+
+
+def test_a_cache_of_the_draft_that_is_too_small_is_refused(pico_engine: Path, pico_draft_engine: Path) -> None:
+    speculative = f"draft,model={pico_draft_engine},kv_cache_memory=1KiB"
+    with pytest.raises(OutOfMemoryError, match=r"for the draft model .*, kv_cache_memory must hold at least one block"):
+        LLM(pico_engine, kv_cache_memory="64MiB", speculative=speculative)

@@ -48,13 +48,16 @@ class Arena:
 
     def parts(self) -> tuple[Served, Target, Watch]:
         if self._parts is None:
-            served, target = self._stack.enter_context(
-                attacked(self.engine, self.folder, *self.options, keys=self.keys, files=self.files)
-            )
-            warm_up(target)
-            self._calm = figures(served.process.pid)
-            self._parts = served, target, self._stack.enter_context(watch(target))
-            self._quiet = self._parts[2].quiet(1.5)
+            with contextlib.ExitStack() as starting:  # a server that does not answer as it must is stopped
+                served, target = starting.enter_context(
+                    attacked(self.engine, self.folder, *self.options, keys=self.keys, files=self.files)
+                )
+                warm_up(target)
+                self._calm = figures(served.process.pid)
+                watcher = starting.enter_context(watch(target))
+                self._quiet = watcher.quiet(1.5)
+                self._stack = starting.pop_all()
+            self._parts = served, target, watcher
         return self._parts
 
     def close(self) -> None:

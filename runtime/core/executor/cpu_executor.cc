@@ -58,8 +58,8 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
                          const CpuExecutorOptions& options)
     : plan_(read_plan(plan_path)),
       facts_(plan_.facts()),
-      team_(options.threads),
-      weights_(weights_path, plan_.header.weights_bytes, options.load, team_),
+      team_(options.team ? options.team : std::make_shared<ThreadTeam>(options.threads)),
+      weights_(weights_path, plan_.header.weights_bytes, options.load, *team_),
       kv_(plan_),
       states_(plan_),
       dispatch_(explain_dispatch()),
@@ -80,7 +80,7 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   check_allocation(facts_, blocks, limits);
   size_t scratch = 0;
   for (const auto& operation : operations_)
-    scratch = std::max(scratch, operation->reserve(limits, team_.threads()));
+    scratch = std::max(scratch, operation->reserve(limits, team_->threads()));
   scratch_ = Arena(scratch, "attention scratch");
   token_arena_ = activations(plan_.header.token_arena_bytes, max_tokens);
   row_arena_ = activations(plan_.header.row_arena_bytes, max_rows);
@@ -102,7 +102,7 @@ void CpuExecutor::populate() {
     pieces.insert(pieces.begin(), states.front());
     pieces.insert(pieces.end(), states.begin() + 1, states.end());
   }
-  populator_.start(pieces, populate_bytes_, team_);
+  populator_.start(pieces, populate_bytes_, *team_);
 }
 
 LogitRows CpuExecutor::run(const Step& step) {
@@ -120,7 +120,7 @@ LogitRows CpuExecutor::run(const Step& step) {
 }
 
 void CpuExecutor::run_operations(const StepView& view) {
-  for (const auto& operation : operations_) operation->run(view, team_);
+  for (const auto& operation : operations_) operation->run(view, *team_);
 }
 
 void CpuExecutor::run_profiled(const StepView& view) {
@@ -128,7 +128,7 @@ void CpuExecutor::run_profiled(const StepView& view) {
   const int64_t first = now_ns();
   int64_t begin = first;
   for (size_t i = 0; i < operations_.size(); ++i) {
-    operations_[i]->run(view, team_);
+    operations_[i]->run(view, *team_);
     const int64_t end = now_ns();
     measured[i].nanoseconds = end - begin;
     begin = end;
@@ -161,13 +161,13 @@ void CpuExecutor::copy_state(int32_t from, int32_t to) {
     if (slot < 0 || slot >= states_.slots())
       refuse(concat("copy_state: slot must be 0 to ", states_.slots() - 1, ", is ", slot));
   }
-  states_.copy(from, to, team_);
+  states_.copy(from, to, *team_);
 }
 
 // The tasks compute with denormals, as threads outside of the team do: a result must not depend on the
 // thread.
 void CpuExecutor::run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
-  team_.run(tasks, [&](int task, int thread) {
+  team_->run(tasks, [&](int task, int thread) {
     const DenormalGuard guard(false);
     fn(task, thread);
   });

@@ -25,6 +25,9 @@ struct CpuExecutorOptions {
   int threads = 0;  // 0: one per usable processor
   LoadMode load = LoadMode::map;
   size_t populate = 0;  // bytes whose page faults are taken before the first step, see populate.h
+  // The team of another executor, which never runs at the same time; null: a team of its own. Two teams would
+  // wait for each other's spinning threads.
+  std::shared_ptr<ThreadTeam> team = nullptr;
 };
 
 // Computes a step on the calling thread and the team's threads. Two threads must not use it at once.
@@ -41,11 +44,12 @@ class CpuExecutor : public Executor {
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
 
-  int threads() const override { return team_.threads(); }
+  int threads() const override { return team_->threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   // The kernels in use, and why better ones were refused.
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }
+  const std::shared_ptr<ThreadTeam>& team() const { return team_; }
   WeightReads weight_reads() const;
   // Returns when the page faults are taken that CpuExecutorOptions::populate asks for.
   void wait_for_memory() { populator_.wait(); }
@@ -57,7 +61,7 @@ class CpuExecutor : public Executor {
 
   const Plan plan_;
   const ModelFacts facts_;
-  ThreadTeam team_;
+  const std::shared_ptr<ThreadTeam> team_;
   const MappedFile weights_;
   KvStorage kv_;
   StateStorage states_;

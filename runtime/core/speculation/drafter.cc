@@ -28,11 +28,7 @@ std::vector<std::vector<int32_t>> Drafter::propose(std::span<const DraftWish> wi
     ++stats_.failures;
     return std::vector<std::vector<int32_t>>(wishes.size());
   }
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  stats_.propose_s += seconds;
-  size_t longest = 0;
-  for (const std::vector<int32_t>& draft : drafts) longest = std::max(longest, draft.size());
-  if (proposer_->costs_time()) policy_.observe_proposal(static_cast<int32_t>(longest), seconds);
+  stats_.propose_s += std::chrono::duration<double>(Clock::now() - start).count();
   return drafts;
 }
 
@@ -50,13 +46,15 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   const int32_t room = std::min(options_.max_rows, scheduler.token_room(plan));
   if (wishes.empty() || room <= 0) return;
   std::vector<std::vector<int32_t>> drafts;
-  if (!proposer_->costs_time()) {
+  const bool chosen_first = proposer_->seconds(1) > 0;
+  if (!chosen_first) {
     drafts = propose(wishes);
     for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = static_cast<int32_t>(drafts[i].size());
   }
   std::vector<Candidate> chosen = candidates(wishes);
-  policy_.decide(chosen, plan.tokens, room);
-  if (proposer_->costs_time()) {
+  policy_.decide(chosen, plan.tokens, room,
+                 [this](int32_t sequences) { return proposer_->seconds(sequences); });
+  if (chosen_first) {
     for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = chosen[i].length;
     std::vector<DraftWish> wanted;
     for (const DraftWish& wish : wishes)

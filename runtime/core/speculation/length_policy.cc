@@ -1,6 +1,9 @@
 #include "runtime/core/speculation/length_policy.h"
 
 #include <algorithm>
+#include <array>
+
+#include "runtime/core/speculation/proposer.h"
 
 namespace tensorwright {
 
@@ -42,16 +45,10 @@ void LengthPolicy::observe(Acceptance* acceptance, bool right, bool first) {
   all_.observe(right, first);
 }
 
-void LengthPolicy::observe_proposal(int32_t longest, double seconds) {
-  if (longest < 1) return;
-  const double each = seconds / longest;
-  of_a_token_ = of_a_token_ > 0 ? 0.9 * of_a_token_ + 0.1 * std::min(each, 4 * of_a_token_) : each;
-}
-
 // Adds one token at a time where it is likeliest to be right, as long as tokens per second grow. A step of
 // twice the tokens may cost as much as one, so the search looks on behind a token that does not pay by
 // itself, and keeps the best.
-void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32_t room) {
+void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32_t room, const Price& price) {
   if (fixed_ > 0) {
     for (Candidate& c : candidates) room -= c.length = std::min({fixed_, c.most, room});
     return;
@@ -64,7 +61,8 @@ void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32
   double expected = static_cast<double>(candidates.size());
   double best = expected / std::max(cost_.seconds(tokens), 1e-9) * kMargin;
   std::vector<int32_t> lengths(candidates.size(), 0), chosen = lengths;
-  int32_t longest = 0;
+  std::array<int32_t, kMaxDraft + 1> as_long = {};  // the sequences that get so many tokens, or more
+  double proposing = 0;
   for (int32_t added = 1; added <= room; ++added) {
     size_t next = candidates.size();
     for (size_t i = 0; i < candidates.size(); ++i) {
@@ -75,8 +73,10 @@ void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32
     if (next == candidates.size()) break;
     growing[next].reached *= growing[next].likelihood;
     expected += growing[next].reached;
-    longest = std::max(longest, ++lengths[next]);
-    const double seconds = cost_.seconds(tokens + added) + of_a_token_ * longest;
+    int32_t& sequences = as_long[static_cast<size_t>(++lengths[next])];
+    if (price) proposing += price(sequences + 1) - (sequences > 0 ? price(sequences) : 0);
+    ++sequences;
+    const double seconds = cost_.seconds(tokens + added) + proposing;
     if (const double rate = expected / std::max(seconds, 1e-9); rate > best) best = rate, chosen = lengths;
   }
   for (size_t i = 0; i < candidates.size(); ++i) {

@@ -5,6 +5,7 @@
 #define TENSORWRIGHT_RUNTIME_CORE_LENGTH_POLICY_H_
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -42,11 +43,11 @@ class LengthPolicy {
  public:
   // fixed: the tokens to propose whatever they cost; 0: decide.
   explicit LengthPolicy(int32_t fixed) : fixed_(fixed) {}
+  // Returns the seconds that one more proposed token for each of so many sequences takes.
+  using Price = std::function<double(int32_t sequences)>;
   // Sets the lengths. tokens: those of the step without proposals. room: the most tokens to propose in all.
-  void decide(std::span<Candidate> candidates, int32_t tokens, int32_t room);
+  void decide(std::span<Candidate> candidates, int32_t tokens, int32_t room, const Price& price = nullptr);
   void observe_step(int32_t tokens, double seconds) { cost_.observe(tokens, seconds); }
-  // Counts the making of a proposal, of `longest` tokens for the sequence that got the most.
-  void observe_proposal(int32_t longest, double seconds);
   // Counts a verified token of a sequence, as Acceptance::observe does.
   void observe(Acceptance* acceptance, bool right, bool first);
   const StepCost& cost() const { return cost_; }
@@ -55,7 +56,6 @@ class LengthPolicy {
   const int32_t fixed_;
   StepCost cost_;
   Acceptance all_;
-  double of_a_token_ = 0;  // seconds of the proposer for each token of the longest proposal
 };
 
 }  // namespace tensorwright

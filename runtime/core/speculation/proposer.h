@@ -29,8 +29,9 @@ class Proposer {
   virtual void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) = 0;
   // The completion has ended. It takes no memory and throws nothing.
   virtual void forget(const Sequence& sequence) = 0;
-  // Whether a proposal takes so much time that its length must be chosen before it is made.
-  virtual bool costs_time() const { return false; }
+  // Returns the seconds that it takes to propose one more token for each of `sequences` sequences. 0: next to
+  // none, whatever the length. Else the lengths are chosen before the proposals are made.
+  virtual double seconds(int32_t /*sequences*/) const { return 0; }
 };
 
 }  // namespace tensorwright

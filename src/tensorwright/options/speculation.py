@@ -1,26 +1,32 @@
 """Declares what a user can say of speculation: the proposer of tokens, and what it takes.
 
-"ngram"    "ngram,tokens=4"    {"method": "ngram", "tokens": "auto", "min_match": 3}    "none"
+Examples: "none"; "ngram"; "ngram,tokens=4"; {"method": "ngram", "tokens": "auto", "min_match": 3};
+"draft,model=out/draft"; {"method": "draft", "model": "out/draft", "kv_cache_memory": "256MiB"}.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.number_checks import is_int
+from tensorwright.sizes import parse_size
 
 MAX_TOKENS = 16
 """The most tokens that are proposed for a sequence in one step. runtime/core has the same number."""
 MAX_ROWS = 4096
 AUTO = "auto"
-METHODS: dict[str, tuple[str, ...]] = {"ngram": ("tokens", "rows", "min_match")}
+METHODS: dict[str, tuple[str, ...]] = {
+    "ngram": ("tokens", "rows", "min_match"),
+    "draft": ("model", "tokens", "rows", "kv_cache_memory"),
+}
 """The proposers, and the names of what each takes."""
 MUST = (
-    'one of none, ngram, or a method and what it takes, such as "ngram,tokens=4,min_match=3" or {"method": "ngram", '
-    '"tokens": "auto"}'
+    f'none, or {" or ".join(METHODS)} with what it takes, such as "ngram,tokens=4", "draft,model=out/draft" or '
+    '{"method": "ngram", "tokens": "auto"}'
 )
 
 
@@ -30,13 +36,16 @@ class Speculation:
 
     tokens: how many are proposed for each sequence in a step; 0 means as many as pay. rows: the most that are proposed
     in a step for all sequences; each takes the memory of a row of logits. min_match: the tokens that must be equal
-    before a text is thought to go on as it did before.
+    before a text is thought to go on as it did before. model: the engine of the draft model. kv_cache_memory: the bytes
+    of its KV cache; None means as many as a full batch can use, in at most half of the free memory.
     """
 
     method: str
     tokens: int = 0
     rows: int = 64
     min_match: int = 2
+    model: str | None = None
+    kv_cache_memory: int | None = None
 
 
 NUMBERS = {"tokens": (1, MAX_TOKENS), "rows": (1, MAX_ROWS), "min_match": (2, 32)}
@@ -55,19 +64,21 @@ def read_speculation(value: Any, prefix: str = "") -> Speculation | None:
     if unknown:
         takes = f"method {method} takes {', '.join(METHODS[method])}"
         raise InvalidOptionError(f"{prefix}speculative: {takes}, not {', '.join(map(str, unknown))}")
-    numbers = {name: _number(name, text, prefix) for name, text in given.items()}
-    return Speculation(method, **numbers)
+    values: dict[str, Any] = {name: _number(name, given[name], prefix) for name in NUMBERS if name in given}
+    if "kv_cache_memory" in given:
+        values["kv_cache_memory"] = parse_size(given["kv_cache_memory"], f"{prefix}speculative: kv_cache_memory")
+    if method == "draft":
+        values["model"] = _model(given.get("model"), prefix)
+    return Speculation(method, **values)
 
 
-def write_speculation(speculation: Speculation) -> str:
-    """Returns the text from which read_speculation reads the same."""
-    usual = Speculation(speculation.method)
-    given = [
-        f"{part.name}={getattr(speculation, part.name)}"
-        for part in fields(Speculation)
-        if getattr(speculation, part.name) != getattr(usual, part.name)
-    ]
-    return ",".join([speculation.method, *given])
+def _model(value: Any, prefix: str) -> str:
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return os.fspath(value)
+    raise InvalidOptionError(
+        f"{prefix}speculative: method draft needs model, the folder of an engine with the same tokenizer, as in "
+        f'"draft,model=out/draft"; got {value!r}'
+    )
 
 
 def _read_text(value: Any, prefix: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from tensorwright import LLM
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.speculation import MAX_TOKENS, Speculation, read_speculation, write_speculation
+from tensorwright.options.speculation import MAX_TOKENS, Speculation, read_speculation
 
 
 @pytest.mark.parametrize(
@@ -21,18 +21,22 @@ from tensorwright.options.speculation import MAX_TOKENS, Speculation, read_specu
         ("ngram,tokens=auto", Speculation("ngram")),
         ("ngram, tokens = 4, min_match=3", Speculation("ngram", tokens=4, min_match=3)),
         ({"method": "ngram", "tokens": 16, "rows": 8}, Speculation("ngram", tokens=16, rows=8)),
+        ("draft,model=out/a b,tokens=3", Speculation("draft", tokens=3, model="out/a b")),
+        ({"method": "draft", "model": Path("out/draft")}, Speculation("draft", model="out/draft")),
+        (
+            "draft,model=out/draft,kv_cache_memory=2MiB",
+            Speculation("draft", model="out/draft", kv_cache_memory=2 << 20),
+        ),
     ],
 )
 def test_what_is_read(value: Any, read: Speculation | None) -> None:
     assert read_speculation(value) == read
-    if read is not None:
-        assert read_speculation(write_speculation(read)) == read
 
 
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("", "speculative must be one of none, ngram"),
+        ("", "speculative must be none, or ngram or draft with what it takes"),
         ("medusa", "got method 'medusa'"),
         (3, "got 3"),
         ({"tokens": 3}, "got method None"),
@@ -44,6 +48,12 @@ def test_what_is_read(value: Any, read: Speculation | None) -> None:
         ({"method": "ngram", "tokens": True}, "got True"),
         ({"method": "ngram", "rows": 1.5}, "rows must be a whole number from 1 to 4096, got 1.5"),
         ("ngram,min_match=1", "min_match must be a whole number from 2 to 32, got '1'"),
+        ("ngram,model=out/draft", "method ngram takes tokens, rows, min_match, not model"),
+        ("draft", "method draft needs model, the folder of an engine"),
+        ("draft,model=", "method draft needs model"),
+        ({"method": "draft", "model": 3}, "needs model.*got 3"),
+        ("draft,model=out/draft,min_match=3", "takes model, tokens, rows, kv_cache_memory, not min_match"),
+        ("draft,model=out/draft,kv_cache_memory=much", "kv_cache_memory.*'much'"),
     ],
 )
 def test_what_is_refused(value: Any, says: str) -> None:
@@ -52,7 +62,7 @@ def test_what_is_refused(value: Any, says: str) -> None:
 
 
 def test_llm_refuses_before_it_opens_anything(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="LLM: speculative must be one of none, ngram"):
+    with pytest.raises(InvalidOptionError, match="LLM: speculative must be none, or ngram"):
         LLM(tmp_path / "absent", speculative="guess")
 
 
