@@ -122,6 +122,29 @@ class Sampling:
     def n(self, arg: int, /) -> None: ...
 
     @property
+    def beam_width(self) -> int:
+        """above 1: the completions are the best of a beam search"""
+
+    @beam_width.setter
+    def beam_width(self, arg: int, /) -> None: ...
+
+    @property
+    def length_penalty(self) -> float:
+        """a beam's score is its sum / length ^ this"""
+
+    @length_penalty.setter
+    def length_penalty(self, arg: float, /) -> None: ...
+
+    @property
+    def early_stopping(self) -> str:
+        """
+        when a beam search with enough answers ends: 'no': when the best beam scores no better at its length, 'yes': at once, 'never': when no beam can come to score better
+        """
+
+    @early_stopping.setter
+    def early_stopping(self, arg: str, /) -> None: ...
+
+    @property
     def max_tokens(self) -> int: ...
 
     @max_tokens.setter
@@ -490,6 +513,10 @@ class Event:
     @property
     def accepted_tokens(self) -> int:
         """those of them that were right"""
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """of a beam's tokens, in its last event"""
 
     @property
     def queue_s(self) -> float:

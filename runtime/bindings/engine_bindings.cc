@@ -321,6 +321,7 @@ void bind_event(nb::module_& m) {
       .def_ro("cached_tokens", &Event::cached_tokens, "prompt tokens the prefix cache had at the start")
       .def_ro("draft_tokens", &Event::draft_tokens, "tokens that were proposed for the completion")
       .def_ro("accepted_tokens", &Event::accepted_tokens, "those of them that were right")
+      .def_ro("cumulative_logprob", &Event::cumulative_logprob, "of a beam's tokens, in its last event")
       .def_ro("queue_s", &Event::queue_s, "arrival to the first step, -1: not started")
       .def_ro("first_token_s", &Event::first_token_s, "arrival to the first token, -1: none yet");
 }

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/conversions.h"
@@ -39,12 +40,33 @@ void set_seed(Sampling& sampling, nb::handle seed) {
   sampling.seed = value;
 }
 
+constexpr std::array<const char*, 3> kEarlyStopping = {"no", "yes", "never"};
+
+std::string early_stopping(const Sampling& sampling) {
+  return kEarlyStopping[static_cast<size_t>(sampling.early_stopping)];
+}
+
+void set_early_stopping(Sampling& sampling, const std::string& name) {
+  const auto found = std::ranges::find(kEarlyStopping, name);
+  if (found == kEarlyStopping.end()) {
+    throw Error("InvalidRequestError",
+                "[request] early_stopping must be no, yes or never, got '" + name + "'; use one of them");
+  }
+  sampling.early_stopping = static_cast<EarlyStopping>(found - kEarlyStopping.begin());
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
   nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
       .def(nb::init<>())
       .def_rw("n", &Sampling::n, "completions; number i draws with completion_seed(seed, i)")
+      .def_rw("beam_width", &Sampling::beam_width, "above 1: the completions are the best of a beam search")
+      .def_rw("length_penalty", &Sampling::length_penalty, "a beam's score is its sum / length ^ this")
+      .def_prop_rw(
+          "early_stopping", &early_stopping, &set_early_stopping,
+          "when a beam search with enough answers ends: 'no': when the best beam scores no better at its "
+          "length, 'yes': at once, 'never': when no beam can come to score better")
       .def_rw("max_tokens", &Sampling::max_tokens)
       .def_rw("temperature", &Sampling::temperature, "0: greedy")
       .def_rw("top_k", &Sampling::top_k, "0 or -1: off")

@@ -13,7 +13,7 @@ import click
 
 from tensorwright.click_options import add_options, take
 from tensorwright.options.declare import Door, find
-from tensorwright.options.request import GUIDED, SAMPLING
+from tensorwright.options.request import EARLY_STOPPING, GUIDED, SAMPLING
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.params import GuidedDecodingParams
@@ -44,12 +44,11 @@ class AskedParams:
     def over(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Returns the parameters with the model's defaults (LLM.sampling_defaults) in the fields of left_out. If the
         defaults say how tokens are drawn, sampling is not greedy."""
-        from tensorwright.runtime.requests.generation_defaults import shapes_distribution
+        from tensorwright.runtime.requests.generation_defaults import shapes_distribution, with_defaults
 
         drawn = {"temperature": 1.0} if shapes_distribution(defaults) else {}
-        return replace(
-            self.params, **{name: value for name, value in (drawn | {**defaults}).items() if name in self.left_out}
-        )
+        fitting = with_defaults({"beam_width": self.params.beam_width}, drawn | {**defaults})
+        return replace(self.params, **{name: value for name, value in fitting.items() if name in self.left_out})
 
 
 def take_params(options: dict[str, Any]) -> AskedParams:
@@ -58,6 +57,7 @@ def take_params(options: dict[str, Any]) -> AskedParams:
 
     guided = take_guided(options)
     given = take(options, Door.RUN, SAMPLING)
+    given["early_stopping"] = EARLY_STOPPING[given["early_stopping"]]
     left_out = frozenset(field for field in MODELS_FIELDS if given[field] is None)
     fields = {"temperature": 0.0} | {field: value for field, value in given.items() if field not in left_out}
     return AskedParams(SamplingParams(guided_decoding=guided, **fields), left_out)

@@ -36,6 +36,7 @@ class GrammarEnded:
     cached_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    cumulative_logprob: float = 0.0
     queue_s: float = -1.0
     first_token_s: float = -1.0
 

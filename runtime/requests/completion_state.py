@@ -60,6 +60,7 @@ class CompletionState:
         self._text = io.StringIO()  # the end of a StringIO can be read without the rest
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
+        self._is_beam = params.beam_width > 1
         self._cumulative = 0.0
         self._finish: str | None = None
         self._stop_reason: int | str | None = None
@@ -78,6 +79,8 @@ class CompletionState:
                 self._add_text(self._detokenizer.push([token]))
             if self.finished:  # a stop string ended the completion, so the engine's later tokens are dropped
                 break
+        if self._is_beam:
+            self._cumulative = event.cumulative_logprob
         if event.finish and not self.finished:
             self._end(event)
         matcher = self.matcher
@@ -121,7 +124,7 @@ class CompletionState:
             text=text,
             token_ids=self._token_ids[start:],
             logprobs=self._logprobs[start:] if asked else None,
-            cumulative_logprob=self._cumulative if asked else None,
+            cumulative_logprob=self._cumulative if asked or self._is_beam else None,
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
         )

@@ -13,13 +13,12 @@ from tensorwright.errors import EngineError, InvalidRequestError
 from tensorwright.options.declare import find
 from tensorwright.options.engine import EngineFields
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
+from tensorwright.runtime.requests.sampling_params import DRAWING, AtMost, SamplingParams
 
 _FIELDS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
 }  # fmt: skip
-_DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p")
 
 
 def named_defaults(engine: EngineDir) -> dict[str, Any]:
@@ -57,6 +56,13 @@ def without_length(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if name != "max_tokens"}
 
 
+def with_defaults(fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields, and the model's defaults for those that are not there. A beam search draws nothing, so it
+    takes none of the defaults that say how tokens are drawn."""
+    beams = fields.get("beam_width", 1) > 1
+    return {name: value for name, value in defaults.items() if not (beams and name in DRAWING)} | {**fields}
+
+
 def shapes_distribution(defaults: Mapping[str, Any]) -> bool:
     """Whether the defaults say how tokens are drawn. Then an interface that is greedy by default must sample."""
-    return any(name in defaults for name in _DISTRIBUTION)
+    return any(name in defaults for name in DRAWING)

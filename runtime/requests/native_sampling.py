@@ -16,6 +16,9 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime
     params = request.params
     sampling: _runtime.Sampling = native.load_module().Sampling()
     sampling.n = int(params.n)
+    sampling.beam_width = int(params.beam_width)
+    sampling.length_penalty = float(params.length_penalty)
+    sampling.early_stopping = {False: "no", True: "yes", "never": "never"}[params.early_stopping]
     sampling.max_tokens = request.max_tokens
     sampling.min_tokens = int(params.min_tokens)
     sampling.temperature = float(params.temperature)

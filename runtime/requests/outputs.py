@@ -23,7 +23,8 @@ class CompletionOutput:
     token_ids: all sampled tokens, also the token that ended the completion.
     logprobs: one dict per token, by token id; the sampled token is always among the keys. None unless the request asked
         for logprobs.
-    cumulative_logprob: the sum over the sampled tokens; None unless the request asked for logprobs.
+    cumulative_logprob: the sum over the sampled tokens; None unless the request asked for logprobs. A beam always has
+        the sum that it was ranked by, after penalties.
     finish_reason: None while unfinished, then "stop", "length", "abort" or "timeout".
     stop_reason: the stop token or stop string that ended the completion; None for the model's own end-of-sequence
         token.

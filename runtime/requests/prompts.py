@@ -101,10 +101,11 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
                 f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {shown(token)} at {position}"
             )
     _check_params(params, engine)
-    if params.n > capacity.max_batch_size:
+    if params.sequences > capacity.max_batch_size:
+        name, one = ("n", "completion") if params.beam_width == 1 else ("beam_width", "beam")
         raise InvalidRequestError(
-            f"n must be at most max_batch_size, for every completion takes a place of the batch, which has "
-            f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
+            f"{name} must be at most max_batch_size, for every {one} takes a place of the batch, which has "
+            f"{capacity.max_batch_size}, got {params.sequences}: lower it, or raise max_batch_size"
         )
     most = _max_tokens(len(ids), params, engine, capacity)
     grammar = None if params.guided_decoding is None else guided_vocabulary(engine).compile(params.guided_decoding)
@@ -142,13 +143,14 @@ class _Room:
 
 
 def _room(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> _Room:
-    kv_positions = capacity.positions(prompt, params.n)
+    kv_positions = capacity.positions(prompt, params.sequences)
     if kv_positions is None or kv_positions + 1 >= engine.max_seq_len:  # the last token is never written to the cache
         return _Room(engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len")
-    if params.n == 1:
+    if params.sequences == 1:
         return _Room(kv_positions + 1, "KV cache", "raise kv_cache_memory")
-    holder = f"KV cache with {params.n} completions side by side"
-    return _Room(kv_positions + 1, holder, "lower n, or raise kv_cache_memory")
+    name, several = ("n", "completions") if params.beam_width == 1 else ("beam_width", "beams")
+    holder = f"KV cache with {params.sequences} {several} side by side"
+    return _Room(kv_positions + 1, holder, f"lower {name}, or raise kv_cache_memory")
 
 
 def _too_long(

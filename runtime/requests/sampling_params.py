@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from tensorwright.number_checks import MAX_INT32, real
 from tensorwright.runtime.base import parameter_checks as checks
@@ -33,6 +34,14 @@ class SamplingParams(StrictKeywords):
     n: the number of completions per prompt. The prompt is computed once and its memory is shared; each completion
         counts for max_batch_size. Completion i draws with the seed `completion_seed(i)`, so completion 0 is the one
         that n=1 gives. Greedy completions are all equal.
+    beam_width: above 1, the n completions are the best of a beam search of so many beams, each of which counts for
+        max_batch_size. It draws nothing: temperature, top_k, top_p and min_p keep their defaults (or a temperature of
+        0), and a seed means nothing. Its tokens come at its end. Penalties, biases and bad words change logprobs, as
+        in transformers. A search has neither stop strings nor guided_decoding.
+    length_penalty: a beam's score is the sum of its logprobs / (its tokens ** length_penalty); above 0 favours long
+        ones.
+    early_stopping: when a search that has beam_width ended beams is over: True at once; False when the best of the
+        others scores no better at its present length; "never" when none can come to score better.
     max_tokens: the most tokens to generate; None means as many as the engine's maximum length leaves room for.
     min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before this number of tokens.
     temperature: 0 is greedy; 1 leaves the distribution as it is.
@@ -74,6 +83,9 @@ class SamplingParams(StrictKeywords):
     """
 
     n: int = 1
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     max_tokens: int | None = 16
     min_tokens: int = 0
     temperature: float = 1.0
@@ -104,6 +116,7 @@ class SamplingParams(StrictKeywords):
         check_int("n", self.n, 1, MAX_INT32, "a positive integer")
         self._check_lengths()
         self._check_distribution()
+        self._check_beams()
         if self.seed is not None:
             check_int("seed", self.seed, 0, bounds.MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
         for name in ("logprobs", "prompt_logprobs"):
@@ -146,6 +159,32 @@ class SamplingParams(StrictKeywords):
         check_range("frequency_penalty", self.frequency_penalty, *bounds.PENALTIES)
 
     @property
+    def sequences(self) -> int:
+        """How many places of max_batch_size the request takes."""
+        return self.beam_width if self.beam_width > 1 else self.n
+
+    def _check_beams(self) -> None:
+        check_int("beam_width", self.beam_width, 1, MAX_INT32, "a positive integer")
+        check_range("length_penalty", self.length_penalty, *bounds.PENALTIES)
+        early = self.early_stopping
+        check("early_stopping", early, isinstance(early, bool) or early == "never", 'True, False or "never"')
+        if self.beam_width == 1:
+            for name in BEAMS:
+                check(name, getattr(self, name), self._is_default(name), "left out without a beam_width above 1")
+            return
+        check("n", self.n, self.n <= self.beam_width, f"at most beam_width, which is {self.beam_width}")
+        for name in DRAWING:
+            value = getattr(self, name)
+            unused = self._is_default(name) or (name, value) in (("temperature", 0), ("top_k", -1))
+            check(name, value, unused, "left out with a beam_width above 1, which draws nothing")
+        for name in NOT_OF_BEAMS:
+            value = getattr(self, name)
+            check(name, value, not value, "left out with a beam_width above 1, which cannot have it")
+
+    def _is_default(self, name: str) -> bool:
+        return bool(getattr(self, name) == DEFAULTS[name])
+
+    @property
     def biases(self) -> list[tuple[int, float]]:
         """The logit_bias as (token, bias) pairs."""
         bias = self.logit_bias or ()
@@ -157,3 +196,12 @@ class SamplingParams(StrictKeywords):
         A request with that seed and n=1 gives the same completion.
         """
         return None if self.seed is None else (int(self.seed) + index * 0x9E3779B97F4A7C15) % 2**64
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+BEAMS = ("length_penalty", "early_stopping")
+"""The parameters that only a beam search has."""
+DRAWING = ("temperature", "top_k", "top_p", "min_p")
+"""The parameters that say how a token is drawn. A beam search draws none."""
+NOT_OF_BEAMS = ("stop", "guided_decoding")
+"""The parameters that a beam search cannot have."""

@@ -94,16 +94,17 @@ inline bool emulated() { return std::getenv("TENSORWRIGHT_EMULATED") != nullptr;
   } while (0)
 
 // The expression must throw a tensorwright::Error whose type() is `name` (include runtime/core/base/error.h).
-#define TW_CHECK_ERROR(expression, name)                                                       \
-  do {                                                                                         \
-    std::string thrown = "nothing";                                                            \
-    try {                                                                                      \
-      (void)(expression);                                                                      \
-    } catch (const ::tensorwright::Error& error) {                                             \
-      thrown = error.type();                                                                   \
-    }                                                                                          \
-    if (thrown != (name))                                                                      \
-      ::tw_test::fail(__FILE__, __LINE__, "threw " + thrown + ", not " name ": " #expression); \
+#define TW_CHECK_ERROR(expression, name)                                                    \
+  do {                                                                                      \
+    std::string thrown = "nothing";                                                         \
+    try {                                                                                   \
+      (void)(expression);                                                                   \
+    } catch (const ::tensorwright::Error& error) {                                          \
+      thrown = error.type();                                                                \
+    }                                                                                       \
+    if (thrown != (name))                                                                   \
+      ::tw_test::fail(__FILE__, __LINE__,                                                   \
+                      "threw " + thrown + ", not " + std::string(name) + ": " #expression); \
   } while (0)
 
 #define TW_TEST_MAIN() \

@@ -18,6 +18,7 @@ import torch
 from mutations_by_variant import MUTATIONS
 from recurrence_mutations import share_state
 
+from support.beams import transformers_beams
 from support.harness import EngineSteps, load_reference, logits_of, reference_choices, worst
 from support.nested_models import NESTED, make_nested
 from support.published import publish
@@ -144,6 +145,19 @@ def test_greedy_tokens_equal_transformers(families, variant):
         answer = output.outputs[0].token_ids
         assert len(answer) == 20
         assert answer == reference_choices(reference, prompt, answer)
+
+
+@pytest.mark.parametrize("variant", ON_EVERY_PROCESSOR)
+def test_beams_equal_transformers(families, variant):
+    family = families(variant)
+    reference = load_reference(family.model, torch.float32)
+    prompts, ends = [family.ids(n) for n in (3, 30)], [5, 9, 17, 33, 61]
+    params = SamplingParams(n=3, beam_width=4, max_tokens=12, stop_token_ids=ends, ignore_eos=True)
+    with LLM(str(family.root / "engine"), kv_cache_memory="64MiB", threads=1) as llm:
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = transformers_beams(reference, prompt, params, ends, use_cache=False)
+        assert [c.token_ids for c in output.outputs] == [tokens for tokens, _ in expected]
 
 
 @pytest.mark.parametrize(("variant", "mutation"), [(v, m) for v, mutations in MUTATIONS.items() for m in mutations])

@@ -62,6 +62,10 @@ SAMPLING: Table = {
     "top_k": (digits, highest_int),
     "min_p": (decimals, infinite),
     "repetition_penalty": (decimals, just("100")),
+    "use_beam_search": SWITCH,
+    "best_of": (digits, highest_int),
+    "length_penalty": (decimals, nan),
+    "early_stopping": SWITCH,
     "min_tokens": (digits, highest_int),
     "ignore_eos": SWITCH,
     "stop_token_ids": (ones, texts, just(f"[{2**31 - 1}]")),
@@ -106,7 +110,6 @@ def first_of(table: Table) -> Table:
 COMPLETION: Table = SAMPLING | {
     "prompt": (text, words, ones, texts, repeat("[1]"), lists, surrogates, deep),
     "echo": SWITCH,
-    "best_of": (digits, highest_int),
     "suffix": REFUSED,
 }
 

@@ -49,6 +49,7 @@ class FakeEvent:
     cached_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    cumulative_logprob: float = 0.0
     queue_s: float = 0.25
     first_token_s: float = 0.5
 

@@ -32,8 +32,7 @@ constexpr int kGraceShare = 2;
 // Returns why the sequence ends with its last token, or "" if it does not end.
 const char* finish_reason(const Sequence& sequence, int32_t max_seq_len) {
   const Sampling& s = *sequence.sampling;
-  int32_t token = sequence.tokens.back();
-  if (s.stop_token_ids.contains(token) || (!s.ignore_eos && s.eos_token_ids.contains(token))) return "stop";
+  if (ends_sequence(s, sequence.tokens.back())) return "stop";
   if (sequence.generated() >= s.max_tokens || sequence.size() >= max_seq_len) return "length";
   return "";
 }
@@ -55,6 +54,7 @@ Error as_error(const std::exception& error) {
 EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks,
                        std::unique_ptr<Proposer> proposer)
     : executor_(std::move(executor)),
+      beams_(executor_->facts().max_seq_len),
       samplers_(static_cast<size_t>(executor_->threads())),
       masks_(masks),
       debug_lose_block_(options.debug_lose_block) {
@@ -102,10 +102,10 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   const Sampling& sampling =
       *(sequence->sampling = std::make_shared<const Sampling>(std::move(request.sampling)));
   sequence->seed = sampling.seed ? *sampling.seed : random_seed();
-  sequence->forks = sampling.n - 1;
+  sequence->forks = sampling.sequences() - 1;
   sequence->arrived = arrived;
   if (sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sampling.timeout_s);
-  const auto open = open_.emplace(request.id, sampling.n).first;
+  const auto open = open_.emplace(request.id, sampling.sequences()).first;
   try {
     scheduler_->add(std::move(sequence));
   } catch (...) {
@@ -153,17 +153,20 @@ void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events)
 
 void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Event>* events) {
   const Name name(id, completion);
+  // The completions of a beam search come into being together, at its end.
   auto started = [&](const Sequence& s) {
-    return Name(s.id, s.completion) == name && (s.forks == 0 || s.generated() > 0);
+    return Name(s.id, s.completion) == name && !s.sampling->beams() && (s.forks == 0 || s.generated() > 0);
   };
   close(started, "abort", nullptr, events);
 }
 
 // Ends all the sequences that `wanted` chooses. If there is no memory for their events, it ends none and
-// throws. Forks that have not started yet end with the sequence that they would come from.
+// throws. Forks that have not started yet end with the sequence that they would come from. Of a beam search
+// only the n completions that were asked for have events.
 void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const char* finish,
                        const Error* error, std::vector<Event>* events) {
   std::vector<Event> last;
+  std::vector<bool> told;  // [last]
   scheduler_->for_each([&](const Sequence& sequence) {
     if (!wanted(sequence)) return;
     Event event = event_of(sequence);
@@ -172,17 +175,21 @@ void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const
       event.error_type = error->type();
       event.error = error->what();
     }
-    last.push_back(event);
+    const auto add = [&] {
+      last.push_back(event);
+      told.push_back(event.completion < sequence.sampling->n);
+    };
+    add();
     for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
       event.completion = completion;
-      last.push_back(event);
+      add();
     }
   });
   make_room(*events, last.size());
   // Nothing throws from here on.
-  for (Event& event : last) {
-    remove(event);
-    events->push_back(std::move(event));
+  for (size_t i = 0; i < last.size(); ++i) {
+    remove(last[i]);
+    if (told[i]) events->push_back(std::move(last[i]));
   }
 }
 
@@ -191,6 +198,7 @@ void EngineCore::remove(const Event& last) {
   const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
   if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
   if (sequence && drafter_) drafter_->forget(*sequence);
+  if (sequence && sequence->sampling->beams()) beams_.forget(last.request_id);
   count(last.request_id, 1,
         last.finish == "error"     ? &failed_
         : last.finish == "abort"   ? &aborted_
@@ -261,7 +269,8 @@ void EngineCore::take_step(std::vector<Event>* events) {
     // If no sequence has started yet, the first one starts alone, or fails alone. So each call makes
     // progress.
     if (shares.empty())
-      shares = alive([first = true](const Sequence&) mutable { return std::exchange(first, false); });
+      shares = alive(
+          [first = true](const Sequence& s) mutable { return !s.parked && std::exchange(first, false); });
     run_each(shares, events);
     return;
   }
@@ -457,6 +466,7 @@ void EngineCore::forget_preempted() {
 
 // Adds the draws of `first` and of the sequences that fork from it. All of them draw from the same row.
 void EngineCore::fork(Sequence& first, const Draw& draw) {
+  if (first.sampling->beams()) return pending_.push_back(draw);  // they fork when their tokens are chosen
   std::vector<Sequence*> sequences = scheduler_->fork(first);
   for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
   pending_.push_back(draw);
@@ -487,7 +497,7 @@ void EngineCore::take_tokens(std::vector<Event>* events) {
   executor_->run_tasks(static_cast<int>(ready_.size()), [this](int task, int thread) {
     Draw& mine = ready_[static_cast<size_t>(task)];
     try {
-      mine.sample = sample(mine, thread);
+      sample(mine, thread);
     } catch (...) {
       mine.error = std::current_exception();
     }
@@ -497,13 +507,74 @@ void EngineCore::take_tokens(std::vector<Event>* events) {
     int64_t id = draw.sequence->id;  // take_token() may end the sequence
     try {
       if (draw.error) std::rethrow_exception(draw.error);
-      take_draw(draw, events);
+      if (draw.sequence->sampling->beams()) {
+        beams_.take(*draw.sequence, std::move(draw.next), *scheduler_);
+      } else {
+        take_draw(draw, events);
+      }
     } catch (const std::exception& error) {
       failures.push_back({id, as_error(error)});
     }
   }
   ready_.clear();
   end_failed(failures, events);
+  advance_beams(events);
+}
+
+// Goes on with the searches all of whose beams have their rows.
+void EngineCore::advance_beams(std::vector<Event>* events) {
+  std::vector<Failure> failures;
+  for (int64_t id : beams_.complete()) {
+    try {
+      if (beams_.advance(id, *scheduler_)) end_search(id, events);
+    } catch (const std::logic_error&) {
+      throw;
+    } catch (const std::exception& error) {
+      failures.push_back({id, as_error(error)});
+    }
+  }
+  end_failed(failures, events);
+}
+
+// Reports the best answers of a search that is over, and removes its sequences. If it throws, nothing has
+// changed.
+void EngineCore::end_search(int64_t id, std::vector<Event>* events) {
+  const std::vector<BeamAnswer>& answers = beams_.answers(id);
+  std::vector<Event> last;
+  int32_t sequences = 0;
+  size_t wanted = 0;
+  double first_token_s = -1;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (sequence.id != id) return;
+    sequences = sequence.sampling->sequences();
+    wanted = static_cast<size_t>(sequence.sampling->n);
+    if (last.empty()) last.assign(std::min(wanted, answers.size()), event_of(sequence));
+    first_token_s = sequence.since_arrival();
+  });
+  if (answers.size() < wanted) {
+    throw Error("InvalidRequestError", "[request] a beam search must find n = " + std::to_string(wanted) +
+                                           " answers, got " + std::to_string(answers.size()) +
+                                           "; forbid fewer tokens, or lower n");
+  }
+  for (size_t i = 0; i < wanted; ++i) {
+    last[i].completion = static_cast<int32_t>(i);
+    last[i].tokens = answers[i].tokens;
+    last[i].logprobs = answers[i].logprobs;
+    last[i].finish = answers[i].finish;
+    last[i].stop_token = answers[i].stop_token;
+    last[i].cumulative_logprob = answers[i].cumulative_logprob;
+    last[i].first_token_s = first_token_s;
+  }
+  make_room(*events, wanted);
+  // Nothing throws from here on.
+  Event ended;
+  ended.request_id = id;
+  ended.finish = "stop";
+  for (; ended.completion < sequences; ++ended.completion) remove(ended);
+  for (Event& event : last) {
+    generated_ += static_cast<int64_t>(event.tokens.size());
+    events->push_back(std::move(event));
+  }
 }
 
 // Adds a drawn token to its sequence. If the sequence's draft has the same token there, the row behind that
@@ -532,13 +603,18 @@ void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Ev
   for (const Failure& failure : failures) end(failure.id, &failure.error, events);
 }
 
-Sample EngineCore::sample(const Draw& draw, int thread) {
+// Draws a token from the row, or finds what may follow a beam.
+void EngineCore::sample(Draw& draw, int thread) {
   const Sequence& sequence = *draw.sequence;
+  Sampler& sampler = samplers_[static_cast<size_t>(thread)];
+  const History history{sequence.tokens, sequence.prompt_tokens};
+  if (sequence.sampling->beams()) {
+    draw.next = sampler.likeliest(draw.row, *sequence.sampling, history);
+    return;
+  }
   std::span<const uint32_t> mask;
   if (draw.mask) mask = *draw.mask;
-  return samplers_[static_cast<size_t>(thread)].sample(draw.row, *sequence.sampling, sequence.seed,
-                                                       sequence.size(),
-                                                       {sequence.tokens, sequence.prompt_tokens}, mask);
+  draw.sample = sampler.sample(draw.row, *sequence.sampling, sequence.seed, sequence.size(), history, mask);
 }
 
 // Reports the logprobs of the sequence's next `rows` prompt positions. Their logits begin at row `row`.

@@ -14,6 +14,7 @@
 
 #include "runtime/core/base/error.h"
 #include "runtime/core/cache/kv_blocks.h"
+#include "runtime/core/engine/beams.h"
 #include "runtime/core/engine/engine_options.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/interface/executor.h"
@@ -114,6 +115,7 @@ class EngineCore {
     int64_t stride = 0;
     SharedMask mask = nullptr;  // null: all tokens are allowed
     Sample sample = {};
+    std::vector<NextToken> next = {};  // of a beam, in place of a sample
     std::exception_ptr error = nullptr;
     std::shared_ptr<const std::vector<float>> kept =
         nullptr;  // the copy of the row of a sequence that sits out
@@ -139,6 +141,8 @@ class EngineCore {
                  std::vector<Event>* events);
   void fork(Sequence& first, const Draw& draw);
   void take_draw(Draw& draw, std::vector<Event>* events);
+  void advance_beams(std::vector<Event>* events);
+  void end_search(int64_t id, std::vector<Event>* events);
   bool draw_ready(std::vector<Event>* events);
   bool all_wait() const;
   void await_masks(Clock::time_point until, std::vector<Event>* events);
@@ -146,7 +150,7 @@ class EngineCore {
   void forget_preempted();
   void take_ready();
   void take_tokens(std::vector<Event>* events);
-  Sample sample(const Draw& draw, int thread);
+  void sample(Draw& draw, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
@@ -162,7 +166,8 @@ class EngineCore {
   std::vector<GroupShape> shapes_;
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler>
-      scheduler_;                     // destroyed before kv_, because sequences give their blocks back to it
+      scheduler_;  // destroyed before kv_, because sequences give their blocks back to it
+  Beams beams_;
   std::unique_ptr<Drafter> drafter_;  // null if nothing is proposed
   std::vector<Sampler> samplers_;     // one per thread of the executor
   Step step_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -33,6 +34,46 @@ Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, 
   }
   if (sampling.logprobs >= 0) sample.logprobs = logprobs(logits, max, sample.token, sampling.logprobs);
   return sample;
+}
+
+std::vector<NextToken> Sampler::likeliest(std::span<const float> logits, const Sampling& sampling,
+                                          const History& history) {
+  const float max = row_max(logits).value;
+  const double log_sum = max + std::log(sum_exp_below(logits, max));
+  beam_row_.resize(logits.size());
+  std::ranges::transform(logits, beam_row_.begin(),
+                         [&](float logit) { return static_cast<float>(logit - log_sum); });
+  const std::span<const float> processed = processors_.apply(beam_row_, sampling, history);
+  if (processed.data() != beam_row_.data()) std::ranges::copy(processed, beam_row_.begin());
+  const int32_t count = std::min(sampling.beam_width, static_cast<int32_t>(logits.size()));
+  std::vector<NextToken> next;
+  take_likeliest(count, &next);
+  for (const NextToken& each : next) forbid(each.token);
+  for (int32_t id : sampling.stop_token_ids.ids()) forbid(id);
+  if (!sampling.ignore_eos)
+    std::ranges::for_each(sampling.eos_token_ids.ids(), [&](int32_t id) { forbid(id); });
+  take_likeliest(count, &next);
+  std::ranges::stable_sort(next, std::greater(), &NextToken::logprob);
+  if (sampling.logprobs >= 0) {
+    for (NextToken& each : next) each.logprobs = logprobs(logits, max, each.token, sampling.logprobs);
+  }
+  return next;
+}
+
+// Appends the likeliest tokens of beam_row_ that are possible, of equal ones those with the lowest ids.
+void Sampler::take_likeliest(int32_t count, std::vector<NextToken>* next) {
+  std::vector<int32_t> ids;
+  top_ids(beam_row_, count, &ids);
+  const auto logprob = [&](int32_t id) { return beam_row_[static_cast<size_t>(id)]; };
+  std::ranges::stable_sort(ids, std::greater(), logprob);
+  if (ids.size() > static_cast<size_t>(count)) ids.resize(static_cast<size_t>(count));
+  for (int32_t id : ids) {
+    if (logprob(id) != -std::numeric_limits<float>::infinity()) next->push_back({id, logprob(id), {}});
+  }
+}
+
+void Sampler::forbid(int32_t token) {
+  beam_row_[static_cast<size_t>(token)] = -std::numeric_limits<float>::infinity();
 }
 
 std::vector<TokenLogprob> Sampler::score(std::span<const float> logits, int32_t token, int32_t top) {

@@ -21,6 +21,19 @@ struct Sample {
   std::vector<TokenLogprob> logprobs;  // if requested: the sampled token, then the likeliest others
 };
 
+// A token that may follow a beam.
+struct NextToken {
+  int32_t token;
+  double logprob;
+  std::vector<TokenLogprob> logprobs;  // if requested: of this token, then of the likeliest others
+};
+
+// Returns whether the token ends a sequence, whatever its length.
+inline bool ends_sequence(const Sampling& sampling, int32_t token) {
+  return sampling.stop_token_ids.contains(token) ||
+         (!sampling.ignore_eos && sampling.eos_token_ids.contains(token));
+}
+
 // The object holds scratch only. Sampling parameters must have been validated.
 class Sampler {
  public:
@@ -31,6 +44,12 @@ class Sampler {
   Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position,
                 const History& history = {}, std::span<const uint32_t> mask = {});
 
+  // Returns what may follow in a beam search, the likeliest first: the `beam_width` likeliest tokens, and as
+  // many of those that do not end the sequence, with their logprobs after logit_processors.h's steps. Tokens
+  // that are forbidden are not among them. Throws as sample() does.
+  std::vector<NextToken> likeliest(std::span<const float> logits, const Sampling& sampling,
+                                   const History& history);
+
   // Returns the logprobs of one unchanged row: of `token`, then of the others among the `top` likeliest.
   // Throws Error{"NumericalError"} as sample() does.
   std::vector<TokenLogprob> score(std::span<const float> logits, int32_t token, int32_t top);
@@ -40,6 +59,8 @@ class Sampler {
                                  const History& history = {}, std::span<const uint32_t> mask = {});
 
  private:
+  void take_likeliest(int32_t count, std::vector<NextToken>* next);
+  void forbid(int32_t token);
   int32_t draw(std::span<const float> processed, const Sampling& sampling, double uniform,
                std::span<const uint32_t> mask);
   bool read_estimate(std::span<const float> row, const Sampling& sampling);
@@ -63,7 +84,8 @@ class Sampler {
   RowOrder order_;
   Candidates candidates_;
   Collected collected_;
-  std::vector<float> scaled_;  // logits / temperature
+  std::vector<float> scaled_;    // logits / temperature
+  std::vector<float> beam_row_;  // logprobs
 };
 
 }  // namespace tensorwright

@@ -57,6 +57,21 @@ void validate_processors(const Sampling& s, const ModelFacts& facts) {
   }
 }
 
+void validate_beams(const Sampling& s, const ModelFacts& facts) {
+  const char* type = "InvalidRequestError";
+  if (s.beam_width < 1 || s.beam_width > facts.vocab_size) {
+    refuse(type, "beam_width must be in [1, vocab_size]", std::to_string(s.beam_width), "use 1 for no beams");
+  }
+  validate_range("length_penalty", s.length_penalty, -kMaxPenalty, kMaxPenalty);
+  if (!s.beams()) return;
+  if (s.n > s.beam_width) {
+    refuse(type, "n must be at most beam_width, which is " + std::to_string(s.beam_width),
+           std::to_string(s.n), "lower n, or raise beam_width");
+  }
+  if (s.guided)
+    refuse(type, "a beam search must be without a grammar", "a guided request", "leave one of them out");
+}
+
 void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   const char* type = "InvalidRequestError";
   if (s.max_tokens < 1) {
@@ -86,6 +101,7 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   validate_tokens("stop token ids", s.stop_token_ids.ids(), facts.vocab_size);
   validate_tokens("end-of-sequence token ids", s.eos_token_ids.ids(), facts.vocab_size);
   validate_processors(s, facts);
+  validate_beams(s, facts);
 }
 
 // Checks that a guided request brings the mask of its first token, and that no other request does.
@@ -115,11 +131,11 @@ void validate_request(const Request& request, const ModelFacts& facts, const std
                       int32_t max_seqs) {
   validate_sampling(request.sampling, facts);
   validate_first_mask(request, facts);
-  int32_t n = request.sampling.n;
-  if (n < 1 || n > max_seqs) {
+  int32_t n = request.sampling.sequences();
+  if (request.sampling.n < 1 || n > max_seqs) {
     refuse("InvalidRequestError",
-           "n, the completions, must be at least 1 and at most max_batch_size, which is " +
-               std::to_string(max_seqs),
+           std::string(request.sampling.beams() ? "beam_width" : "n, the completions,") +
+               " must be at least 1 and at most max_batch_size, which is " + std::to_string(max_seqs),
            std::to_string(n), "lower it, or raise max_batch_size");
   }
   if (request.prompt.empty()) {
@@ -140,11 +156,14 @@ void validate_request(const Request& request, const ModelFacts& facts, const std
   int64_t shared = prompt / facts.block_size, entries = (total - 2) / facts.block_size + 1;
   for (const GroupShape& group : groups) {
     if (group.needed(n, shared, entries, facts.block_size) <= group.blocks) continue;
-    std::string completions = n == 1 ? "" : " in each of the " + std::to_string(n) + " completions";
+    std::string completions = n == 1 ? "" : " in each of the " + std::to_string(n) + " sequences";
     refuse("PromptTooLongError",
            "prompt + max_tokens - 1" + completions + " must fit the KV cache's " +
                std::to_string(static_cast<int64_t>(group.blocks) * facts.block_size) + " positions",
-           came, n == 1 ? "shorten one, or raise kv_cache_memory" : "lower n, or raise kv_cache_memory");
+           came,
+           n == 1                     ? "shorten one, or raise kv_cache_memory"
+           : request.sampling.beams() ? "lower beam_width, or raise kv_cache_memory"
+                                      : "lower n, or raise kv_cache_memory");
   }
 }
 

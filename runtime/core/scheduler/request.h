@@ -15,8 +15,17 @@
 
 namespace tensorwright {
 
+// When a beam search ends; beam_search.h says it exactly.
+enum class EarlyStopping { no, yes, never };
+
 struct Sampling {
   int32_t n = 1;  // completions of the one prompt
+  // Above 1: the n completions are the best of a beam search, which draws nothing, so temperature, top_k,
+  // top_p, min_p and seed mean nothing. Penalties, bias and bad words change the logprobs in place of the
+  // logits.
+  int32_t beam_width = 1;
+  double length_penalty = 1.0;
+  EarlyStopping early_stopping = EarlyStopping::no;
   int32_t max_tokens = 16;
   double temperature = 1.0;      // 0: greedy
   int32_t top_k = 0;             // 0 or -1: off
@@ -39,6 +48,10 @@ struct Sampling {
   bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
   // Only requests with the same salt find what the prefix cache remembers of a request.
   std::string cache_salt;
+
+  // Returns how many sequences the request has once its prompt is computed.
+  int32_t sequences() const { return beam_width > 1 ? beam_width : n; }
+  bool beams() const { return beam_width > 1; }
 };
 
 struct Request {
@@ -72,8 +85,9 @@ struct Event {
   int32_t cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
   int32_t draft_tokens = 0;   // tokens that were proposed for the completion, and those that were right
   int32_t accepted_tokens = 0;
-  double queue_s = -1;        // from arrival to the first step of the completion; -1: none yet
-  double first_token_s = -1;  // from arrival to the first token; -1: none yet
+  double cumulative_logprob = 0;  // of the tokens of a beam, in its last event
+  double queue_s = -1;            // from arrival to the first step of the completion; -1: none yet
+  double first_token_s = -1;      // from arrival to the first token; -1: none yet
 };
 
 // Returns the seed that a completion draws with. The first completion has the request's seed, so it is the n

@@ -93,6 +93,31 @@ std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
   return forks;
 }
 
+bool Scheduler::runs(const Sequence& sequence) const {
+  return std::ranges::any_of(running_, [&](const auto& other) { return other.get() == &sequence; });
+}
+
+void Scheduler::follow(Sequence& to, const Sequence& from) {
+  SequenceState state = from;
+  state.completion = to.completion;
+  state.forks = 0;
+  state.computed = 0;
+  const bool both = runs(to) && runs(from);
+  kv_.release(to.blocks);  // before the fork, which needs its slot of states
+  static_cast<SequenceState&>(to) = std::move(state);
+  if (both) {
+    to.blocks = kv_.fork(from.blocks);
+    to.computed = from.computed;
+  } else if (runs(to)) {
+    send_back(to);
+  }
+}
+
+void Scheduler::put_aside(Sequence& sequence) {
+  if (runs(sequence)) send_back(sequence);
+  sequence.parked = true;
+}
+
 StepPlan Scheduler::plan() {
   StepPlan plan;
   debug_preempt();
@@ -111,12 +136,17 @@ void Scheduler::plan_all(StepPlan& plan) {
   } while (plan.chunks.empty() && preempt_idle());
 }
 
-// Preempts the last sequence that sits out, so that running sequences that found no block get its blocks.
-// Returns false unless there are sequences of both kinds.
+// Preempts the last sequence that sits out, so that sequences that found no block get its blocks: running
+// ones, or waiting ones if all running ones sit out; then only a parked one is preempted, because the others
+// wait for nothing that these sequences do. Returns false if that helps nobody.
 bool Scheduler::preempt_idle() {
   auto sits_out = [](const auto& sequence) { return sequence->pending() == 0; };
-  if (std::ranges::all_of(running_, sits_out)) return false;
-  auto last = std::ranges::find_if(running_.rbegin(), running_.rend(), sits_out);
+  const bool all = std::ranges::all_of(running_, sits_out);
+  if (all && std::ranges::all_of(waiting_, [](const auto& sequence) { return sequence->parked; }))
+    return false;
+  auto last = std::ranges::find_if(running_.rbegin(), running_.rend(), [&](const auto& sequence) {
+    return sits_out(sequence) && (sequence->parked || !all);
+  });
   if (last == running_.rend()) return false;
   move_to_waiting(std::prev(last.base()));
   return true;
@@ -131,7 +161,9 @@ void Scheduler::plan_each(StepPlan& plan) {
     if (running_[i]->pending() > 1) plan_running(*running_[i], plan, true);
   }
   // A sequence that was preempted just now does not fit again, because it needs more blocks than it gave up.
-  while (!waiting_.empty() && admit(0, plan)) {
+  while (true) {
+    const auto first = std::ranges::find_if(waiting_, [](const auto& sequence) { return !sequence->parked; });
+    if (first == waiting_.end() || !admit(static_cast<size_t>(first - waiting_.begin()), plan)) return;
   }
 }
 
@@ -140,7 +172,7 @@ StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
   try {
     if (auto at = find(running_, id, completion); at != running_.end()) {
       plan_running(**at, plan, false);
-    } else if (at = find(waiting_, id, completion); at != waiting_.end()) {
+    } else if (at = find(waiting_, id, completion); at != waiting_.end() && !(*at)->parked) {
       admit(static_cast<size_t>(at - waiting_.begin()), plan);
     }
   } catch (...) {

@@ -15,6 +15,10 @@
 // until it gets a token. It keeps its place and its blocks, but can be preempted like any other. If none of
 // the sequences that could go on finds a block, those that sit out are preempted, the last one first.
 //
+// The beams of a search are sequences too. A beam sits out, and is parked, until all beams of its request are
+// computed; a parked beam that was preempted stays in the queue, and others pass it. follow() makes one beam
+// go on as another, with the same blocks.
+//
 // If the model has recurrent layers, a running sequence also has a slot for its states (kv_blocks.h). There
 // are as many slots as max_seqs, so a sequence that finds a place finds a slot. States cannot be computed
 // again from the middle: preemption gives the slot back, and a step that may have failed midway has spoilt
@@ -110,6 +114,11 @@ class Scheduler {
   // tokens in the same blocks. The pointers are valid until the sequences are removed. If it throws, nothing
   // has changed.
   std::vector<Sequence*> fork(Sequence& sequence);
+  // Gives `to` the tokens and blocks of `from`, another sequence of its request whose tokens are all computed
+  // if it runs. Unless both run, `to` waits. Throws what the copy of states throws; then `to` has no blocks.
+  void follow(Sequence& to, const Sequence& from);
+  // Sends a sequence to the queue, if it runs, and parks it.
+  void put_aside(Sequence& sequence);
 
   // Throws what the copy of a block throws, and bad_alloc, after a rollback.
   StepPlan plan();
@@ -145,6 +154,7 @@ class Scheduler {
   using Queue = std::vector<std::unique_ptr<Sequence>>;  // sequences in their order
 
   void make_room_for(size_t sequences);
+  bool runs(const Sequence& sequence) const;
   void plan_all(StepPlan& plan);
   void plan_each(StepPlan& plan);
   bool preempt_idle();

@@ -31,6 +31,8 @@ struct SequenceState {
   int32_t computed = 0;  // leading tokens whose keys and values are in the cache
   // The number of leading prompt positions whose logprobs were reported; at least `computed` while scoring.
   int32_t scored = 0;
+  // A beam whose next token waits for the other beams, or one that nothing followed: it does not start.
+  bool parked = false;
   int32_t tokens_when_admitted = 0;  // size() is larger once the sequence got a token since its last start
   // The ends of the prefixes whose states are to be kept, which chunks end at: where the sequence leaves what
   // the prefix tree remembers, and the last end of a block before the last token. Set at each start; 0: none.

@@ -37,7 +37,7 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   std::vector<size_t> chunks;  // [wishes]: the place of each in the plan
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const PlannedChunk& chunk = plan.chunks[i];
-    if (!chunk.decode) continue;
+    if (!chunk.decode || chunk.sequence->sampling->beams()) continue;
     if (const int32_t count = most(*chunk.sequence); count > 0) {
       wishes.push_back({chunk.sequence, count});
       chunks.push_back(i);

@@ -51,7 +51,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
     params = chat_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
-    hold_places(request, params.n)
+    hold_places(request, params.sequences)
     answer = ChatAnswer(engine, body)
     try:
         handles = await start_all(request, engine.llm, lambda: [prompt_of(engine, body)], params)

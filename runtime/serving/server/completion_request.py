@@ -50,14 +50,12 @@ class CompletionRequest(SamplingFields):
     prompt: one text, several texts, the token ids of one text, or the token ids of several texts.
     logprobs: the number of likeliest tokens whose logprobs are returned at each place, beside those of the tokens.
     max_tokens: the most tokens to generate; 0 is allowed only with echo, to score a prompt.
-    best_of: null or n, for completions are not ranked.
     """
 
     prompt: PromptField
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=bounds.LOGPROBS)
-    best_of: int | None = Field(None, ge=1)
     suffix: Refused = None
 
     @property

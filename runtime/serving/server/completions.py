@@ -45,7 +45,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     params = completion_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
     prompts = body.prompts
     check_places(engine.llm, len(prompts))
-    hold_places(request, len(prompts) * params.n)
+    hold_places(request, len(prompts) * params.sequences)
     answer = CompletionAnswer(engine, body, params)
     try:
         handles = await start_all(request, engine.llm, lambda: prompts, params)

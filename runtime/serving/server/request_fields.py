@@ -125,6 +125,9 @@ class SamplingFields(StrictModel):
     priority: requests of higher priority start first; --max-priority of the server bounds it.
     cache_salt: requests share the prefix cache with requests of the same salt; without one, with those of the same key.
     user: accepted and not used.
+    use_beam_search: the n completions are the best of a search of best_of beams, or of n; without stream.
+    best_of: the number of beams; without use_beam_search null or n, for completions are not ranked.
+    length_penalty, early_stopping: of the beam search, as in transformers.
     guided_*, response_format: at most one of them; guided_whitespace_pattern says what may stand between the parts of
     JSON.
     """
@@ -146,6 +149,10 @@ class SamplingFields(StrictModel):
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: RepetitionPenalty | None = None
+    use_beam_search: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)
+    length_penalty: Penalty | None = None
+    early_stopping: Literal[False, True, "never"] | None = None
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=bounds.STOP_TOKEN_IDS, fail_fast=True)] | None = None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.requests.generation_defaults import without_length
-from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.requests.generation_defaults import with_defaults, without_length
+from tensorwright.runtime.requests.sampling_params import BEAMS, SamplingParams
 from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
 from tensorwright.runtime.serving.server.completion_request import CompletionRequest
 from tensorwright.runtime.serving.server.request_fields import SamplingFields
@@ -26,10 +26,6 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
     defaults: the engine's defaults, by field of SamplingParams. Their length is not taken, for OpenAI's default is 16
     tokens, as in vLLM.
     """
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise InvalidRequestError(
-            f"best_of must be n ({request.n or 1}) or left out, for completions are not ranked, got {request.best_of}"
-        )
     if request.only_scores and not request.echo:
         raise InvalidRequestError("max_tokens must be at least 1, or 0 with echo to score a prompt, got 0 without echo")
     fields = _common(request)
@@ -39,7 +35,7 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
         fields["logprobs"] = request.logprobs
         if request.echo:
             fields["prompt_logprobs"] = request.logprobs
-    return SamplingParams(**{**without_length(defaults), **fields})
+    return SamplingParams(**with_defaults(fields, without_length(defaults)))
 
 
 def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -59,13 +55,14 @@ def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any]) -> 
     fields["max_tokens"] = lengths.pop() if lengths else defaults.get("max_tokens")
     if request.logprobs:
         fields["logprobs"] = request.top_logprobs or 0
-    return SamplingParams(**{**defaults, **fields})
+    return SamplingParams(**with_defaults(fields, defaults))
 
 
 def _common(request: SamplingFields) -> dict[str, Any]:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options must come with stream: true")
     fields = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
+    fields |= _beams(request)
     if request.seed is not None:
         fields["seed"] = request.seed % 2**64  # Seeds of OpenAI's API are signed.
     if request.logit_bias is not None:
@@ -80,6 +77,29 @@ def _common(request: SamplingFields) -> dict[str, Any]:
 
         fields["guided_decoding"] = GuidedDecodingParams(**guided)
     return fields
+
+
+def _beams(request: SamplingFields) -> dict[str, Any]:
+    """Returns the keywords of a beam search, or none. best_of is the number of beams; without it there are n."""
+    n = request.n or 1
+    if not request.use_beam_search:
+        if request.best_of not in (None, n):
+            raise InvalidRequestError(
+                f"best_of must be n ({n}) or left out without use_beam_search, for completions are not ranked, got "
+                f"{request.best_of}"
+            )
+        for name in BEAMS:
+            if getattr(request, name) is not None:
+                raise InvalidRequestError(f"{name} must come with use_beam_search: true")
+        return {}
+    if request.stream:
+        raise InvalidRequestError("use_beam_search must come without stream, for beams have no text before their end")
+    width = n if request.best_of is None else request.best_of
+    if width < n:
+        raise InvalidRequestError(f"best_of must be at least n ({n}), got {width}")
+    given = {name: value for name in BEAMS if (value := getattr(request, name)) is not None}
+    # A single beam is the greedy answer.
+    return {"beam_width": width} | given if width > 1 else {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def _token_id(text: str) -> int:

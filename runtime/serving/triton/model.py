@@ -176,7 +176,8 @@ def _check_single(jobs: list[Job]) -> None:
     """Raises InvalidRequestError if the jobs need several responses, which only a decoupled model can send."""
     for what, asked in (
         ("streaming", any(job.asked.stream for job in jobs)),
-        ("several completions", any(job.params.n > 1 for job in jobs)),
+        ("several completions", any(job.params.n > 1 and job.params.beam_width == 1 for job in jobs)),
+        ("a beam search of one of several prompts", len(jobs) > 1 and any(job.params.beam_width > 1 for job in jobs)),
     ):
         if asked:
             raise InvalidRequestError(

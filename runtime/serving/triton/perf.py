@@ -13,7 +13,7 @@ def perf_outputs(output: RequestOutput, made: int, longest: int, block_size: int
     """Returns the tensors by name: times, int64 [1]; counts, int32 [1]; and acceptance_rate, float32 [1].
 
     Times are nanoseconds of one clock without a date; 0 stands for an event that never came. Blocks are counted for a
-    cache that keeps every position. Draft tokens are always 0.
+    cache that keeps every position. Draft tokens are those of all completions of the request.
     made: the tokens of the completion. longest: the tokens of the request's longest completion.
     """
     now, metrics = time.monotonic_ns(), output.metrics
@@ -32,12 +32,13 @@ def perf_outputs(output: RequestOutput, made: int, longest: int, block_size: int
         "kv_cache_alloc_new_blocks": total - reused,
         "kv_cache_reused_blocks": reused,
         "kv_cache_alloc_total_blocks": total,
-        "total_accepted_draft_tokens": 0,
-        "total_draft_tokens": 0,
+        "total_accepted_draft_tokens": metrics.accepted_tokens,
+        "total_draft_tokens": metrics.draft_tokens,
     }
     result = {name: np.array([value], np.int64) for name, value in times.items()}
     result |= {name: np.array([value], np.int32) for name, value in counts.items()}
-    return result | {"acceptance_rate": np.array([0.0], np.float32)}
+    rate = metrics.accepted_tokens / max(metrics.draft_tokens, 1)
+    return result | {"acceptance_rate": np.array([rate], np.float32)}
 
 
 def _ns(seconds: float) -> int:

@@ -19,7 +19,6 @@ REFUSED_COMMON: tuple[Tensor, ...] = (
 )
 REFUSED_TEXT: tuple[Tensor, ...] = (
     *tensors("STRING", "decoder_text_input image_url_input"),
-    *tensors("FP32", "length_penalty"),
     *tensors("UINT64", "prompt_table_extra_id"),
     *tensors("INT32", "num_draft_tokens"),
     *tensors("BOOL", "use_draft_logits"),
@@ -31,9 +30,9 @@ REFUSED_TOKENS: tuple[Tensor, ...] = (
     *tensors("INT32", "decoder_input_lengths encoder_output_lengths"),
     *tensors("FP32", "draft_logits encoder_input_features", (-1, -1)),
     *tensors("FP32", "draft_acceptance_threshold runtime_top_p_min runtime_top_p_decay"),
-    *tensors("FP32", "len_penalty beam_search_diversity_rate"),
+    *tensors("FP32", "beam_search_diversity_rate"),
     *tensors("INT32", "runtime_top_p_reset_ids"),
-    *tensors("BOOL", "early_stopping skip_cross_attn_blocks"),
+    *tensors("BOOL", "skip_cross_attn_blocks"),
     *tensors("UINT64", "prompt_table_extra_ids", (-1,)),
     *tensors("BOOL", "cross_attention_mask", (-1, -1)),
     *tensors("FP32", "mrope_rotary_cos_sin", (-1,)),
@@ -54,7 +53,6 @@ REFUSED_LLMAPI: tuple[Tensor, ...] = (
     *tensors("STRING", "lora_name lora_path lora_ckpt_source"),
 )
 
-_BEAMS = "beam search is not supported: leave it out, or send beam_width 1"
 _LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint and build an engine of it"
 _DRAFT = "draft tokens are not supported"
 _TABLE = "prompt embedding tables are not supported"
@@ -66,13 +64,11 @@ _REASONS = {
     "lora": _LORA, "image": _IMAGE, "video": _IMAGE, "draft": _DRAFT, "num_draft": _DRAFT, "use_draft": _DRAFT,
     "prompt": _TABLE, "decoder": _DECODER, "encoder": _DECODER, "cross": _DECODER, "skip_cross": _DECODER,
     "return_context_logits": _LOGITS, "return_generation_logits": _LOGITS,
-    "beam": _BEAMS, "length_penalty": _BEAMS, "len_penalty": _BEAMS, "runtime_top_p_decay": _TOP_P,
+    "beam_search_diversity_rate": "beams cannot be made more diverse", "runtime_top_p_decay": _TOP_P,
     "mrope": _IMAGE, "context_phase": "disaggregated serving is not supported",
     "retention": "how long single blocks are kept cannot be set", "lookahead": "lookahead decoding is not supported",
 }  # fmt: skip
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "length_penalty": (0.0, 1.0),
-    "len_penalty": (0.0, 1.0),
     "beam_search_diversity_rate": (0.0,),
     "runtime_top_p_decay": (1.0,),
     "num_draft_tokens": (0,),
@@ -84,8 +80,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "image_url": ("", b""),
     "skip_cross_attn_blocks": (False,),
 }
-# These inputs only matter together with refused ones: a decay of top_p, and beams.
-WITHOUT_EFFECT = {"runtime_top_p_min", "runtime_top_p_reset_ids", "early_stopping"}
+# These inputs only matter together with a refused one: a decay of top_p.
+WITHOUT_EFFECT = {"runtime_top_p_min", "runtime_top_p_reset_ids"}
 _REFUSED = {
     tensor.name
     for tensor in (*REFUSED_COMMON, *REFUSED_TEXT, *REFUSED_TOKENS, *REFUSED_LLMAPI)
@@ -95,9 +91,6 @@ _REFUSED = {
 
 def check_refused(row: Row) -> None:
     """Raises InvalidRequestError for the first input that asks for something that the engine cannot serve."""
-    width = row.integer("beam_width")
-    if width not in (None, 0, 1):
-        raise InvalidRequestError(f"input 'beam_width' must be 1, got {width}: {_BEAMS}")
     for name, values in row.sent().items():
         if name not in _REFUSED:
             continue

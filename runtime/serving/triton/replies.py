@@ -1,6 +1,7 @@
 """Turns a request's output into responses: the part of this mapping that all interfaces share.
 
-A request gives one response per finished completion, or, with streaming, one for each change of a completion.
+A request gives one response per finished completion, or, with streaming, one for each change of a completion. A beam
+search gives one response with all its completions.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ OUTPUTS: tuple[Tensor, ...] = (
 """The outputs that the text and the token interface share."""
 # Texts have no batch dimension, as in TensorRT-LLM's responses: there is one text for each prompt.
 _UNBATCHED = {"text_output", "finish_reason", "stop_reason"}
+_BY_BEAM = {"text_output", "finish_reason", "output_ids", "sequence_length", "cum_log_probs", "output_log_probs"}
+"""The outputs whose first dimension is that of beams."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,17 @@ class Reply:
         self._made = [0] * job.params.n  # the tokens of each completion so far
         self._texts = [""] * job.params.n  # all text so far, if each response has it
         self._done: set[int] = set()
+        self._beams = job.params.beam_width > 1
 
     def responses(self, output: RequestOutput) -> Iterator[dict[str, np.ndarray]]:
         """Yields the tensors of every response that is due. output: the new part of the output. If the reply does not
         stream, this is called once, with all output."""
         for completion in output.outputs:
             self._made[completion.index] += len(completion.token_ids)
+        if self._beams:
+            if output.finished:
+                yield self._in_front(self._of_beams(output))
+            return
         for completion in output.outputs:
             finished = completion.finish_reason is not None
             if completion.index in self._done or not (finished or (self.streams and completion.token_ids)):
@@ -146,6 +154,18 @@ class Reply:
             result["batch_index"] = np.array([self._batch_index], np.int32)
         if len(part.output.outputs) > 1:
             result["sequence_index"] = np.array([part.completion.index], np.int32)
+        return self._in_front(result)
+
+    def _of_beams(self, output: RequestOutput) -> dict[str, np.ndarray]:
+        answers = [self._asked.write(self._asked, self._part(output, completion)) for completion in output.outputs]
+        joined = join(answers, [self.pad] * len(answers))
+        result = {name: joined[name] if name in _BY_BEAM else value for name, value in answers[0].items()}
+        if self._batch_index is not None:
+            result["batch_index"] = np.array([self._batch_index], np.int32)
+        return result
+
+    def _in_front(self, result: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the tensors with the batch's dimension, where there is one."""
         front = {name for name in result if name not in _UNBATCHED} if self._batched else ()
         return {name: value[np.newaxis] if name in front else value for name, value in result.items()}
 

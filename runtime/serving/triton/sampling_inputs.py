@@ -1,7 +1,9 @@
 """Translates the sampling inputs that the text and the token interface share into SamplingParams.
 
 The inputs have TensorRT-LLM's names. As in TensorRT-LLM, a request is greedy unless top_k or top_p asks for sampling:
-temperature alone changes nothing. If the model's defaults say how tokens are drawn, the defaults hold instead, and a
+temperature alone changes nothing. A beam search (beam_width above 1) gives all beams, or the num_return_sequences best,
+in one response; like TensorRT-LLM's, it has the length penalty 0 and stops early unless the request says otherwise.
+If the model's defaults say how tokens are drawn, the defaults hold instead, and a
 request with temperature 0 or top_k 1 is greedy.
 """
 
@@ -10,11 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.base.parameter_checks import shown
-from tensorwright.runtime.requests.generation_defaults import shapes_distribution, without_length
+from tensorwright.runtime.requests.generation_defaults import shapes_distribution, with_defaults, without_length
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.triton.refusals import REFUSED_COMMON, check_refused
 from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
@@ -26,7 +29,7 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors(
         "BOOL",
         "return_log_probs return_perf_metrics return_num_input_tokens return_num_output_tokens "
-        "exclude_input_in_output stop return_finish_reason",
+        "exclude_input_in_output stop return_finish_reason early_stopping",
     ),
     *tensors("INT32", "priority"),
     *tensors("FP32", "timeout"),
@@ -64,24 +67,37 @@ def optional_token(row: Row, name: str, vocab_size: int | None = None) -> int | 
     return token
 
 
-def sampling_fields(
-    row: Row, top_k_name: str, top_p_name: str, defaults: Mapping[str, Any], vocab_size: int
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class InputNames:
+    """The names that the text and the token interface have for the same."""
+
+    top_k: str
+    top_p: str
+    length_penalty: str
+    stream: str
+
+
+def sampling_fields(row: Row, names: InputNames, defaults: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """Returns keywords of SamplingParams, without the number of tokens and the words. Raises InvalidRequestError.
 
     defaults: the model's sampling defaults.
     """
     check_refused(row)
     fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
+    fields |= _beams(row, names)
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"):
         fields[name] = row.number(name)
     for name in ("min_tokens", "priority"):
         fields[name] = row.integer(name)
     heat = row.number("temperature")
-    if shapes_distribution(defaults):
-        fields |= {"temperature": heat, "top_k": row.integer(top_k_name), "top_p": row.number(top_p_name) or None}
+    top_k, top_p = row.integer(names.top_k), row.number(names.top_p)
+    if "beam_width" in fields:
+        # As in TensorRT-LLM, the likeliest token alone is what a search looks for anyway.
+        fields |= {"temperature": heat, "top_k": None if top_k == 1 else top_k, "top_p": top_p or None}
+    elif shapes_distribution(defaults):
+        fields |= {"temperature": heat, "top_k": top_k, "top_p": top_p or None}
     else:
-        fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), heat)
+        fields |= _distribution(top_k, top_p, heat)
     if (end := optional_token(row, "end_id", vocab_size)) is not None:
         fields["stop_token_ids"], fields["ignore_eos"] = [end], True
     optional_token(row, "pad_id")  # The value is only checked: a text is not filled up.
@@ -89,7 +105,21 @@ def sampling_fields(
         fields["logprobs"] = 0  # 0 asks for the logprobs of the sampled tokens only.
     if (guide := _guide(row)) is not None:
         fields["guided_decoding"] = guide
-    return without_length(defaults) | {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return with_defaults(given, without_length(defaults))
+
+
+def _beams(row: Row, names: InputNames) -> dict[str, Any]:
+    width = row.integer("beam_width") or 1
+    penalty, early = row.number(names.length_penalty), row.flag("early_stopping", True)
+    if width <= 1:  # Clients send the penalty and early_stopping whether they search or not.
+        return {"beam_width": width} if width < 1 else {}
+    if row.flag(names.stream):
+        raise InvalidRequestError(
+            f"input {names.stream!r} must be false with beam_width {width}, for beams have no text before their end"
+        )
+    n = row.integer("num_return_sequences") or width
+    return {"n": n, "beam_width": width, "length_penalty": penalty or 0.0, "early_stopping": early}
 
 
 def _distribution(top_k: int | None, top_p: float | None, temperature: float | None) -> dict[str, Any]:

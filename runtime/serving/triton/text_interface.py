@@ -1,7 +1,8 @@
 """Reads and writes the text interface: the tensors of TensorRT-LLM's `ensemble` and `tensorrt_llm_bls`.
 
 text_input and max_tokens give text_output. In a stream, text_output is the new text. Otherwise it is all text, after
-the prompt's text unless exclude_input_in_output is set. A stop word stays at the end of the text.
+the prompt's text unless exclude_input_in_output is set. A stop word stays at the end of the text. A beam search gives a
+text for each beam.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.triton import replies, sampling_inputs
 from tensorwright.runtime.serving.triton.refusals import REFUSED_TEXT
 from tensorwright.runtime.serving.triton.replies import Asked, Job, Part, shared_outputs, text_array
-from tensorwright.runtime.serving.triton.sampling_inputs import by_input, sampling_fields
+from tensorwright.runtime.serving.triton.sampling_inputs import InputNames, by_input, sampling_fields
 from tensorwright.runtime.serving.triton.tensors import Row, Tensor, check_size, tensors
 
 INPUTS: tuple[Tensor, ...] = (
@@ -27,11 +28,12 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors("STRING", "bad_words stop_words embedding_bias_words", (-1,)),
     *tensors("FP32", "embedding_bias_weights", (-1,)),
     *tensors("INT32", "top_k"),
-    *tensors("FP32", "top_p"),
+    *tensors("FP32", "top_p length_penalty"),
     *tensors("BOOL", "stream"),
     *sampling_inputs.INPUTS,
     *REFUSED_TEXT,
 )
+NAMES = InputNames("top_k", "top_p", "length_penalty", "stream")
 INPUT_OF = {"n": "num_return_sequences", "stop": "stop_words", "logit_bias": "embedding_bias_words"}
 OUTPUTS: tuple[Tensor, ...] = (Tensor("text_output", "STRING", (-1,)), *replies.OUTPUTS)
 
@@ -44,7 +46,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     """
     row.require("text_input", "text")
     row.require("max_tokens", "text")
-    fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p", defaults, engine.vocab_size)
+    fields: dict[str, Any] = sampling_fields(row, NAMES, defaults, engine.vocab_size)
     fields["max_tokens"] = row.integer("max_tokens")
     fields["bad_words"] = row.texts("bad_words", bounds.BAD_WORDS)
     fields["stop"] = row.texts("stop_words", bounds.STOP_STRINGS)

@@ -1,9 +1,10 @@
 """Reads and writes the token interface: the tensors of TensorRT-LLM's `tensorrt_llm`.
 
 input_ids, input_lengths and request_output_len give output_ids [beams, tokens] and sequence_length [beams]; there is
-one beam. In a stream, output_ids has the new ids. Otherwise it has all ids, after those of the prompt unless
-exclude_input_in_output is set. Every completion has its own response without padding. Only where several prompts share
-a response, without the decoupled mode, shorter output_ids are filled up with pad_id, else with end_id, else with 0.
+one beam unless beam_width says otherwise. In a stream, output_ids has the new ids. Otherwise it has all ids, after
+those of the prompt unless exclude_input_in_output is set. Every completion has its own response without padding. Only
+where beams or, without the decoupled mode, several prompts share a response, shorter output_ids are filled up with
+pad_id, else with end_id, else with 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.triton import replies, sampling_inputs
 from tensorwright.runtime.serving.triton.refusals import REFUSED_TOKENS
 from tensorwright.runtime.serving.triton.replies import Asked, Job, Part, shared_outputs
-from tensorwright.runtime.serving.triton.sampling_inputs import by_input, optional_token, sampling_fields
+from tensorwright.runtime.serving.triton.sampling_inputs import InputNames, by_input, optional_token, sampling_fields
 from tensorwright.runtime.serving.triton.tensors import Row, Tensor, check_size, tensors, word_list
 
 INPUTS: tuple[Tensor, ...] = (
@@ -31,13 +32,15 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors("INT32", "stop_words_list bad_words_list", (2, -1)),
     *tensors("FP32", "embedding_bias", (-1,)),
     *tensors("INT32", "runtime_top_k"),
-    *tensors("FP32", "runtime_top_p"),
+    *tensors("FP32", "runtime_top_p len_penalty"),
     *tensors("BOOL", "streaming"),
     *sampling_inputs.INPUTS,
     *REFUSED_TOKENS,
 )
+NAMES = InputNames("runtime_top_k", "runtime_top_p", "len_penalty", "streaming")
 INPUT_OF = {
-    "n": "num_return_sequences", "max_tokens": "request_output_len", "top_k": "runtime_top_k", "top_p": "runtime_top_p",
+    "n": "num_return_sequences", "length_penalty": "len_penalty", "max_tokens": "request_output_len",
+    "top_k": "runtime_top_k", "top_p": "runtime_top_p",
     "prompt_token_ids": "input_ids", "stop": "stop_words_list", "stop_token_ids": "stop_words_list",
     "bad_words": "bad_words_list", "logit_bias": "embedding_bias",
 }  # fmt: skip
@@ -59,7 +62,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     ids, length = row.integers("input_ids", bounds.TOKENS), row.required_integer("input_lengths")
     if not 0 < length <= len(ids):
         raise InvalidRequestError(f"input 'input_lengths' must be from 1 to {len(ids)}, as input_ids has, got {length}")
-    fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p", defaults, engine.vocab_size)
+    fields: dict[str, Any] = sampling_fields(row, NAMES, defaults, engine.vocab_size)
     fields["max_tokens"] = row.integer("request_output_len")
     fields["bad_words"] = word_list(row, "bad_words_list", bounds.BAD_WORDS)
     fields["logit_bias"] = _biases(row, engine)

@@ -31,6 +31,10 @@ def parse_biases(texts: tuple[str, ...]) -> dict[int, float]:
     return biases
 
 
+EARLY_STOPPING: dict[str, Any] = {"false": False, "true": True, "never": "never"}
+"""The values of SamplingParams.early_stopping by the command's words."""
+
+
 def _of_run(
     name: str,
     kind: type,
@@ -41,13 +45,22 @@ def _of_run(
     metavar: str | None = None,
     repeated: bool = False,
     parse: Callable[[Any], Any] | None = None,
+    choices: tuple[str, ...] = (),
 ) -> Option:
     shown = {Door.RUN: At(help, flag, metavar=metavar)}
-    return Option(name, kind, () if repeated else default, shown, repeated=repeated, parse=parse)
+    return Option(name, kind, () if repeated else default, shown, choices, repeated=repeated, parse=parse)
 
 
 SAMPLING = (
     _of_run("n", int, "Completions per prompt; several are printed when all are done.", 1, flag="-n"),
+    _of_run("beam_width", int, "Above 1: the completions are the best of a beam search of so many beams.", 1),
+    _of_run(
+        "length_penalty", float, "A beam's score is its logprob / (its tokens ^ this); above 0 favours long ones.", 1.0
+    ),
+    _of_run(
+        "early_stopping", str, "When a beam search that has as many ended beams is over: true at once, false when the "
+        "best of the others scores no better, never when none can come to.", "false", choices=tuple(EARLY_STOPPING),
+    ),
     _of_run("max_tokens", int, "The most tokens to generate per prompt.", 64),
     _of_run("min_tokens", int, "The fewest tokens to generate before the text may end.", 0),
     _of_run("temperature", float, f"Temperature of sampling; 0 is greedy. {_MODELS} 0]"),

@@ -94,6 +94,19 @@ def spell(text: str) -> list[int]:
             {"temperature": 0.0, "logit_bias": {spell("a")[0]: 3.0, spell("b")[0]: 2.0}},
         ),
         ({"beam_width": 1, "length_penalty": 1.0, "num_draft_tokens": 0}, {"temperature": 0.0}),
+        ({"beam_width": 3}, {"beam_width": 3, "n": 3, "length_penalty": 0.0, "early_stopping": True}),
+        (
+            {
+                "beam_width": 3,
+                "num_return_sequences": 2,
+                "length_penalty": 1.5,
+                "early_stopping": False,
+                "top_k": 1,
+                "temperature": 1.0,
+                "return_log_probs": True,
+            },
+            {"beam_width": 3, "n": 2, "length_penalty": 1.5, "logprobs": 0},
+        ),
     ],
 )
 def test_text_inputs(values: dict[str, Any], fields: dict[str, Any], batched: bool) -> None:
@@ -123,6 +136,16 @@ def test_text_inputs(values: dict[str, Any], fields: dict[str, Any], batched: bo
         ({"bad_words_list": np.array([[5, 6, 7, 0], [2, 3, -1, -1]], np.int32)}, {"bad_words": [[5, 6], [7]]}),
         ({"embedding_bias": [0.0] * 256 + [-2.0]}, {"logit_bias": {256: -2.0}}),
         ({"runtime_top_p_decay": 1.0, "runtime_top_p_min": 0.1, "len_penalty": 1.0, "early_stopping": False}, {}),
+        (
+            {"beam_width": 4, "len_penalty": 0.5},
+            {
+                "beam_width": 4,
+                "n": 4,
+                "length_penalty": 0.5,
+                "early_stopping": True,
+                "temperature": 1.0,
+            },
+        ),
     ],
 )
 def test_token_inputs(values: dict[str, Any], fields: dict[str, Any], batched: bool) -> None:
@@ -172,9 +195,18 @@ def many_words(count: int, length: int) -> np.ndarray:
 
 
 WRONG = [
-    ("text", TEXT | {"beam_width": 2}, "'beam_width' must be 1, got 2: beam search"),
+    ("text", TEXT | {"beam_width": 2, "stream": True}, "'stream' must be false with beam_width 2"),
+    ("text", TEXT | {"beam_width": 2, "num_return_sequences": 3}, "n must be at most beam_width, which is 2, got 3"),
+    ("text", TEXT | {"beam_width": 2, "top_k": 5}, "top_k must be left out with a beam_width above 1"),
+    ("text", TEXT | {"beam_width": 2, "stop_words": ["x"]}, "'stop_words': SamplingParams: stop must be left out"),
+    ("text", TEXT | {"beam_width": -1}, "beam_width must be a positive integer, got -1"),
+    (
+        "tokens",
+        TOKENS | {"beam_width": 2, "len_penalty": 200.0},
+        "'len_penalty': SamplingParams: length_penalty must be",
+    ),
     ("text", TEXT | {"temperature": -1.0}, "temperature must be 0 or from"),
-    ("text", TEXT | {"length_penalty": 2.0}, "'length_penalty' cannot be served: beam search"),
+    ("tokens", TOKENS | {"beam_width": 2, "beam_search_diversity_rate": 0.5}, "'beam_search_diversity_rate' cannot be"),
     ("text", TEXT | {"num_draft_tokens": 2}, "'num_draft_tokens' cannot be served: draft tokens"),
     ("text", TEXT | {"return_context_logits": True}, "'return_context_logits' cannot be served: logits"),
     ("text", TEXT | {"embedding_bias_words": ["a"]}, "must be as many, got 1 and 0"),
@@ -277,10 +309,9 @@ def refused(interface: str, values: dict[str, Any], name: str) -> bool:
 def test_every_input_is_read_or_refused(interface: str) -> None:
     """A value of its type in each declared input: there is none that is taken and forgotten."""
     without_effect = {"pad_id", "stop", *refusals.WITHOUT_EFFECT}  # the model itself sees stop
-    base = {"text": TEXT, "tokens": TOKENS, "llmapi": LLMAPI}[interface]
-    plain = read(interface, base, batched=False)
+    plain_values = {"text": TEXT, "tokens": TOKENS, "llmapi": LLMAPI}[interface]
     for tensor in INTERFACES[interface].inputs:
-        if tensor.name in base or tensor.name in without_effect:
+        if tensor.name in plain_values or tensor.name in without_effect:
             continue
         value: Any = np.full([2 if size == -1 else size for size in tensor.dims], 2).astype(NUMPY[tensor.dtype])
         if tensor.dtype == "STRING":
@@ -291,6 +322,11 @@ def test_every_input_is_read_or_refused(interface: str) -> None:
             value = np.array([[3], [1]], np.int32)
         elif tensor.name == "embedding_bias":
             value = np.ones(257, np.float32)
+        elif tensor.name == "early_stopping":
+            value = np.array([False])
+        of_beams = tensor.name in ("early_stopping", "length_penalty", "len_penalty")
+        base = plain_values | ({"beam_width": 2} if of_beams else {})
+        plain = read(interface, base, batched=False)
         if refused(interface, base | {tensor.name: value}, tensor.name):
             continue
         job = read(interface, base | {tensor.name: value}, batched=False)

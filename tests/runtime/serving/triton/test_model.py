@@ -156,6 +156,33 @@ def test_several_completions_have_a_response_each(model: TritonPythonModel, ask:
         assert len(set(texts)) > 1
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_beams_come_in_one_response(pico_engine: Path, decoupled: bool) -> None:
+    model = load(pico_engine, decoupled=decoupled)
+    params = SamplingParams(n=3, beam_width=4, max_tokens=6, length_penalty=0.0, early_stopping=True, logprobs=0)
+    expected = model.llm.generate(PROMPT, params).outputs
+    ids = model.llm.engine.tokenizer.encode(PROMPT)
+    texts = {"text_input": [[PROMPT.encode()]], "max_tokens": [[6]]}
+    tokens = {"input_ids": [ids], "input_lengths": [[len(ids)]], "request_output_len": [[6]]}
+    for values in (texts, tokens):
+        arrays = {
+            name: np.array(value, np.object_ if name == "text_input" else np.int32) for name, value in values.items()
+        }
+        shared = {"beam_width": [[4]], "num_return_sequences": [[3]]}
+        arrays |= {name: np.array(value, np.int32) for name, value in shared.items()}
+        arrays |= {name: np.ones((1, 1), np.bool_) for name in ("return_log_probs", "exclude_input_in_output")}
+        request = Request(arrays)
+        model.execute([request])
+        (response,) = request.sender.wait()
+        sums = [completion.cumulative_logprob for completion in expected]
+        assert response["cum_log_probs"] == pytest.approx(np.array([sums], np.float32))
+        if "text_output" in response:
+            assert [text.decode() for text in response["text_output"]] == [each.text for each in expected]
+        else:
+            assert response["sequence_length"].tolist() == [[len(each.token_ids) for each in expected]]
+            assert response["output_ids"][0].tolist() == [each.token_ids for each in expected]
+
+
 def test_one_request_may_hold_several_prompts(pico_engine: Path) -> None:
     model = load(pico_engine)
     prompts = ["import os", "def main", "class A"]
@@ -191,7 +218,7 @@ def test_requests_of_one_call_are_each_answered(model: TritonPythonModel, batche
         ({"text_input": PROMPT, "max_tokens": 1, "streaming": True}, "did you mean stream"),
         ({"text_input": PROMPT, "max_tokens": 0}, "max_tokens must be a positive integer"),
         ({"text_input": PROMPT, "max_tokens": 10**6}, "tokens of prompt and output together"),
-        ({"text_input": PROMPT, "max_tokens": 1, "beam_width": 4}, "'beam_width' must be 1, got 4"),
+        ({"text_input": PROMPT, "max_tokens": 1, "beam_width": 999}, "beam_width must be at most max_batch_size"),
         ({"text_input": PROMPT, "max_tokens": 1, "lora_task_id": np.array([3], np.uint64)}, "LoRA adapters"),
         ({"text_input": PROMPT, "max_tokens": 1, "image_url_input": "http://x"}, "images and video"),
         ({"text_input": np.array([b"\xff"], np.object_), "max_tokens": 1}, "'text_input' must be UTF-8"),

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "not a number": ("tensorwright", {**TEXT, "top_k": 5, "temperature": float("nan")}, "temperature"),
     "top_p": ("tensorwright", {**TEXT, "top_p": 1.5}, "top_p"),
     "broken UTF-8": ("tensorwright", {**TEXT, "text_input": np.array([[b"\xff\xfe"]], object)}, "must be UTF-8"),
-    "beam search": ("tensorwright", {**TEXT, "beam_width": 4}, "beam_width"),
+    "beam search": ("tensorwright", {**TEXT, "beam_width": 4, "num_return_sequences": 5}, "at most beam_width"),
     "context logits": ("ensemble", {**TEXT, "return_context_logits": True}, "return_context_logits"),
     "shapes of several rows": (
         "ensemble", {"text_input": np.array([[b"a"], [b"b"]], object), "max_tokens": np.array([[4]], np.int32)}, "batch"

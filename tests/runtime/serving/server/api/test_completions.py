@@ -43,6 +43,24 @@ def test_choices_of_many_prompts_stand_prompt_by_prompt(client: openai.OpenAI, l
     assert len({c.text for c in answer.choices}) == 9
 
 
+def test_the_best_of_a_beam_search(client: openai.OpenAI, llm: LLM) -> None:
+    asked = {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": "never"}
+    answer = client.completions.create(
+        model="pico", prompt=PROMPTS, n=2, best_of=4, max_tokens=8, logprobs=1, extra_body=asked
+    )
+    params = SamplingParams(n=2, beam_width=4, length_penalty=0.5, early_stopping="never", max_tokens=8, logprobs=1)
+    expected = llm.generate(PROMPTS, params)
+    assert [c.text for c in answer.choices] == [c.text for output in expected for c in output.outputs]
+    said = client.chat.completions.create(
+        model="pico", messages=[{"role": "user", "content": "a"}], n=2, max_tokens=6,
+        extra_body={"use_beam_search": True},
+    )  # fmt: skip
+    assert len({choice.message.content for choice in said.choices}) == 2
+    one = client.completions.create(model="pico", prompt=PROMPTS[0], max_tokens=8, extra_body={"use_beam_search": True})
+    greedy = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, temperature=0))
+    assert one.choices[0].text == greedy.outputs[0].text
+
+
 SHAPES: list[dict[str, Any]] = [
     {"top_k": 4, "seed": 3},
     {"min_p": 0.2, "top_p": 0.9, "seed": 3},
