@@ -35,7 +35,7 @@ TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
 """Half of the answers are greedy, since a draft is right most often where the engine is sure."""
 AT_ONCE = 64
 HELD_OUT = 64
-ROUND = 1024
+ROUND = 256
 """Answers between two saves."""
 
 

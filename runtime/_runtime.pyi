@@ -389,10 +389,17 @@ class EngineOptions:
 
     @property
     def proposer(self) -> str:
-        """'': nothing is proposed, 'ngram' or 'draft'"""
+        """'': nothing is proposed, 'ngram', 'suffix' or 'draft'"""
 
     @proposer.setter
     def proposer(self, arg: str, /) -> None: ...
+
+    @property
+    def draft_remembered(self) -> int:
+        """tokens of outputs, of proposer 'suffix'"""
+
+    @draft_remembered.setter
+    def draft_remembered(self, arg: int, /) -> None: ...
 
     @property
     def draft_plan(self) -> str:

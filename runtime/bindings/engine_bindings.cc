@@ -27,7 +27,8 @@ struct PyEngineOptions : EngineOptions {
   int threads = 0;
   std::string draft_plan, draft_weights;  // the engine of the draft model
   int64_t draft_kv_bytes = 0;             // of its KV cache
-  std::string proposer;                   // "": none, "ngram" or "draft"
+  std::string proposer;                   // "": none, "ngram", "suffix" or "draft"
+  int64_t draft_remembered = 0;           // tokens of outputs, of proposer "suffix"
   int32_t draft_least = 2;                // tokens that must be equal before a text is thought to go on alike
   std::string load = "map";
   size_t populate_bytes = 0;
@@ -140,9 +141,11 @@ class PyEngine {
   static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options, const CpuExecutor& target) {
     if (options.proposer.empty()) return nullptr;
     if (options.proposer == "ngram") return std::make_unique<NgramProposer>(options.draft_least);
+    if (options.proposer == "suffix")
+      return std::make_unique<NgramProposer>(options.draft_least, options.draft_remembered);
     if (options.proposer == "draft") return make_draft_model(options, target);
     throw Error("InvalidOptionError",
-                "[engine] a proposer must be 'ngram' or 'draft', got '" + options.proposer + "'");
+                "[engine] a proposer must be 'ngram', 'suffix' or 'draft', got '" + options.proposer + "'");
   }
 
   // The draft model computes on the threads of the target, between its steps.
@@ -277,7 +280,8 @@ void bind_options(nb::module_& m) {
           "draft_rows", [](const PyEngineOptions& o) { return o.speculation.max_rows; },
           [](PyEngineOptions& o, int32_t rows) { o.speculation.max_rows = rows; },
           "proposed tokens of all sequences in a step")
-      .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, 'ngram' or 'draft'")
+      .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, 'ngram', 'suffix' or 'draft'")
+      .def_rw("draft_remembered", &PyEngineOptions::draft_remembered, "tokens of outputs, of proposer 'suffix'")
       .def_rw("draft_plan", &PyEngineOptions::draft_plan, "the plan of the draft model")
       .def_rw("draft_weights", &PyEngineOptions::draft_weights, "the weights of the draft model")
       .def_rw("draft_kv_bytes", &PyEngineOptions::draft_kv_bytes, "bytes of the draft model's KV cache")

@@ -118,6 +118,7 @@ def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> 
     native.draft_tokens = speculation.tokens
     native.draft_rows = speculation.rows
     native.draft_least = speculation.min_match
+    native.draft_remembered = speculation.remembered
     if speculation.model is None:
         return None
     draft = open_draft(speculation.model, engine)

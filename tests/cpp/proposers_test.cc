@@ -160,4 +160,59 @@ TW_TEST(costs_between_and_beyond_what_was_measured_lie_on_lines) {
   TW_CHECK(cost.seconds(1) < 1.4);
 }
 
+namespace {
+
+Sequence ended(int64_t id, const std::string& salt, std::vector<int32_t> prompt, const std::vector<int32_t>& output) {
+  Sequence sequence;
+  sequence.id = id;
+  auto sampling = std::make_shared<Sampling>();
+  sampling->cache_salt = salt;
+  sequence.sampling = std::move(sampling);
+  sequence.tokens = std::move(prompt);
+  sequence.prompt_tokens = sequence.size();
+  sequence.tokens.insert(sequence.tokens.end(), output.begin(), output.end());
+  return sequence;
+}
+
+}  // namespace
+
+TW_TEST(outputs_are_found_by_their_salt_up_to_their_ends) {
+  OutputStore store(1000);
+  store.remember(ended(1, "a", {1, 2, 3}, {4, 5, 6, 7}));
+  store.remember(ended(2, "a", {9}, {4, 5, 8}));
+  TW_CHECK_EQ(store.find("a", std::vector<int32_t>{3, 4, 5}, 2).length, 0);  // not added yet
+  TW_CHECK_EQ(store.digest(3), 3);
+  TW_CHECK_EQ(store.digest(100), 8);
+  TW_CHECK_EQ(store.digest(100), 0);
+  const auto longest = store.find("a", std::vector<int32_t>{3, 4, 5}, 2);
+  TW_CHECK_EQ(longest.length, 3);
+  TW_CHECK((std::vector<int32_t>(longest.next.begin(), longest.next.end()) == std::vector<int32_t>{6, 7}));
+  const auto latest = store.find("a", std::vector<int32_t>{0, 4, 5}, 2);
+  TW_CHECK((std::vector<int32_t>(latest.next.begin(), latest.next.end()) == std::vector<int32_t>{8}));
+  TW_CHECK_EQ(store.find("a", std::vector<int32_t>{6, 7}, 2).length, 0);  // nothing is behind it
+  TW_CHECK_EQ(store.find("a", std::vector<int32_t>{0, 4, 5}, 3).length, 0);
+  TW_CHECK_EQ(store.find("b", std::vector<int32_t>{3, 4, 5}, 2).length, 0);
+}
+
+TW_TEST(stores_are_bounded_and_forget_the_oldest) {
+  std::mt19937 random(1);
+  OutputStore store(400);
+  for (int64_t id = 0; id < 300; ++id) {
+    const std::string salt = std::to_string(random() % 5);
+    std::vector<int32_t> output(1 + random() % 60);
+    for (int32_t& token : output) token = static_cast<int32_t>(random() % 1000);
+    store.remember(ended(id, salt, {1, 2}, output));
+    store.digest(static_cast<int32_t>(random() % 100));
+    TW_CHECK(store.tokens() <= 400);
+  }
+  store.digest(10000);
+  std::vector<int32_t> last(50);
+  for (int32_t& token : last) token = static_cast<int32_t>(random() % 1000);
+  store.remember(ended(1000, "x", {}, last));
+  store.digest(1000);
+  TW_CHECK_EQ(store.find("x", std::span(last).first(40), 2).next.size(), size_t{10});
+  store.remember(ended(1001, "x", {}, std::vector<int32_t>(300, 7)));  // more than half: not kept
+  TW_CHECK_EQ(store.digest(1000), 0);
+}
+
 TW_TEST_MAIN()

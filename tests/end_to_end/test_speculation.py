@@ -45,7 +45,7 @@ def plain(pico_engine: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=["ngram", "ngram,tokens=5", "draft", "draft,tokens=3"])
+@pytest.fixture(scope="module", params=["ngram", "ngram,tokens=5", "suffix,tokens=4", "draft", "draft,tokens=3"])
 def drafting(request: pytest.FixtureRequest, pico_engine: Path, pico_draft_engine: Path) -> Iterator[LLM]:
     speculative = request.param.replace("draft", f"draft,model={pico_draft_engine}")
     with LLM(pico_engine, kv_cache_memory="64MiB", speculative=speculative) as llm:
@@ -97,6 +97,20 @@ def test_a_request_tells_what_became_of_its_drafts(pico_engine: Path) -> None:
     assert (metrics.draft_tokens, metrics.accepted_tokens) == (stats["draft_tokens"], stats["accepted_tokens"])
     assert 0 < metrics.accepted_tokens <= metrics.draft_tokens
     assert stats["steps"] < 64
+
+
+def test_what_was_said_before_is_proposed_to_the_same_salt_alone(plain: LLM, pico_engine: Path) -> None:
+    prompt = "import re\n\nclass Scanner:\n    def scan("
+    mine, other = (
+        SamplingParams(max_tokens=60, temperature=0.9, seed=4, cache_salt=salt) for salt in ("mine", "other")
+    )
+    with LLM(pico_engine, kv_cache_memory="64MiB", speculative="suffix,tokens=8") as llm:
+        told_first, strange, again = (llm.generate(prompt, params) for params in (mine, other, mine))
+    expected = plain.generate(prompt, mine).outputs[0].token_ids
+    for output in (told_first, strange, again):
+        assert output.outputs[0].token_ids == expected
+    assert strange.metrics.accepted_tokens == told_first.metrics.accepted_tokens
+    assert told_first.metrics.accepted_tokens < 40 < again.metrics.accepted_tokens
 
 
 def test_a_draft_of_other_tokens_is_refused(pico_engine: Path, tmp_path: Path) -> None:

@@ -40,4 +40,11 @@ Match MatchIndex::find(std::span<const int32_t> text, int32_t least) const {
   return best;
 }
 
+std::span<const int32_t> MatchIndex::behind(const Match& match) const {
+  if (match.next < 0) return {};
+  const auto from = static_cast<size_t>(match.next);
+  const auto end = std::ranges::upper_bound(starts_, starts_[from]) - starts_.begin();
+  return tokens().subspan(from, static_cast<size_t>(end) - from);
+}
+
 }  // namespace tensorwright

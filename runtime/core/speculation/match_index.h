@@ -31,6 +31,8 @@ class MatchIndex {
   // Returns the place where the longest suffix of `text` occurs, of at least `least` tokens (2 or more), the
   // latest of equally long ones. A place must have a token behind it. `next` is -1 if there is none.
   Match find(std::span<const int32_t> text, int32_t least) const;
+  // Returns the tokens behind a place that find() returned, up to the end of its text.
+  std::span<const int32_t> behind(const Match& match) const;
 
  private:
   static uint64_t pair(int32_t first, int32_t second) {

@@ -21,6 +21,7 @@ MAX_ROWS = 4096
 AUTO = "auto"
 METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("tokens", "rows", "min_match"),
+    "suffix": ("tokens", "rows", "min_match", "remembered"),
     "draft": ("model", "tokens", "rows", "kv_cache_memory"),
 }
 """The proposers, and the names of what each takes."""
@@ -36,7 +37,8 @@ class Speculation:
 
     tokens: how many are proposed for each sequence in a step; 0 means as many as pay. rows: the most that are proposed
     in a step for all sequences; each takes the memory of a row of logits. min_match: the tokens that must be equal
-    before a text is thought to go on as it did before. model: the engine of the draft model. kv_cache_memory: the bytes
+    before a text is thought to go on as it did before. remembered: the tokens of earlier outputs that are kept, about
+    50 bytes each. model: the engine of the draft model. kv_cache_memory: the bytes
     of its KV cache; None means as many as a full batch can use, in at most half of the free memory.
     """
 
@@ -44,11 +46,17 @@ class Speculation:
     tokens: int = 0
     rows: int = 64
     min_match: int = 2
+    remembered: int = 1 << 19
     model: str | None = None
     kv_cache_memory: int | None = None
 
 
-NUMBERS = {"tokens": (1, MAX_TOKENS), "rows": (1, MAX_ROWS), "min_match": (2, 32)}
+NUMBERS = {
+    "tokens": (1, MAX_TOKENS),
+    "rows": (1, MAX_ROWS),
+    "min_match": (2, 32),
+    "remembered": (1024, 1 << 26),
+}
 """The least and the greatest value of each number."""
 
 

@@ -21,6 +21,7 @@ from tensorwright.options.speculation import MAX_TOKENS, Speculation, read_specu
         ("ngram,tokens=auto", Speculation("ngram")),
         ("ngram, tokens = 4, min_match=3", Speculation("ngram", tokens=4, min_match=3)),
         ({"method": "ngram", "tokens": 16, "rows": 8}, Speculation("ngram", tokens=16, rows=8)),
+        ("suffix,remembered=2048", Speculation("suffix", remembered=2048)),
         ("draft,model=out/a b,tokens=3", Speculation("draft", tokens=3, model="out/a b")),
         ({"method": "draft", "model": Path("out/draft")}, Speculation("draft", model="out/draft")),
         (
@@ -36,7 +37,7 @@ def test_what_is_read(value: Any, read: Speculation | None) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("", "speculative must be none, or ngram or draft with what it takes"),
+        ("", "speculative must be none, or ngram or suffix or draft with what it takes"),
         ("medusa", "got method 'medusa'"),
         (3, "got 3"),
         ({"tokens": 3}, "got method None"),
@@ -49,6 +50,7 @@ def test_what_is_read(value: Any, read: Speculation | None) -> None:
         ({"method": "ngram", "rows": 1.5}, "rows must be a whole number from 1 to 4096, got 1.5"),
         ("ngram,min_match=1", "min_match must be a whole number from 2 to 32, got '1'"),
         ("ngram,model=out/draft", "method ngram takes tokens, rows, min_match, not model"),
+        ("suffix,remembered=10", "remembered must be a whole number from 1024 to 67108864, got '10'"),
         ("draft", "method draft needs model, the folder of an engine"),
         ("draft,model=", "method draft needs model"),
         ({"method": "draft", "model": 3}, "needs model.*got 3"),
