@@ -61,7 +61,7 @@ EXCEPTIONS = {
 # The only places outside builder/ that see torch or transformers.
 MAY_IMPORT_TORCH = {"models/train_pico.py", "models/distill.py"}
 # Compiling and interpreting GPU kernels; nothing at run time imports Triton.
-MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|interpret_child)\.py")
+MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|interpret_child|unpack)\.py")
 
 
 def python_files(room: str) -> list[Path]:

@@ -66,6 +66,8 @@ PARTS = (
          f"{SANITIZER} --tool memcheck {PYTEST} -x {ATTENTION} -k block_sizes", 60),
     Part("racecheck", "is there a race in shared memory",
          f"{SANITIZER} --tool racecheck {PYTEST} {TESTS} -k '{RACES}'", 120),
+    Part("candidates", "would other forms of the int4 and int8 kernels be faster",
+         "{python} benchmarks/gpu/gpu_candidates.py --json {json}", 110),
     Part("engine", "does a TensorRT engine load, and give the right logits",
          "{python} benchmarks/gpu/gpu_logits.py check {engine} --json {json}", 120, needs_engine=True),
     Part("generate", "how fast is the engine behind the public API",

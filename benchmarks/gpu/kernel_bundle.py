@@ -117,6 +117,7 @@ def specs_of_tests(sm: int) -> list[KernelSpec]:
 def specs_of_benchmarks(sm: int) -> Iterator[KernelSpec]:
     """Yields the kernels that the benchmarks of this folder start on this SM."""
     import gpu_attention
+    import gpu_candidates
     import gpu_ceilings
     import gpu_tiles
     import int4_gemv
@@ -125,6 +126,7 @@ def specs_of_benchmarks(sm: int) -> Iterator[KernelSpec]:
     yield from gpu_attention.specs(sm)
     yield from int4_gemv.specs(sm)
     yield from gpu_tiles.specs(sm)
+    yield from gpu_candidates.specs(sm)
 
 
 def _compiled(job: tuple[KernelSpec, int]) -> CompiledKernel | str:

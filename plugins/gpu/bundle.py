@@ -67,6 +67,11 @@ class Bundle:
         portable = [at for at in known if at < min(sm, _ARCH_SPECIFIC) and known[at].ptx]
         if portable:
             return known[max(portable)], known[max(portable)].ptx.encode() + b"\x00"
+        if not known and any(name == kernel for name, _, _ in self.kernels):
+            raise KernelError(
+                f"{kernel} ({variant}): the engine has other forms of this kernel, since another version of "
+                "tensorwright built it: build it again"
+            )
         there = ", ".join(map(str, sorted(known))) or "no SM at all"
         raise KernelError(
             f"{kernel} ({variant}): the engine has code for {there}, none that runs on SM {sm}; build it with --sm {sm}"

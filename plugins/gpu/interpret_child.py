@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from tensorwright.errors import KernelError
+from tensorwright.plugins.gpu import interpret_asm
 from tensorwright.plugins.gpu.interpret import ADDRESS_ALIGNMENT, receive, send
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
@@ -109,6 +110,36 @@ def _compute_bfloat16() -> None:
     builder.binary_op = refusing_binary
 
 
+class Results:
+    """What a block of inline assembly returns, in the form of the compiler's operation."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def get_result(self, index: int) -> Any:
+        return self._handles[index]
+
+
+def _run_assembly() -> None:
+    """Makes the interpreter run inline PTX, which Triton 3.9's refuses."""
+
+    def create_inline_asm(
+        self: Any, text: str, constraints: str, values: list[Any], types: list[Any], pure: bool, pack: int
+    ) -> Results:
+        kinds = [kind.scalar for kind in types]
+        sizes = [kind.primitive_bitwidth // 8 for kind in kinds]
+        found = interpret_asm.run(text, constraints, [value.data for value in values], sizes, pack)
+        numpy = [interpreter._get_np_dtype(kind) for kind in kinds]
+        return Results(
+            [
+                interpreter.TensorHandle(data.view(dtype), kind)
+                for data, dtype, kind in zip(found, numpy, kinds, strict=True)
+            ]
+        )
+
+    interpreter.InterpreterBuilder.create_inline_asm = create_inline_asm
+
+
 def run(work: list[tuple[KernelSpec, Launch]], blocks: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Runs the launches and returns the blocks' contents, by the addresses of the launches."""
     global _bounds
@@ -154,6 +185,7 @@ def main() -> None:
     os.dup2(2, 1)  # the kernels' own prints must not go between the answers
     _watch()
     _compute_bfloat16()
+    _run_assembly()
     np.seterr(all="ignore")
     while (request := receive(requests)) is not None:
         try:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tensorwright.plugins.gpu.unpack import widen_nibbles
+
 
 @triton.jit
 def _nibble(words, j):
@@ -94,10 +96,18 @@ def int4_gemv_kernel(
 @triton.jit
 def int4_gemm_kernel(
     x, packed, scales, bias, y, parts, tokens, N, K, splits, words_of_a_split,
-    GROUP: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
 ):  # fmt: skip
     """Program (i, r, s) computes COLUMNS columns for ROWS rows of x over the words of split s; DEPTH elements of K, all
-    of one group, at a time on tensor cores. The thread that read a word unpacks its eight weights."""
+    of one group, at a time on tensor cores, as w [COLUMNS, DEPTH] times x^T.
+
+    Columns and elements of K may be in any order in a product. Here a thread unpacks the words of four columns side by
+    side, which it loads as 16 bytes, into the very registers that its tensor core takes: of an operand's row 16 w + 8 r
+    + g in 16 W rows of warps, lane 4 g + t holds elements 2 t + b of the first and second eight of 16.
+    """
+    TILES: tl.constexpr = COLUMNS // (16 * WARPS)
+    BLOCKS: tl.constexpr = DEPTH // 32
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(2)
@@ -106,21 +116,27 @@ def int4_gemm_kernel(
     end = tl.minimum(begin + words_of_a_split, words_of_k)
     inside = columns < N
     rows_of_x = x + rows.to(tl.int64)[:, None] * K
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    acc = tl.zeros((COLUMNS, ROWS), tl.float32)
     element: tl.constexpr = x.dtype.element_ty
-    for first in range(begin, end, DEPTH // 8):
+    for first in tl.range(begin, end, DEPTH // 8, num_stages=STAGES):
         at = first + tl.arange(0, DEPTH // 8)
         k = first * 8 + tl.arange(0, DEPTH)
         a = tl.load(rows_of_x + k[None, :], mask=(rows < tokens)[:, None] & (k < K)[None, :], other=0.0)
+        # Element 4 b + 2 c + h of word 4 m + t, as [m, t, b, c, h], goes to [m, c, h, t, b].
+        a = tl.permute(tl.reshape(a, (ROWS, BLOCKS, 4, 2, 2, 2)), (0, 1, 4, 5, 2, 3))
         mask = (at < end)[:, None] & inside[None, :]
         words = tl.load(packed + at[:, None] * N + columns[None, :], mask=mask, other=0)
-        shifts = tl.arange(0, 8) * 4
-        bits = ((words[:, None, :] >> shifts[None, :, None]) & 15) ^ 8
-        b = ((bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0).to(element)
-        b = tl.reshape(b, (DEPTH, COLUMNS))
+        first_two = tl.join(widen_nibbles(words, element), widen_nibbles(words >> 4, element))
+        last_two = tl.join(widen_nibbles(words >> 8, element), widen_nibbles(words >> 12, element))
+        w = tl.join(first_two, last_two)
+        # [m, t, w, g, i, r, b, h, c] becomes [i, w, r, g, m, c, h, t, b]
+        w = tl.permute(tl.reshape(w, (BLOCKS, 4, WARPS, 8, TILES, 2, 2, 2, 2)), (4, 2, 5, 3, 0, 8, 7, 1, 6))
         scale = tl.load(scales + first // (GROUP // 8) * N + columns, mask=inside, other=0.0).to(tl.float32)
-        acc += tl.dot(a, b, input_precision="ieee") * scale[None, :]
-    _store(y, parts, bias, acc, rows, columns, part, splits, tokens, N)
+        scale = tl.permute(tl.reshape(scale, (WARPS, 8, TILES, 2)), (2, 0, 3, 1))
+        product = tl.dot(tl.reshape(w, (COLUMNS, DEPTH)), tl.trans(tl.reshape(a, (ROWS, DEPTH))))
+        acc += product * tl.reshape(scale, (COLUMNS,))[:, None]
+    acc = tl.permute(tl.reshape(acc, (TILES, WARPS, 2, 8, ROWS)), (4, 1, 3, 0, 2))
+    _store(y, parts, bias, tl.reshape(acc, (ROWS, COLUMNS)), rows, columns, part, splits, tokens, N)
 
 
 @triton.jit

@@ -2,9 +2,9 @@
 
     inputs   x [T, K], packed [ceil(K / 8), N] int32, scales [ceil(K / group), N] of x's type, bias [N] (may be absent)
     outputs  y [T, N]: x's type or float32; bias: either, too
-attrs: n, k, group. The GEMV multiplies up to 4 tokens. Tensor cores multiply more, in blocks of 16 or 64 rows. float32
-has no tensor cores and uses the GEMV, 4 tokens at a time. If this gives a GPU too few blocks, K is split: the parts'
-sums go through the workspace and are added in order.
+attrs: n, k, group. Tensor cores multiply float16 and bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32
+has no tensor cores and uses the GEMV, at most 4 tokens at a time. If this gives a GPU too few blocks, K is split: the
+parts' sums go through the workspace and are added in order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODULE = "tensorwright.plugins.quantized_matmul.gpu"
 GROUPS = (32, 64, 128)
 GEMV_TOKENS = (1, 2, 4)
 """The most rows of x that each specialisation of the GEMV takes."""
-GEMM_ROWS = (16, 64)
+GEMM_ROWS = (8, 16, 64)
 COLUMNS = 128
 GEMV_WORDS = {1: 16, 2: 8, 4: 8}
 """Rows of words at once, by rows of x: 8 or 4 KiB, so that registers allow four blocks of 128 threads."""
@@ -37,10 +37,12 @@ GEMV_STAGES = 3
 """Two steps are loaded while one is computed: 64 or 32 KiB in four blocks of a multiprocessor."""
 NARROW_WORDS = 4
 """Rows if N is no multiple of 16: each word is then loaded alone, which takes registers; only for one token."""
-GEMM_DEPTH = 64
-"""The most elements of K at once: twice as many would take a thread's last registers."""
-GEMM_STAGES = {(16, 32): 4, (16, 64): 4, (64, 32): 4, (64, 64): 3}
-"""The steps being loaded, by rows and depth: two blocks fit the smallest SM's 100 KiB of shared memory."""
+GEMM_WARPS = {8: 4, 16: 4, 64: 8}
+"""The warps of a block, by rows. Each takes 16 columns of every 16 * warps."""
+GEMM_DEPTH = {8: 128, 16: 128, 64: 64}
+"""The most elements of K at once, by rows: twice as many would take a thread's last registers."""
+GEMM_STAGES = 3
+"""One step is computed while two are loaded, which was the fastest on an H100 (docs/gpu.md): two blocks fit the smallest SM's 100 KiB of shared memory."""
 SPLIT_UNIT = 16
 """Splits begin at multiples of this many words, 128 elements of K, which is the largest group."""
 MIN_SPLIT = 64
@@ -55,9 +57,11 @@ REDUCE_BLOCK = 1024
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
     """Returns the kernels for all numbers of tokens."""
     _check_sizes(attrs)
-    gemv = [_gemv(attrs, dtypes, tokens) for tokens in _gemv_tokens(attrs)]
-    gemm = [_gemm(attrs, dtypes, rows) for rows in GEMM_ROWS if dtypes["x"] != "float32"]
-    return (*gemv, *gemm, _reduce(attrs, dtypes))
+    if dtypes["x"] == "float32":
+        products = [_gemv(attrs, dtypes, tokens) for tokens in _gemv_tokens(attrs)]
+    else:
+        products = [_gemm(attrs, dtypes, rows) for rows in GEMM_ROWS]
+    return (*products, _reduce(attrs, dtypes))
 
 
 def launches(
@@ -87,7 +91,7 @@ def launches(
     columns = ceil_div(attrs["n"], COLUMNS)
     rows = _rows(attrs, tokens, x.dtype)
     blocks = ceil_div(tokens, rows)
-    if rows in GEMV_TOKENS:
+    if x.dtype == "float32":
         found = [make_launch(_gemv(attrs, dtypes, rows), grid_of(columns, splits, blocks), values)]
     else:
         found = [make_launch(_gemm(attrs, dtypes, rows), grid_of(columns, blocks, splits), values)]
@@ -118,7 +122,7 @@ def split(attrs: Mapping[str, Any], dtype: str, tokens: int, sm: int) -> tuple[i
     """Returns (parts of K, words of each part)."""
     words, rows = ceil_div(attrs["k"], 8), _rows(attrs, tokens, dtype)
     blocks = ceil_div(attrs["n"], COLUMNS) * ceil_div(tokens, rows)
-    wanted = MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89]) * BLOCKS_OF_AN_SM["gemv" if rows in GEMV_TOKENS else "gemm"]
+    wanted = MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89]) * BLOCKS_OF_AN_SM["gemv" if dtype == "float32" else "gemm"]
     splits = max(min(wanted // max(blocks, 1), words // MIN_SPLIT, MAX_SPLITS), 1)
     of_each = ceil_div(ceil_div(words, splits), SPLIT_UNIT) * SPLIT_UNIT
     return ceil_div(words, of_each), of_each
@@ -137,11 +141,9 @@ def _gemv_tokens(attrs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _rows(attrs: Mapping[str, Any], tokens: int, dtype: str) -> int:
-    """Returns the rows of x that one program takes; a number of GEMV_TOKENS means the GEMV."""
-    forms = _gemv_tokens(attrs)
-    if tokens <= forms[-1] or dtype == "float32":
-        return min((size for size in forms if size >= tokens), default=forms[-1])
-    return GEMM_ROWS[0] if tokens <= GEMM_ROWS[0] else GEMM_ROWS[1]
+    """Returns the rows of x that one program takes."""
+    forms = _gemv_tokens(attrs) if dtype == "float32" else GEMM_ROWS
+    return min((size for size in forms if size >= tokens), default=forms[-1])
 
 
 def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> None:
@@ -196,10 +198,9 @@ def _gemv(attrs: Mapping[str, Any], dtypes: Mapping[str, str], tokens: int) -> K
 
 
 def _gemm(attrs: Mapping[str, Any], dtypes: Mapping[str, str], rows: int) -> KernelSpec:
-    depth = min(attrs["group"], GEMM_DEPTH)
-    sizes = {"DEPTH": depth, "ROWS": rows, "COLUMNS": COLUMNS}
-    warps, stages = 4 if rows == GEMM_ROWS[0] else 8, GEMM_STAGES[rows, depth]
-    return _product("int4_gemm_kernel", attrs, dtypes, sizes, warps=warps, stages=stages)
+    depth, warps = min(attrs["group"], GEMM_DEPTH[rows]), GEMM_WARPS[rows]
+    sizes = {"DEPTH": depth, "ROWS": rows, "COLUMNS": COLUMNS, "STAGES": GEMM_STAGES, "WARPS": warps}
+    return _product("int4_gemm_kernel", attrs, dtypes, sizes, warps=warps, stages=GEMM_STAGES)
 
 
 def _reduce(attrs: Mapping[str, Any], dtypes: Mapping[str, str]) -> KernelSpec:

@@ -139,6 +139,20 @@ TW_TEST(completions_of_one_prompt_share_what_the_draft_model_computed) {
   TW_CHECK_EQ(model->computed_tokens(), 41 + 4);  // the whole prompt but the last token came from the cache
 }
 
+TW_TEST(sequences_that_were_asked_for_long_ago_give_up_their_blocks) {
+  DraftModelOptions o = draft_options(12, 3, 64);  // room for one of these sequences and a half
+  o.prefix_cache = false;
+  const auto model = draft_model(o);
+  std::vector<Sequence> sequences;
+  for (int64_t id = 0; id < 3; ++id)
+    sequences.push_back(
+        sequence_of(request(id, std::vector<int32_t>(27, static_cast<int32_t>(id)), 50), {1}, 0));
+  for (int round = 0; round < 2; ++round) {
+    for (const Sequence& sequence : sequences)
+      TW_CHECK(proposed(*model, {&sequence}, 3)[0] == afresh(sequence, 3, 1, 0));
+  }
+}
+
 TW_TEST(long_prompts_are_caught_up_with_in_bounded_passes) {
   const auto model = draft_model(draft_options(100, 2, 16));
   const Sequence sequence = sequence_of(request(1, std::vector<int32_t>(40, 3), 50), {1}, 0);

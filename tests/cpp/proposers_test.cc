@@ -162,7 +162,8 @@ TW_TEST(costs_between_and_beyond_what_was_measured_lie_on_lines) {
 
 namespace {
 
-Sequence ended(int64_t id, const std::string& salt, std::vector<int32_t> prompt, const std::vector<int32_t>& output) {
+Sequence ended(int64_t id, const std::string& salt, std::vector<int32_t> prompt,
+               const std::vector<int32_t>& output) {
   Sequence sequence;
   sequence.id = id;
   auto sampling = std::make_shared<Sampling>();

@@ -20,8 +20,8 @@ void NgramProposer::propose(std::span<const DraftWish> wishes, std::vector<std::
     for (; index.size() < sequence.size() && left > 0; --left) index.add(sequence.tokens[index.size()]);
     const Match match = index.find(sequence.tokens, least_);
     if (outputs_) {
-      const OutputStore::Found said =
-          outputs_->find(sequence.sampling->cache_salt, sequence.tokens, std::max(least_ + 1, match.length + 1));
+      const OutputStore::Found said = outputs_->find(sequence.sampling->cache_salt, sequence.tokens,
+                                                     std::max(least_ + 1, match.length + 1));
       if (said.length > 0) {
         const size_t count = std::min(said.next.size(), static_cast<size_t>(wishes[i].most));
         (*drafts)[i].assign(said.next.begin(), said.next.begin() + static_cast<std::ptrdiff_t>(count));

@@ -18,8 +18,8 @@ namespace tensorwright {
 
 class NgramProposer : public Proposer {
  public:
-  // least: the fewest tokens that must be equal, 2 or more; one more in an output of another request. remembered:
-  // the tokens of outputs to remember; 0: none.
+  // least: the fewest tokens that must be equal, 2 or more; one more in an output of another request.
+  // remembered: the tokens of outputs to remember; 0: none.
   explicit NgramProposer(int32_t least, int64_t remembered = 0) : least_(least) {
     if (remembered > 0) outputs_.emplace(remembered);
   }

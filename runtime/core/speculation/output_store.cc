@@ -9,7 +9,9 @@ namespace tensorwright {
 void OutputStore::remember(const Sequence& sequence) noexcept {
   const int32_t from = std::max(0, sequence.prompt_tokens - MatchIndex::kLongest);
   const int64_t count = sequence.size() - from;
-  if (sequence.generated() == 0 || sequence.sampling->beams() || count > most_ / 2 || waiting_tokens_ + count > most_) return;
+  if (sequence.generated() == 0 || sequence.sampling->beams() || count > most_ / 2 ||
+      waiting_tokens_ + count > most_)
+    return;
   try {
     Output output{sequence.sampling->cache_salt, {sequence.tokens.begin() + from, sequence.tokens.end()}};
     waiting_.push_back(std::move(output));
@@ -53,13 +55,14 @@ void OutputStore::drop(MatchIndex& index) {
   index = MatchIndex();
 }
 
-// Where all stores hold as much as they may, the one that was used longest ago is dropped; the salt's own loses its
-// old half first.
+// Where all stores hold as much as they may, the one that was used longest ago is dropped; the salt's own
+// loses its old half first.
 void OutputStore::make_room_for_one(const std::string& salt) {
   while (tokens_ >= most_) {
     auto oldest = stores_.end();
     for (auto at = stores_.begin(); at != stores_.end(); ++at)
-      if (at->first != salt && (oldest == stores_.end() || at->second.used < oldest->second.used)) oldest = at;
+      if (at->first != salt && (oldest == stores_.end() || at->second.used < oldest->second.used))
+        oldest = at;
     if (oldest != stores_.end()) {
       drop(oldest->second.young);
       drop(oldest->second.old);

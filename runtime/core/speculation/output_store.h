@@ -1,7 +1,7 @@
 // Remembers what completions said, so that later ones that say the same can be proposed it (suffix decoding:
-// Oliaro et al. 2024, "SuffixDecoding"). Requests of one cache salt have a store of their own: nobody learns from
-// speed what others were told. All stores together hold at most so many tokens, about 50 bytes each; the oldest
-// half of a store goes first, and the store that was used longest ago.
+// Oliaro et al. 2024, "SuffixDecoding"). Requests of one cache salt have a store of their own: nobody learns
+// from speed what others were told. All stores together hold at most so many tokens, about 50 bytes each; the
+// oldest half of a store goes first, and the store that was used longest ago.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_OUTPUT_STORE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_OUTPUT_STORE_H_
 
@@ -22,13 +22,13 @@ class OutputStore {
   // most: the tokens of all stores, at least 2.
   explicit OutputStore(int64_t most) : most_(most) {}
 
-  // Takes the output of a completion that has ended, with the last tokens of the prompt before it. digest() adds it.
-  // Where there is no memory, it is forgotten.
+  // Takes the output of a completion that has ended, with the last tokens of the prompt before it. digest()
+  // adds it. Where there is no memory, it is forgotten.
   void remember(const Sequence& sequence) noexcept;
   // Adds what was taken, up to `tokens` tokens. Returns how many it added.
   int32_t digest(int32_t tokens);
-  // What followed the longest suffix of a text in the salt's store: the number of equal tokens, 0 for none, and the
-  // tokens behind them, valid until the next call of digest().
+  // What followed the longest suffix of a text in the salt's store: the number of equal tokens, 0 for none,
+  // and the tokens behind them, valid until the next call of digest().
   struct Found {
     int32_t length = 0;
     std::span<const int32_t> next = {};

@@ -62,6 +62,11 @@ def test_a_gpu_without_code_is_told_what_to_build(built: list[int], sm: int) -> 
         bundle.from_bytes(bundle.to_bytes([])).find("a_kernel", "0123", 80)
 
 
+def test_an_engine_with_other_forms_of_a_kernel_is_to_be_built_again() -> None:
+    with pytest.raises(KernelError, match=r"a_kernel \(0123\): the engine has other forms .* build it again"):
+        found([made(80, variant="4567")], 80)
+
+
 def test_the_same_bytes_in_any_order_and_ptx_once() -> None:
     kernels = [made(sm, kernel, variant) for sm in (80, 90) for kernel in ("a", "b") for variant in ("1", "2")]
     data = bundle.to_bytes(kernels)
