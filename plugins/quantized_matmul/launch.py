@@ -42,7 +42,8 @@ GEMM_WARPS = {8: 4, 16: 4, 64: 8}
 GEMM_DEPTH = {8: 128, 16: 128, 64: 64}
 """The most elements of K at once, by rows: twice as many would take a thread's last registers."""
 GEMM_STAGES = 3
-"""One step is computed while two are loaded, which was the fastest on an H100 (docs/gpu.md): two blocks fit the smallest SM's 100 KiB of shared memory."""
+"""One step is computed while two are loaded, which was the fastest on an H100 (docs/gpu.md). Two blocks fit the
+smallest SM's 100 KiB of shared memory."""
 SPLIT_UNIT = 16
 """Splits begin at multiples of this many words, 128 elements of K, which is the largest group."""
 MIN_SPLIT = 64

@@ -281,7 +281,8 @@ void bind_options(nb::module_& m) {
           [](PyEngineOptions& o, int32_t rows) { o.speculation.max_rows = rows; },
           "proposed tokens of all sequences in a step")
       .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, 'ngram', 'suffix' or 'draft'")
-      .def_rw("draft_remembered", &PyEngineOptions::draft_remembered, "tokens of outputs, of proposer 'suffix'")
+      .def_rw("draft_remembered", &PyEngineOptions::draft_remembered,
+              "tokens of outputs, of proposer 'suffix'")
       .def_rw("draft_plan", &PyEngineOptions::draft_plan, "the plan of the draft model")
       .def_rw("draft_weights", &PyEngineOptions::draft_weights, "the weights of the draft model")
       .def_rw("draft_kv_bytes", &PyEngineOptions::draft_kv_bytes, "bytes of the draft model's KV cache")

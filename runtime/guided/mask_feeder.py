@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from tensorwright.runtime.base.engine_event import EngineEvent
 from tensorwright.runtime.guided.mask_threads import MaskJob, MaskReceiver, MaskThreads
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 
@@ -19,35 +19,13 @@ MatcherOf = Callable[[int, int], GrammarMatcher | None]
 """Returns the matcher of a completion, from the request's id and the completion's index; None without a grammar."""
 
 
-@dataclass(frozen=True)
-class GrammarEnded:
-    """An event with all that the engine's have. It says that the grammar of one completion admits no further token."""
-
-    request_id: int
-    completion: int
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[Any, ...] = ()
-    prompt_logprobs: tuple[Any, ...] = ()
-    finish: str = ""
-    stop_token: int = -1
-    error_type: str = ""
-    error: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    cumulative_logprob: float = 0.0
-    queue_s: float = -1.0
-    first_token_s: float = -1.0
-
-
 class MaskFeeder:
     """Feeds masks to one engine, a `_runtime.Engine`. Only the engine's consumer thread may call it."""
 
     def __init__(self, engine: Any):
         self._engine = engine
         self._threads = MaskThreads()
-        self._ended: deque[GrammarEnded] = deque()
+        self._ended: deque[EngineEvent] = deque()
         self._failed: deque[tuple[int, BaseException]] = deque()
 
     def feed(self, events: Iterable[Any], matcher_of: MatcherOf) -> None:
@@ -61,9 +39,9 @@ class MaskFeeder:
         if jobs:
             self._threads.compute(jobs, PATIENCE_S)
 
-    def ended(self) -> list[GrammarEnded]:
-        """Returns the completions whose grammar has ended, each once. Their last events were fed, but the consumer may
-        not have dispatched them yet."""
+    def ended(self) -> list[EngineEvent]:
+        """Returns an event for each completion whose grammar admits no further token, once. The last events of these
+        completions were fed, but the consumer may not have dispatched them yet."""
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def failed(self) -> list[tuple[int, BaseException]]:
@@ -86,7 +64,7 @@ class MaskFeeder:
             except BaseException as found:  # also a panic of the library
                 error = found
             if error is None:
-                self._ended.append(GrammarEnded(request, completion))
+                self._ended.append(EngineEvent(request, completion))
                 self._engine.abort(request, completion)
             else:
                 self._failed.append((request, error))

@@ -17,6 +17,7 @@ from tensorwright.runtime.base.library_errors import as_error
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.mask_feeder import MaskFeeder
 from tensorwright.runtime.guided.matcher import GrammarMatcher
+from tensorwright.runtime.requests.long_events import LongEvents
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
@@ -43,6 +44,7 @@ class EngineClient:
         self._home = HomeProcess()
         self._engine = engine
         self._feeder = MaskFeeder(engine)
+        self._long = LongEvents()
         self._ids = itertools.count(1)
         self._requests: dict[int, RequestHandle] = {}
         self._lock = threading.Lock()
@@ -192,14 +194,16 @@ class EngineClient:
         try:
             while True:
                 stopped = self._engine.stopped  # read before the events, so that no event before the stop is missed
-                events = self._engine.wait_events(POLL)
+                events = self._engine.wait_events(0.0 if self._long else POLL)
                 self._note_progress(events)
                 self._feeder.feed(events, self._matcher_of)  # masks come first, because the engine waits for them
                 for request_id, error in self._feeder.failed():
                     self._give_up(request_id, as_error(error))
-                for event in (*self._feeder.ended(), *events):
+                for event in self._long.keep((*self._feeder.ended(), *events)):
                     self._dispatch(event)
-                if stopped and not events:
+                if (part := self._long.next_part()) is not None:
+                    self._dispatch(part)
+                if stopped and not events and not self._long:
                     # At the interpreter's exit the engine may be shut down before this client is closed.
                     if not self._closing and self._engine.cause != SHUT_DOWN:
                         logger.error("the engine stopped by itself: it %s", self._engine.cause)

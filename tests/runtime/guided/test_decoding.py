@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from support.fake_runtime import EOS, FakeEngine, engine_config, write_engine
 from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
-from tensorwright.runtime import _runtime
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided import grammar, library, vocabulary
-from tensorwright.runtime.guided.mask_feeder import GrammarEnded
 from tensorwright.runtime.guided.reader import guided_vocabulary
 from tensorwright.runtime.requests.engine_client import EngineClient
 
@@ -28,11 +25,6 @@ PAIR = {"type": "object", "properties": {"a": DIGIT, "b": DIGIT}, "required": ["
 NESTED = {"type": "object", "properties": {"a": {"type": "string"}}}
 for _ in range(200):
     NESTED = {"type": "object", "properties": {"a": NESTED}}
-
-
-def test_the_end_of_a_grammar_has_all_that_an_event_of_the_engine_has() -> None:
-    names = {name for name in vars(_runtime.Event) if not name.startswith("_")}
-    assert {part.name for part in fields(GrammarEnded)} == names
 
 
 def guided(max_tokens: int = 20, **asked: Any) -> SamplingParams:
