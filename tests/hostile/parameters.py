@@ -54,6 +54,9 @@ FLAG: tuple[Make, ...] = (just(HUGE), long_text)
 
 FIELDS: Mapping[str, tuple[Make, ...]] = {
     "n": (*NUMBER, just(16)),
+    "beam_width": (*NUMBER, just(16)),
+    "length_penalty": (*NUMBER, just(100)),
+    "early_stopping": FLAG,
     "max_tokens": NUMBER,
     "min_tokens": NUMBER,
     "temperature": (*NUMBER, just(5e-324), just(1e6)),
