@@ -139,6 +139,18 @@ TW_TEST(completions_of_one_prompt_share_what_the_draft_model_computed) {
   TW_CHECK_EQ(model->computed_tokens(), 41 + 4);  // the whole prompt but the last token came from the cache
 }
 
+TW_TEST(a_start_costs_what_the_draft_model_has_missed) {
+  const auto model = draft_model(draft_options(100, 1, 64));
+  Sequence sequence = sequence_of(request(1, std::vector<int32_t>(20, 3), 50), {1}, 0);
+  TW_CHECK(model->start_seconds(sequence) > 0);
+  proposed(*model, {&sequence}, 2);
+  TW_CHECK_EQ(model->start_seconds(sequence), 0.0);
+  sequence.tokens.push_back(1);
+  TW_CHECK_EQ(model->start_seconds(sequence), 0.0);  // the new token is computed to propose anyhow
+  sequence.tokens.insert(sequence.tokens.end(), {4, 5, 6});
+  TW_CHECK(model->start_seconds(sequence) > 0);
+}
+
 TW_TEST(sequences_that_were_asked_for_long_ago_give_up_their_blocks) {
   DraftModelOptions o = draft_options(12, 3, 64);  // room for one of these sequences and a half
   o.prefix_cache = false;

@@ -134,6 +134,27 @@ TW_TEST(who_gets_none_is_probed_ever_more_rarely) {
   TW_CHECK(longest >= 500);
 }
 
+TW_TEST(a_start_must_save_more_than_it_costs) {
+  const auto price = [](int32_t sequences) { return 0.2 * sequences; };
+  const auto policy_after = [&](bool right) {
+    LengthPolicy policy(0);
+    for (int32_t tokens = 1; tokens <= 16; ++tokens) policy.observe_step(tokens, 1 + 0.05 * (tokens - 1));
+    Acceptance acceptance;
+    for (int i = 0; i < 50; ++i) policy.observe(&acceptance, right, true);
+    return policy;
+  };
+  LengthPolicy sure = policy_after(true), never = policy_after(false);
+  TW_CHECK(sure.worth_starting(40, 100, 1, price));  // more than half of 100 steps is saved
+  TW_CHECK(!sure.worth_starting(90, 100, 1, price));
+  TW_CHECK(never.worth_starting(0.9, 100, 1, price));  // a hundredth
+  TW_CHECK(!never.worth_starting(1.1, 100, 1, price));
+  TW_CHECK(never.worth_starting(0, 1, 1, price));  // nothing to catch up with
+  int tried = 0;
+  for (int i = 0; i < 10000; ++i) tried += never.worth_starting(50, 100, 1, price);
+  TW_CHECK(tried >= 2 && tried <= 3);
+  TW_CHECK(LengthPolicy(4).worth_starting(1e9, 1, 1, price));  // a fixed length asks for no reason
+}
+
 TW_TEST(a_fixed_length_is_kept_within_the_room) {
   LengthPolicy policy(3);
   Acceptance acceptance;

@@ -13,6 +13,14 @@
 
 namespace tensorwright {
 
+namespace {
+
+// A sequence whose proposals were all right has two tokens more than the draft model: its own, and the last
+// proposed.
+constexpr int32_t kAlways = 2;
+
+}  // namespace
+
 DraftModel::DraftModel(std::unique_ptr<Executor> executor, DraftModelOptions options)
     : executor_(std::move(executor)),
       options_(std::move(options)),
@@ -38,6 +46,14 @@ void DraftModel::forget(const Sequence& sequence) {
   if (found == mirrors_.end()) return;
   kv_.release(found->second.own.blocks);
   mirrors_.erase(found);
+}
+
+double DraftModel::start_seconds(const Sequence& sequence) const {
+  const auto found = mirrors_.find({sequence.id, sequence.completion});
+  const int32_t computed =
+      found == mirrors_.end() ? 0 : std::min(found->second.own.computed, found->second.known);
+  const int32_t missing = sequence.size() - 1 - computed;
+  return missing > kAlways ? cost_.seconds(missing) : 0;
 }
 
 void DraftModel::let_go(Mirror& mirror) {
@@ -178,10 +194,9 @@ void DraftModel::propose(std::span<const DraftWish> wishes, std::vector<std::vec
 }
 
 void DraftModel::run(const StepPlan& plan, std::vector<Wanted*>& drawing) {
-  build_step(plan, kv_.groups(), kv_.block_size(), &step_);
   const Clock::time_point begin = Clock::now();
+  build_step(plan, kv_.groups(), kv_.block_size(), &step_);
   const LogitRows logits = executor_->run(step_);
-  cost_.observe(plan.tokens, std::chrono::duration<double>(Clock::now() - begin).count());
   computed_tokens_ += plan.tokens;
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& own = *chunk.sequence;
@@ -192,6 +207,8 @@ void DraftModel::run(const StepPlan& plan, std::vector<Wanted*>& drawing) {
     if (chunk.sequence->size() == mirror.known) remember(mirror);
   }
   draw(logits, drawing);
+  cost_.observe(plan.tokens,
+                std::chrono::duration<double>(Clock::now() - begin).count());  // the draws as well
 }
 
 // Remembers the computed tokens of a sequence that has no proposed ones yet, and gives back the blocks that

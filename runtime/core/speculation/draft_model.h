@@ -38,6 +38,8 @@ class DraftModel : public Proposer {
   void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) override;
   void forget(const Sequence& sequence) override;
   double seconds(int32_t sequences) const override { return cost_.seconds(sequences); }
+  // Those of the tokens that it has not computed, but for the last and the few that each proposal leaves.
+  double start_seconds(const Sequence& sequence) const override;
 
   // For tests: the number of sequences that hold blocks, and the tokens that were computed so far.
   int64_t mirrors() const { return static_cast<int64_t>(mirrors_.size()); }

@@ -12,6 +12,25 @@ int32_t Drafter::most(const Sequence& sequence) const {
   return std::clamp(std::min(left, max_seq_len_ - sequence.size()) - 1, 0, kMaxDraft);
 }
 
+bool Drafter::worth_starting(const Sequence& sequence, int32_t tokens) {
+  const double start = proposer_->start_seconds(sequence);
+  const int32_t left = sequence.sampling->max_tokens - sequence.generated();
+  return policy_.worth_starting(start, left, tokens, [this](int32_t sequences) { return price(sequences); });
+}
+
+// Compares the time of proposals with what the proposer says that their tokens take. Where some began, their
+// start took a part of it.
+void Drafter::learn_price(std::span<const DraftWish> wishes, bool started, double seconds) {
+  constexpr double kNew = 0.1, kLeast = 0.5, kMost = 8;
+  double said = 0;
+  for (int32_t place = 1; place <= kMaxDraft; ++place) {
+    const auto sequences = std::ranges::count_if(wishes, [&](const DraftWish& w) { return w.most >= place; });
+    if (sequences > 0) said += proposer_->seconds(static_cast<int32_t>(sequences));
+  }
+  if (started || said <= 0) return;
+  dearer_ = (1 - kNew) * dearer_ + kNew * std::clamp(seconds / said, kLeast, kMost);
+}
+
 std::vector<Candidate> Drafter::candidates(std::span<const DraftWish> wishes) {
   std::vector<Candidate> found;
   for (const DraftWish& wish : wishes)
@@ -38,7 +57,8 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const PlannedChunk& chunk = plan.chunks[i];
     if (!chunk.decode || chunk.sequence->sampling->beams()) continue;
-    if (const int32_t count = most(*chunk.sequence); count > 0) {
+    if (const int32_t count = most(*chunk.sequence);
+        count > 0 && worth_starting(*chunk.sequence, plan.tokens)) {
       wishes.push_back({chunk.sequence, count});
       chunks.push_back(i);
     }
@@ -52,15 +72,18 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
     for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = static_cast<int32_t>(drafts[i].size());
   }
   std::vector<Candidate> chosen = candidates(wishes);
-  policy_.decide(chosen, plan.tokens, room,
-                 [this](int32_t sequences) { return proposer_->seconds(sequences); });
+  policy_.decide(chosen, plan.tokens, room, [this](int32_t sequences) { return price(sequences); });
   if (chosen_first) {
     for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = chosen[i].length;
     std::vector<DraftWish> wanted;
     for (const DraftWish& wish : wishes)
       if (wish.most > 0) wanted.push_back(wish);
     if (wanted.empty()) return;
+    const bool started = std::ranges::any_of(
+        wanted, [&](const DraftWish& wish) { return proposer_->start_seconds(*wish.sequence) > 0; });
+    const double before = stats_.propose_s;
     std::vector<std::vector<int32_t>> made = propose(wanted);
+    learn_price(wanted, started, stats_.propose_s - before);
     drafts.resize(wishes.size());
     for (size_t i = 0, next = 0; i < wishes.size(); ++i)
       if (wishes[i].most > 0) drafts[i] = std::move(made[next++]);

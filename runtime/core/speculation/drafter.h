@@ -55,6 +55,9 @@ class Drafter {
   using Name = std::pair<int64_t, int32_t>;  // request, completion
 
   int32_t most(const Sequence& sequence) const;
+  bool worth_starting(const Sequence& sequence, int32_t tokens);
+  double price(int32_t sequences) const { return dearer_ * proposer_->seconds(sequences); }
+  void learn_price(std::span<const DraftWish> wishes, bool started, double seconds);
   std::vector<Candidate> candidates(std::span<const DraftWish> wishes);
   std::vector<std::vector<int32_t>> propose(std::span<const DraftWish> wishes);
 
@@ -63,6 +66,7 @@ class Drafter {
   const int32_t max_seq_len_;
   LengthPolicy policy_;
   std::map<Name, Acceptance> acceptance_;
+  double dearer_ = 1;  // how many times longer proposals took lately than the proposer says
   SpeculationStats stats_;
 };
 

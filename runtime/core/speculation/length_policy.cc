@@ -18,6 +18,10 @@ constexpr double kFirstLikelihood = 0.5;
 constexpr double kHighest = 0.98;
 // A longer proposal must promise so much more than it costs, because both are estimates.
 constexpr double kMargin = 1.05;
+// What proposals are thought to save at least, as a share of the time, when a start is weighed.
+constexpr double kLeastSaved = 0.01;
+// Of so many refusals to start one is a start. Each step asks again.
+constexpr int32_t kTriedStarts = 4096;
 // The length of a probe.
 constexpr int32_t kProbe = 2;
 
@@ -43,6 +47,21 @@ bool Acceptance::probes() {
 void LengthPolicy::observe(Acceptance* acceptance, bool right, bool first) {
   acceptance->observe(right, first);
   all_.observe(right, first);
+}
+
+bool LengthPolicy::worth_starting(double start, int32_t left, int32_t tokens, const Price& price) {
+  if (fixed_ > 0 || start <= 0) return true;
+  const double plain = cost_.seconds(tokens), likelihood = all_.likelihood(all_);
+  double saved = kLeastSaved, made = 1, reached = 1;
+  for (int32_t length = 1; length <= kMaxDraft; ++length) {
+    made += reached *= likelihood;
+    const double seconds = cost_.seconds(tokens + length) + length * price(1);
+    if (plain > 0) saved = std::max(saved, 1 - seconds / plain / made);
+  }
+  if (start <= saved * left * plain) return true;
+  if (++refused_ < kTriedStarts) return false;
+  refused_ = 0;
+  return true;
 }
 
 // Adds one token at a time where it is likeliest to be right, as long as tokens per second grow. A step of

@@ -45,6 +45,10 @@ class LengthPolicy {
   explicit LengthPolicy(int32_t fixed) : fixed_(fixed) {}
   // Returns the seconds that one more proposed token for each of so many sequences takes.
   using Price = std::function<double(int32_t sequences)>;
+  // Whether it is worth `start` seconds to begin with proposals for a sequence that has `left` tokens to go:
+  // they must be less than what proposals are thought to save, or a hundredth of the time that is left. Now
+  // and then a start is tried that is not, because nothing is learnt without.
+  bool worth_starting(double start, int32_t left, int32_t tokens, const Price& price);
   // Sets the lengths. tokens: those of the step without proposals. room: the most tokens to propose in all.
   void decide(std::span<Candidate> candidates, int32_t tokens, int32_t room, const Price& price = nullptr);
   void observe_step(int32_t tokens, double seconds) { cost_.observe(tokens, seconds); }
@@ -56,6 +60,7 @@ class LengthPolicy {
   const int32_t fixed_;
   StepCost cost_;
   Acceptance all_;
+  int32_t refused_ = 0;  // starts since the last one that was tried
 };
 
 }  // namespace tensorwright

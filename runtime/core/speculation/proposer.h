@@ -32,6 +32,8 @@ class Proposer {
   // Returns the seconds that it takes to propose one more token for each of `sequences` sequences. 0: next to
   // none, whatever the length. Else the lengths are chosen before the proposals are made.
   virtual double seconds(int32_t /*sequences*/) const { return 0; }
+  // Returns the seconds that it takes before anything can be proposed for the sequence, besides seconds().
+  virtual double start_seconds(const Sequence& /*sequence*/) const { return 0; }
 };
 
 }  // namespace tensorwright
