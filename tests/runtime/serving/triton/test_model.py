@@ -181,6 +181,7 @@ def test_beams_come_in_one_response(pico_engine: Path, decoupled: bool) -> None:
         else:
             assert response["sequence_length"].tolist() == [[len(each.token_ids) for each in expected]]
             assert response["output_ids"][0].tolist() == [each.token_ids for each in expected]
+    model.finalize()
 
 
 def test_one_request_may_hold_several_prompts(pico_engine: Path) -> None:
