@@ -339,6 +339,47 @@ def test_quoted_includes_start_at_the_root() -> None:
     assert not faults, "\n".join(faults)
 
 
+# The headers of names that some standard library's other headers bring along, and others' do not: GCC 13 and later took
+# <cstdint> out of many.
+HEADERS_OF = {
+    r"\bu?int(8|16|32|64)_t\b": {"cstdint", "stdint.h"},
+    r"\b(memcpy|memset|memcmp|strlen)\(": {"cstring", "string.h"},
+    r"\bstd::(unique_ptr|shared_ptr|make_unique|make_shared)\b": {"memory"},
+    r"\bstd::(sort|stable_sort|nth_element|min_element|max_element|find_if|fill|any_of|all_of)\b": {"algorithm"},
+    r"\bstd::(function)\b": {"functional"},
+    r"\bstd::(optional|nullopt)\b": {"optional"},
+    r"\bstd::(numeric_limits)\b": {"limits"},
+    r"\bstd::(runtime_error|logic_error|invalid_argument)\b": {"stdexcept"},
+    r"\bstd::(mutex|lock_guard|unique_lock)\b": {"mutex"},
+    r"\bstd::(atomic)\b": {"atomic"},
+    r"\bstd::(chrono)\b": {"chrono"},
+    r"\bstd::(array)\b": {"array"},
+}
+COMMENT = re.compile(r"//[^\n]*")
+
+
+def headers_seen(path: Path, seen: set[Path]) -> set[str]:
+    """Returns the library headers that a file includes, itself or by the project's own headers."""
+    if path in seen:
+        return set()
+    seen.add(path)
+    found = {header for mark, header in includes(path) if mark == "<"}
+    for mark, header in includes(path):
+        if mark == '"':
+            found |= headers_seen(ROOT / header, seen)
+    return found
+
+
+def test_cpp_files_include_the_headers_of_what_they_name() -> None:
+    faults = []
+    for path in [*cpp_files(), *(ROOT / "tests/cpp").glob("*.*")]:
+        code, seen = COMMENT.sub("", path.read_text(encoding="utf-8")), headers_seen(path, set())
+        for name, headers in HEADERS_OF.items():
+            if (used := re.search(name, code)) and not headers & seen:
+                faults.append(f"{path.relative_to(ROOT)} uses {used[0]} without {' or '.join(sorted(headers))}")
+    assert not faults, "\n".join(faults)
+
+
 def test_only_the_bindings_know_python() -> None:
     python = re.compile(r"nanobind/|Python\.h|pybind11/|torch/|ATen/|c10/")
     faults = [

@@ -68,7 +68,7 @@ PARTS = (
          f"{SANITIZER} --tool racecheck {PYTEST} {TESTS} -k '{RACES}'", 120),
     Part("candidates", "would other forms of the int4 and int8 kernels be faster",
          "{python} benchmarks/gpu/gpu_candidates.py --json {json}", 110),
-    Part("engine", "does a TensorRT engine load, and give the right logits",
+    Part("engine", "does an engine load, and give the right logits",
          "{python} benchmarks/gpu/gpu_logits.py check {engine} --json {json}", 120, needs_engine=True),
     Part("generate", "how fast is the engine behind the public API",
          "{python} benchmarks/gpu/gpu_engine.py {engine} --rounds 3 --json {json}", 120, needs_engine=True),
@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, help="the file of kernel_bundle.py; without it Triton compiles here")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--engine", default="", help="a TensorRT engine with logits beside it (gpu_logits.py make)")
+    parser.add_argument("--engine", default="", help="an engine with logits beside it (gpu_logits.py make)")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], metavar="STEP")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all steps; what is left is skipped")
     args = parser.parse_args()

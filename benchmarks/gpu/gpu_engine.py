@@ -1,13 +1,15 @@
-"""Throughput of a TensorRT engine on this machine's GPU: prefill 512 and decode at batch 1, 8 and 64.
+"""Throughput of an engine on this machine's GPU: prefill 512 and decode at batch 1, 8 and 64.
 
     python benchmarks/gpu/gpu_engine.py ENGINE [--rounds 5] [--json FILE]
 
-The public API, in-flight batching and sampling included. Make the engine with, say,
+Make the engine with, say,
 
     build-engine CHECKPOINT ENGINE --target tensorrt-rtx --dtype bfloat16 --max-batch-size 64 --max-num-tokens 2048
+    build-engine CHECKPOINT ENGINE --target onnx --dtype float16 --max-seq-len 2048
 
-Each case runs once before it counts, for the library compiles kernels for shapes that it has not seen. Needs an NVIDIA
-GPU; without one it says so and ends with code 2.
+Engines of target onnx run on ONNX Runtime's CUDA provider, with TENSORWRIGHT_ONNX_PROVIDER=cuda. Each case runs once
+before it counts, for the library compiles kernels for shapes that it has not seen. Needs an NVIDIA GPU; without one it
+says so and ends with code 2. The public API, in-flight batching and sampling are included.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -59,21 +62,43 @@ def tokens_after(metrics: list[Any], first: float) -> int:
     return sum(time > first for time in times)
 
 
+SEQUENCES = 64
+"""The sequences that the cache of an ONNX engine holds: the largest batch of CASES."""
+
+
 def open_llm(path: str) -> tuple[Any, dict[str, str]]:
-    """Returns (LLM at the engine's own limits, facts of the machine that it runs on)."""
+    """Returns (LLM at the engine's own limits, facts of what runs it)."""
     from tensorwright import LLM
     from tensorwright.runtime.engine.engine_dir import open_engine
+
+    engine = open_engine(path)
+    if engine.target == "onnx":
+        memory, facts, limits = SEQUENCES * engine.kv_block_bytes, onnx_facts(), (SEQUENCES, TOKENS_OF_A_STEP)
+    else:
+        memory, (facts, limits) = None, tensorrt_facts(engine)
+    batch, tokens = limits
+    llm = LLM(path, max_batch_size=min(batch, tokens), max_num_tokens=tokens, max_prompt_logprob_rows=1,
+              enable_prefix_caching=False, kv_cache_memory=memory)  # fmt: skip
+    return llm, facts
+
+
+def onnx_facts() -> dict[str, str]:
+    import onnxruntime
+
+    provider = os.environ.get("TENSORWRIGHT_ONNX_PROVIDER", "cpu")
+    return {"library": f"onnxruntime {onnxruntime.__version__}", "provider": provider}
+
+
+def tensorrt_facts(engine: Any) -> tuple[dict[str, str], tuple[int, int]]:
+    """Returns (facts, (most sequences, most tokens of a step))."""
     from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
     from tensorwright.runtime.engine.tensorrt.executor import read_manifest
 
-    manifest = read_manifest(open_engine(path))
+    manifest = read_manifest(engine)
     cuda = Cuda(load_driver(manifest.flavour))
     facts = {"gpu": cuda.name, "sm": str(cuda.sm), "library": f"{manifest.flavour} {manifest.library_version}"}
     cuda.close()
-    batch, tokens = manifest.limit("seqs"), min(TOKENS_OF_A_STEP, manifest.limit("tokens"))
-    llm = LLM(path, max_batch_size=min(batch, tokens), max_num_tokens=tokens, max_prompt_logprob_rows=1,
-              enable_prefix_caching=False)  # fmt: skip
-    return llm, facts
+    return facts, (manifest.limit("seqs"), min(TOKENS_OF_A_STEP, manifest.limit("tokens")))
 
 
 def main() -> None:

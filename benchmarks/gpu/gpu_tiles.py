@@ -1,6 +1,6 @@
 """Times attention with other tiles and splits than those of plugins/paged_attention/tiles.py, next to these.
 
-    python benchmarks/gpu/gpu_tiles.py [--json FILE]
+    python benchmarks/gpu/gpu_tiles.py [--only TEXT] [--json FILE]
 
 The shapes are those of gpu_attention.py: 32 query heads, 8 KV heads of 128, bfloat16; and heads of 256. Needs a GPU and
 its driver; the code of the tiles may be carried (kernel_bundle.py).
@@ -76,15 +76,16 @@ def prefills(*forms: tuple[int, int, int, int]) -> tuple[Choice, ...]:
 
 NARROW = Tile(16, 64, 4, 2, 3)
 FORMS = (
-    Form("prefill", prefills((128, 64, 8, 4), (128, 128, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2)), True),
-    Form("prefill, window 1024", prefills((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3)), True, window=1024),
-    Form("prefill, KV int8", prefills((64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 4, 3)), True,
+    Form("prefill", prefills((64, 64, 4, 2), (128, 128, 8, 2), (256, 64, 16, 2)), True),
+    Form("prefill, window 1024", prefills((128, 32, 8, 3), (64, 64, 4, 2)), True, window=1024),
+    Form("prefill, KV int8", prefills((64, 64, 4, 2), (64, 128, 4, 3), (128, 128, 8, 2)), True,
          kv_dtype="int8"),
-    Form("prefill, heads of 256", prefills((64, 64, 4, 2), (128, 32, 8, 2), (128, 64, 8, 2)), True, head_dim=256),
-    Form("decode", (Choice(), Choice(split=256), Choice(split=128), Choice(split=64), Choice(Tile(16, 64, 4, 4, 3))),
-         False),
-    Form("decode, KV int8", (Choice(), Choice(split=256), Choice(split=128), Choice(Tile(16, 64, 4, 4, 3)),
-                             Choice(Tile(16, 128, 4, 2, 2)), Choice(Tile(16, 64, 4, 1, 3))), False, kv_dtype="int8"),
+    Form("prefill, KV int8, window 1024", prefills((64, 64, 4, 2), (64, 32, 4, 3)), True, window=1024, kv_dtype="int8"),
+    Form("prefill, heads of 256", prefills((64, 64, 4, 2), (128, 32, 8, 2), (128, 32, 8, 3)), True, head_dim=256),
+    Form("prefill, heads of 256, KV int8", prefills((64, 64, 4, 2), (128, 32, 8, 2), (64, 128, 8, 2)), True,
+         head_dim=256, kv_dtype="int8"),
+    Form("decode", (Choice(), Choice(split=256), Choice(split=128)), False),
+    Form("decode, KV int8", (Choice(), Choice(split=256), Choice(split=128)), False, kv_dtype="int8"),
     Form("decode, heads of 256", (Choice(), Choice(Tile(16, 32, 4, 2, 3)), Choice(Tile(16, 64, 4, 4, 2))), False,
          head_dim=256),
 )  # fmt: skip
@@ -125,12 +126,12 @@ def specs(sm: int) -> Iterator[KernelSpec]:
                 yield from launch.kernels(form.attributes(), {"q": DTYPE}, sm)
 
 
-def measure(device: Device) -> list[dict[str, Any]]:
+def measure(device: Device, only: str) -> list[dict[str, Any]]:
     rows = []
     product, whose = product_rate(device)
     copy = copy_rate(device)
     gpu_attention.LAYER_BYTES = LAYER_BYTES
-    for form in FORMS:
+    for form in (form for form in FORMS if only in form.name):
         for seqs, count in PREFILLS if form.prefill else DECODES:
             for choice in form.choices:
                 with shape(form), chosen(form, choice):
@@ -169,13 +170,14 @@ def show(entry: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="forms whose name holds the text")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     try:
         device = Device()
     except MissingDependencyError as error:
         sys.exit(str(error))
-    rows = measure(device)
+    rows = measure(device, args.only)
     if args.json:
         Path(args.json).write_text(json.dumps({"sm": device.sm, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -6,6 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+
 #include "plugins/causal_conv/kernels.h"
 #include "runtime/bindings/kernel_bindings.h"
 

@@ -4,6 +4,7 @@
 #include <cpuid.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 

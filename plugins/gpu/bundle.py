@@ -48,47 +48,57 @@ class CompiledKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """Kernels by (kernel, variant, sm). Only the lowest SM's kernels have a `ptx` that is not empty."""
+    """Kernels by (kernel, variant, sm), each kernel for the same SMs, whose variants may differ. Only the lowest SM's
+    kernels have a `ptx` that is not empty."""
 
     kernels: dict[tuple[str, str, int], CompiledKernel]
 
     def sms(self) -> tuple[int, ...]:
         return tuple(sorted({sm for _, _, sm in self.kernels}))
 
+    def code_sm(self, sm: int) -> int:
+        """Returns the SM whose code runs on this SM: its own, a lower one of its generation, or that of the lowest PTX,
+        which the driver compiles. A launch must be made for it. Raises KernelError if there is none."""
+        return self._code_sm(sm, self.sms(), "the engine")
+
     def find(self, kernel: str, variant: str, sm: int) -> tuple[CompiledKernel, bytes]:
         """Returns the kernel's facts and the code to load on this SM: its own code, that of a lower SM of its
         generation, or PTX, a text that ends in a zero byte and that the driver compiles. Raises KernelError."""
         known = {at: k for (name, form, at), k in self.kernels.items() if (name, form) == (kernel, variant)}
-        if sm in known:
-            return known[sm], known[sm].cubin
-        older = [at for at in known if at // 10 == sm // 10 and at < sm and at < _ARCH_SPECIFIC]
-        if older:
-            return known[max(older)], known[max(older)].cubin
-        portable = [at for at in known if at < min(sm, _ARCH_SPECIFIC) and known[at].ptx]
-        if portable:
-            return known[max(portable)], known[max(portable)].ptx.encode() + b"\x00"
         if not known and any(name == kernel for name, _, _ in self.kernels):
             raise KernelError(
                 f"{kernel} ({variant}): the engine has other forms of this kernel, since another version of "
                 "tensorwright built it: build it again"
             )
+        chosen = known[self._code_sm(sm, known, f"{kernel} ({variant}): the engine")]
+        if _runs_on(chosen.sm, sm):
+            return chosen, chosen.cubin
+        return chosen, chosen.ptx.encode() + b"\x00"
+
+    @staticmethod
+    def _code_sm(sm: int, known: Iterable[int], whose: str) -> int:
+        native = [at for at in known if _runs_on(at, sm)]
+        portable = [at for at in known if at < min(sm, _ARCH_SPECIFIC)]
+        if native or portable:
+            return max(native) if native else min(portable)
         there = ", ".join(map(str, sorted(known))) or "no SM at all"
-        raise KernelError(
-            f"{kernel} ({variant}): the engine has code for {there}, none that runs on SM {sm}; build it with --sm {sm}"
-        )
+        raise KernelError(f"{whose} has code for {there}, none that runs on SM {sm}; build it with --sm {sm}")
+
+
+def _runs_on(at: int, sm: int) -> bool:
+    """Says whether machine code for `at` runs on `sm`."""
+    return at == sm or (at // 10 == sm // 10 and at < sm and at < _ARCH_SPECIFIC)
 
 
 def to_bytes(kernels: Iterable[CompiledKernel]) -> bytes:
     """Returns the same bytes for the same kernels in any order."""
     ordered = sorted({(k.kernel, k.variant, k.sm): k for k in kernels}.items())
-    lowest: dict[tuple[str, str], int] = {}
-    for (name, variant, sm), _ in ordered:
-        lowest[name, variant] = min(sm, lowest.get((name, variant), sm))
+    lowest = min((sm for _, _, sm in (key for key, _ in ordered)), default=0)
     index, code = [], []
-    for (name, variant, sm), kernel in ordered:
+    for (_, _, sm), kernel in ordered:
         fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}
         text, cubin = fields.pop("ptx"), fields.pop("cubin")
-        ptx = text.encode() if sm == lowest[name, variant] else b""
+        ptx = text.encode() if sm == lowest else b""
         index.append({**fields, "cubin_bytes": len(cubin), "ptx_bytes": len(ptx)})
         code += [cubin, ptx]
     head = json.dumps(index, sort_keys=True).encode()

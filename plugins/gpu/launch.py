@@ -3,9 +3,8 @@
 This plain Python is shared: compile.py turns a `KernelSpec` into machine code, driver.py starts a `Launch` on a GPU,
 interpret.py runs the same `Launch` on the CPU. An op's launch.py makes both. Neither Triton nor torch is imported.
 
-The constants of a specialisation must not depend on the SM, so that code of another SM of the family can be used;
-`num_warps` and `num_stages` may: they belong to the machine code. All else that depends on the SM is a run-time
-argument.
+A specialisation and its launches may depend on the SM, which is that of the code: a GPU may run the code of a lower SM
+of its generation, or PTX of another (`Bundle.code_sm`), and a launch must fit that code.
 """
 
 from __future__ import annotations

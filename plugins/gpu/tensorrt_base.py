@@ -224,7 +224,7 @@ class PluginMethods:
         inputs, outputs = ({t.name: t for t in part} for part in (tensors[:num_inputs], tensors[num_inputs:]))
         driver, kernels = self.context.driver, self.context.kernels(self.digest)
         sm = driver.sm()
-        launches = self.op.launches(attrs, inputs, outputs, scratch, sm)
+        launches = self.op.launches(attrs, inputs, outputs, scratch, kernels.code_sm(sm))
         return [driver.prepare(*kernels.find(launch.kernel, launch.variant, sm), launch) for launch in launches]
 
     def _name(self, kind: Any) -> str:

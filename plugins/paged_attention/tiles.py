@@ -115,30 +115,42 @@ class Tile:
 
 
 def prefill_tile(op: Attention, sm: int) -> Tile:
-    """Returns the largest tile that (nearly) spills no registers, with the most stages that the 99 KiB of SM 86, 89 and
-    120 hold. float32 has no tensor cores; int8 is widened in registers.
+    """Returns the fastest known tile for code of this SM.
 
-    The rows and positions are the same for every SM, the warps are not. On an H100, 4 warps in place of 8 compute
-    prompts over an int8 cache 1.85 times as fast (docs/gpu.md): 64 rows are one group of 4 warps for wgmma.
+    On most SMs it is the largest that (nearly) spills no registers, with the most stages that the 99 KiB of SM 86, 89
+    and 120 hold. SM 90 has 227 KiB, and a group of 4 warps multiplies 64 rows at once: its tiles were timed on an H100
+    (docs/gpu.md). float32 has no tensor cores; int8 is widened in registers.
     """
-    block_m, block_n, stages, warps = 128, 64, 3, 8
+    heads = op.group
     if op.dtype == "float32":
-        block_m, block_n, stages = 16, 32, 2
-    elif op.int8_kv:
-        block_m, block_n, warps = 64, 32, 4 if sm == 90 else 8
+        return Tile(16, 32, min(heads, 16), 8, 2)
+    if sm == 90:
+        block_m, block_n, warps, stages = _HOPPER_PREFILL[op.int8_kv, op.block_d > 128]
+        return Tile(block_m, block_n, min(heads, block_m), warps, stages)
+    block_m, block_n, stages = 128, 64, 3
+    if op.int8_kv:
+        block_m, block_n = 64, 32
     elif op.block_d == 128 and op.window:
         block_n = 32
     elif op.block_d == 256:
         block_m, block_n, stages = 64, 32, 2
-    return Tile(block_m, block_n, min(op.group, block_m), warps, stages)
+    return Tile(block_m, block_n, min(heads, block_m), 8, stages)
+
+
+_HOPPER_PREFILL = {
+    (False, False): (128, 64, 8, 3),
+    (False, True): (128, 64, 8, 2),
+    (True, False): (64, 128, 4, 2),
+    (True, True): (64, 32, 4, 3),
+}
+"""Rows, positions, warps and stages on SM 90, by (int8 cache, heads over 128)."""
 
 
 def decode_tile(op: Attention, sm: int) -> Tile:
     """Returns a tile whose rows are the heads of a group, at least 16. The next tile loads while one is computed.
 
-    The rows and positions are the same for every SM, the warps are not. On an H100, 2 warps in place of 4 read an int8
-    cache 29 % faster and a bfloat16 one 1 to 4 % (docs/gpu.md), at 32 query heads, 8 KV heads of 128. Over an int8
-    cache with a window or sinks, 2 warps have not the registers.
+    On an H100, 2 warps in place of 4 read an int8 cache 29 % faster and a bfloat16 one 1 to 4 % (docs/gpu.md), at 32
+    query heads and 8 KV heads of 128. Over an int8 cache with a window or sinks, 2 warps have not the registers.
     """
     if op.dtype == "float32":
         return Tile(16, 32, min(op.group, 16), 8, 2)

@@ -1,5 +1,6 @@
 // Every kernel this processor has, against the scalar ones, on random numbers and buffers of exactly the
 // needed size. Prints the selected instruction set: run under an emulated processor, too.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <utility>

@@ -1,5 +1,6 @@
 // The scheduler under load: the fairness bound of scheduler.h, and that nothing leaks whatever happens.
 #include <random>
+#include <stdexcept>
 
 #include "tests/cpp/scheduler_simulation.h"
 

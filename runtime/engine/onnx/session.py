@@ -49,6 +49,9 @@ def open_session(ort: Any, model: Path, threads: int, provider: str) -> Any:
             f"provider {provider!r} needs {name}, which this onnxruntime lacks: pip install onnxruntime-gpu instead of "
             "onnxruntime, or leave TENSORWRIGHT_ONNX_PROVIDER out"
         )
+    if provider == "cuda":
+        # It finds the CUDA libraries that pip installed; without it only those of the system's search path are found.
+        ort.preload_dlls(directory="")
     try:
         session = ort.InferenceSession(str(model), _options(ort, threads), providers=[name])
     except Exception as error:  # onnxruntime's own classes of errors share no base

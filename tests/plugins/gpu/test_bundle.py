@@ -44,7 +44,9 @@ def found(kernels: list[CompiledKernel], sm: int) -> bytes:
     ],
 )
 def test_a_gpu_gets_code_that_runs_on_it(built: list[int], sm: int, code: bytes) -> None:
-    assert found([made(sm) for sm in built], sm) == code
+    kernels = [made(at) for at in built]
+    assert found(kernels, sm) == code
+    assert str(bundle.from_bytes(bundle.to_bytes(kernels)).code_sm(sm)) in code.decode()
 
 
 @pytest.mark.parametrize(
