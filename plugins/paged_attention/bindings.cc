@@ -207,10 +207,9 @@ std::vector<double> time_all(const Work& w, int threads, int repeats) {
       Scratch scratch;
       for (int i; (i = next.fetch_add(1)) < tasks;) {
         const int layer = i / per_layer, rest = i % per_layer;
-        // The last queries see the most positions. They go first, so that no thread waits for a long task at
-        // the end.
-        run_task(w, q.get(), pages.get() + layer * layer_bytes, table.data(), y.get(), rest % w.kv_heads,
-                 w.tiles() - 1 - rest / w.kv_heads, scratch);
+        // In the order of instruction.cc.
+        run_task(w, q.get(), pages.get() + layer * layer_bytes, table.data(), y.get(), rest / w.tiles(),
+                 w.tiles() - 1 - rest % w.tiles(), scratch);
       }
     };
     const auto start = std::chrono::steady_clock::now();

@@ -26,6 +26,11 @@ struct QueryTile {
   int32_t first_split, splits;
 };
 
+// A tile for the query heads of a part: a KV head, or a part of its query heads.
+struct Unit {
+  int32_t tile, part;
+};
+
 struct SplitTask {
   int32_t unit, split;  // split counts from the tile's first
 };
@@ -70,6 +75,7 @@ class PagedAttention : public Operation {
     const int64_t tiles =
         std::min<int64_t>(limits.tokens, int64_t{limits.tokens} / tile_queries_ + limits.seqs);
     tiles_.reserve(static_cast<size_t>(tiles));
+    units_.reserve(static_cast<size_t>(tiles * units_per_tile_));
     const size_t units = static_cast<size_t>(threads) * kUnitsPerThread;
     split_tasks_.reserve(units * static_cast<size_t>(max_splits_));
     unit_scratch_.resize(units);
@@ -86,7 +92,7 @@ class PagedAttention : public Operation {
 
   void run(const StepView& view, ThreadTeam& team) override {
     make_tiles(view);
-    const int64_t units = static_cast<int64_t>(tiles_.size()) * units_per_tile_;
+    const auto units = static_cast<int64_t>(units_.size());
     if (split_in_parallel(units)) {
       run_splits(view, team);
     } else {
@@ -128,7 +134,10 @@ class PagedAttention : public Operation {
     return start[1] - start[0];
   }
 
-  const QueryTile& tile_of(int32_t unit) const { return tiles_[static_cast<size_t>(unit / units_per_tile_)]; }
+  const QueryTile& tile_of(int32_t unit) const {
+    return tiles_[static_cast<size_t>(units_[static_cast<size_t>(unit)].tile)];
+  }
+  int32_t part_of(int32_t unit) const { return units_[static_cast<size_t>(unit)].part; }
 
   size_t unit_floats(int32_t splits, int32_t queries) const {
     return static_cast<size_t>(splits) * static_cast<size_t>(queries * group_) *
@@ -145,8 +154,11 @@ class PagedAttention : public Operation {
     }
   }
 
+  // The tiles of a sequence are together for each part, since they read the same K and V, which then stay in
+  // the L2 cache. The last see the most positions and go first, so that no thread waits for a long task.
   void make_tiles(const StepView& view) {
     tiles_.clear();
+    units_.clear();
     for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
       const int32_t queries = queries_of(view, seq);
       const int32_t start = view.step.seq_starts[static_cast<size_t>(seq)];
@@ -156,6 +168,11 @@ class PagedAttention : public Operation {
         tile.first_split = static_cast<int32_t>(first_seen(tile.position) / TW_ATTENTION_SPLIT);
         tile.splits = (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split;
         tiles_.push_back(tile);
+      }
+      const auto end = static_cast<int32_t>(tiles_.size());
+      const int32_t count = (queries + tile_queries_ - 1) / tile_queries_;
+      for (int32_t part = 0; part < units_per_tile_; ++part) {
+        for (int32_t tile = end - 1; tile >= end - count; --tile) units_.push_back({tile, part});
       }
     }
   }
@@ -209,7 +226,7 @@ class PagedAttention : public Operation {
   void attend(const StepView& view, int32_t unit, int32_t split, int thread, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const GroupTables& tables = view.step.groups[layer_.group];
-    const int32_t part = unit % units_per_tile_, kv_head = part / parts_;
+    const int32_t part = part_of(unit), kv_head = part / parts_;
     const auto rows = static_cast<size_t>(tile.queries * group_), v_dim = static_cast<size_t>(v_dim_);
     float* max = scratch + static_cast<size_t>(tile.splits) * rows * v_dim;
     float* sum = max + static_cast<size_t>(tile.splits) * rows;
@@ -244,7 +261,7 @@ class PagedAttention : public Operation {
   void combine(const StepView& view, int32_t unit, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const auto rows = static_cast<size_t>(tile.queries * group_), splits = static_cast<size_t>(tile.splits);
-    const size_t first_head = static_cast<size_t>(unit % units_per_tile_) * static_cast<size_t>(group_);
+    const auto part = static_cast<size_t>(part_of(unit)), first_head = part * static_cast<size_t>(group_);
     tw_attention_combine_args args{};
     args.rows = static_cast<int32_t>(rows);
     args.splits = tile.splits;
@@ -256,7 +273,7 @@ class PagedAttention : public Operation {
     args.y = y_.at(view, tile.token) + first_head * static_cast<size_t>(v_dim_) * tw_dtype_bytes(y_.dtype);
     args.y_offsets = y_offsets_.data();
     if (sinks_) {
-      args.sinks = sink_rows_.data() + static_cast<size_t>(unit % units_per_tile_) * y_offsets_.size();
+      args.sinks = sink_rows_.data() + part * y_offsets_.size();
     }
     combine_(&args);
   }
@@ -285,6 +302,7 @@ class PagedAttention : public Operation {
   std::vector<int64_t> y_offsets_;      // [tile_queries * group]
   std::vector<float> sink_rows_;        // [units_per_tile, tile_queries * group], if there are sinks
   std::vector<QueryTile> tiles_;        // of this step
+  std::vector<Unit> units_;             // of this step
   std::vector<SplitTask> split_tasks_;  // of this step
   std::vector<size_t> unit_scratch_;    // per unit, where its scratch begins
   std::unique_ptr<std::atomic<int32_t>[]> remaining_;  // per unit, splits not yet done

@@ -11,7 +11,7 @@ namespace tensorwright {
 namespace {
 
 template <int kStored>
-struct WidenedQ {
+struct WidenedQ : PlainSteps<kStored> {
   using Q = float;
   static constexpr int kDtype = kStored;
   static size_t packed_bytes(int head_dim) { return widened_q_bytes<kDtype>(head_dim, kMaxRows); }

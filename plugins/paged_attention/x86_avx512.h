@@ -219,15 +219,22 @@ struct Values {
   void finish(const tw_attention_args*, float*) {}
 };
 
+// What follows the scores, unless a kernel has its own.
+template <int kDtype>
+struct PlainSteps {
+  using Weight = ExactWeight;
+  using Sums = Values<kDtype>;
+};
+
 template <typename Scores, int R>
 void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles,
                  const typename Scores::Q* q, int64_t row) {
   float* out = a->acc + row * a->v_dim;
-  Values<Scores::kDtype> values(a);
+  typename Scores::Sums values(a);
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     score_tiles<Scores, R>(block, tiles, begin, end, q, a->head_dim);
-    soften(a, block, R, begin, end);
+    soften<typename Scores::Weight>(a, block, R, begin, end);
     values.template add<R>(a, block, tiles, begin, end, out);
   }
   values.template finish<R>(a, out);

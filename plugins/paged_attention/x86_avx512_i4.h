@@ -20,7 +20,7 @@ struct ScalesI4 {
 // Eight::Eight(x) takes eight integers of K of 16 positions, and add(acc, upper, lower, upper, lower) returns
 // acc plus their products with q, whose words pack_narrow made.
 template <typename Eight>
-struct ScoresI4 {
+struct ScoresI4 : PlainSteps<TW_I4> {
   using Q = int32_t;
   static constexpr int kDtype = TW_I4;
   static size_t packed_bytes(int head_dim) { return narrow_q_words(head_dim, kMaxRows) * sizeof(Q); }

@@ -9,7 +9,7 @@ namespace {
 
 // Pairs::add(acc, a, b) returns acc plus the sum of each pair of 16-bit products.
 template <typename Pairs>
-struct ScoresI8 {
+struct ScoresI8 : PlainSteps<TW_I8> {
   using Q = int32_t;
   static constexpr int kDtype = TW_I8;
   static size_t packed_bytes(int head_dim) { return quantized_q_words(head_dim, kMaxRows) * sizeof(Q); }

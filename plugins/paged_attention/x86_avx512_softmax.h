@@ -22,6 +22,17 @@ inline __m512 exp_nonpositive(__m512 x) {
   return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, p, power));
 }
 
+// What becomes of the scores of a tile, unless a kernel has weights of its own: exp(score - max), in float32.
+struct ExactWeight {
+  // Stores the weights of a row's tile, and returns the row's sum with those that it sees.
+  static TW_INLINE __m512 add(RowBlock& block, int row, int in_chunk, __m512 score, float max,
+                              __mmask16 visible, __m512 sum) {
+    const __m512 p = exp_nonpositive(_mm512_sub_ps(score, _mm512_set1_ps(max)));
+    _mm512_store_ps(block.weight[row] + in_chunk * TW_LANES, p);
+    return _mm512_mask_add_ps(sum, visible, sum, p);
+  }
+};
+
 // Returns the scores of tile `tile` of the split.
 template <bool kCapped, bool kSloped>
 TW_INLINE __m512 final_score(const tw_attention_args* a, const RowBlock& block, int row, int tile,
@@ -40,7 +51,7 @@ TW_INLINE __m512 final_score(const tw_attention_args* a, const RowBlock& block, 
 
 // Does step 2 for one row and one tile, of which the row sees `visible`. A tile in which the row sees nothing
 // is left out.
-template <bool kCapped, bool kSloped>
+template <typename Weight, bool kCapped, bool kSloped>
 inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, int tile, int in_chunk) {
   const __mmask16 visible = block.visible[row][tile];
   float* weight = block.weight[row] + in_chunk * TW_LANES;
@@ -57,9 +68,7 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, in
     block.rescale[row][in_chunk] = _mm512_cvtss_f32(rescale);
     block.rescaled |= 1u << in_chunk;
   }
-  const __m512 p = exp_nonpositive(_mm512_sub_ps(score, _mm512_set1_ps(higher)));
-  _mm512_store_ps(weight, p);
-  _mm512_store_ps(block.sum[row], _mm512_mask_add_ps(sum, visible, sum, p));
+  _mm512_store_ps(block.sum[row], Weight::add(block, row, in_chunk, score, higher, visible, sum));
   block.max[row] = higher;
 }
 
@@ -79,7 +88,7 @@ inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
 
 // Does step 2 for one row and a chunk that the row sees as a whole. The operations are those of soften_tile,
 // tile after tile, but the four maxima are found together.
-template <bool kCapped, bool kSloped>
+template <typename Weight, bool kCapped, bool kSloped>
 inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, int begin) {
   __m512 score[kChunk];
   TW_UNROLL
@@ -108,36 +117,35 @@ inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, i
   _mm_store_ps(max_of, max);
   TW_UNROLL
   for (int i = 0; i < kChunk; ++i) {
-    const __m512 p = exp_nonpositive(_mm512_sub_ps(score[i], _mm512_set1_ps(max_of[i])));
     if (grown) sum = _mm512_mul_ps(sum, _mm512_set1_ps(block.rescale[row][i]));
-    sum = _mm512_add_ps(sum, p);
-    _mm512_store_ps(block.weight[row] + i * TW_LANES, p);
+    sum = Weight::add(block, row, i, score[i], max_of[i], 0xffff, sum);
   }
   _mm512_store_ps(block.sum[row], sum);
   block.max[row] = max_of[kChunk - 1];
 }
 
-template <bool kCapped, bool kSloped>
+template <typename Weight, bool kCapped, bool kSloped>
 inline void soften_as(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
   block.rescaled = 0;
   for (int r = 0; r < rows; ++r) {
     const uint16_t* visible = block.visible[r] + begin;
     if (end - begin == kChunk && (visible[0] & visible[1] & visible[2] & visible[3]) == 0xffff) {
-      soften_chunk<kCapped, kSloped>(a, block, r, begin);
+      soften_chunk<Weight, kCapped, kSloped>(a, block, r, begin);
     } else {
       for (int tile = begin; tile < end; ++tile)
-        soften_tile<kCapped, kSloped>(a, block, r, tile, tile - begin);
+        soften_tile<Weight, kCapped, kSloped>(a, block, r, tile, tile - begin);
     }
   }
 }
 
+template <typename Weight>
 inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
   if (a->slopes) {
-    a->softcap != 0 ? soften_as<true, true>(a, block, rows, begin, end)
-                    : soften_as<false, true>(a, block, rows, begin, end);
+    a->softcap != 0 ? soften_as<Weight, true, true>(a, block, rows, begin, end)
+                    : soften_as<Weight, false, true>(a, block, rows, begin, end);
   } else {
-    a->softcap != 0 ? soften_as<true, false>(a, block, rows, begin, end)
-                    : soften_as<false, false>(a, block, rows, begin, end);
+    a->softcap != 0 ? soften_as<Weight, true, false>(a, block, rows, begin, end)
+                    : soften_as<Weight, false, false>(a, block, rows, begin, end);
   }
 }
 

@@ -30,7 +30,7 @@ def test_definition(dtype: str, kv: str, kernel: int, window: int, softcap: floa
     sequence = Sequence(SPLIT + 20, dtype=dtype, kv=kv, window=window, softcap=softcap, **SIZES)
     begin, end = SPLIT - 10, SPLIT + 20
     got = sequence.run(kernel, begin, end)
-    assert np.abs(got - sequence.expected(begin, end)).max() <= sequence.tolerance()
+    assert np.abs(got - sequence.expected(begin, end)).max() <= sequence.tolerance(kernel)
     slopes, sequence.slopes = sequence.slopes, None
     assert np.abs(got - sequence.expected(begin, end)).max() > 0.05  # the slopes matter
     sequence.slopes = slopes[::-1].copy()
