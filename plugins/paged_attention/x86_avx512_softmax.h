@@ -49,29 +49,6 @@ TW_INLINE __m512 final_score(const tw_attention_args* a, const RowBlock& block, 
   return _mm512_fmadd_ps(_mm512_set1_ps(block.slope[row]), _mm512_cvtepi32_ps(ahead), score);
 }
 
-// Does step 2 for one row and one tile, of which the row sees `visible`. A tile in which the row sees nothing
-// is left out.
-template <typename Weight, bool kCapped, bool kSloped>
-inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, int tile, int in_chunk) {
-  const __mmask16 visible = block.visible[row][tile];
-  float* weight = block.weight[row] + in_chunk * TW_LANES;
-  block.rescale[row][in_chunk] = 1.0f;
-  if (!visible) return;
-  const __m512 dot_score = final_score<kCapped, kSloped>(a, block, row, tile, weight);
-  const __m512 score = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), visible, dot_score);
-  const float tile_max = _mm512_reduce_max_ps(score), max = block.max[row];
-  const float higher = max > tile_max ? max : tile_max;
-  __m512 sum = _mm512_load_ps(block.sum[row]);
-  if (!(higher == max)) {
-    const __m512 rescale = exp_nonpositive(_mm512_set1_ps(max - higher));
-    sum = _mm512_mul_ps(sum, rescale);
-    block.rescale[row][in_chunk] = _mm512_cvtss_f32(rescale);
-    block.rescaled |= 1u << in_chunk;
-  }
-  _mm512_store_ps(block.sum[row], Weight::add(block, row, in_chunk, score, higher, visible, sum));
-  block.max[row] = higher;
-}
-
 // Returns the largest element of each of four vectors.
 inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
   __m512 pair[2];
@@ -86,14 +63,18 @@ inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
   return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-// Does step 2 for one row and a chunk that the row sees as a whole. The operations are those of soften_tile,
-// tile after tile, but the four maxima are found together.
-template <typename Weight, bool kCapped, bool kSloped>
-inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, int begin) {
+// Does step 2 for one row and tiles [begin, end), at most a chunk. The operations are those of one tile after
+// another, but the four maxima are found together. kPartial: the row does not see all of four tiles. A tile
+// in which it sees nothing changes no bit.
+template <typename Weight, bool kCapped, bool kSloped, bool kPartial>
+inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, int begin, int end) {
   __m512 score[kChunk];
+  __mmask16 visible[kChunk];
   TW_UNROLL
   for (int i = 0; i < kChunk; ++i) {
     score[i] = final_score<kCapped, kSloped>(a, block, row, begin + i, block.weight[row] + i * TW_LANES);
+    visible[i] = !kPartial ? 0xffff : begin + i < end ? block.visible[row][begin + i] : 0;
+    if (kPartial) score[i] = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), visible[i], score[i]);
   }
   const __m128 before = _mm_set1_ps(block.max[row]);
   // Element i becomes the maximum up to and including tile i.
@@ -118,7 +99,7 @@ inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, i
   TW_UNROLL
   for (int i = 0; i < kChunk; ++i) {
     if (grown) sum = _mm512_mul_ps(sum, _mm512_set1_ps(block.rescale[row][i]));
-    sum = Weight::add(block, row, i, score[i], max_of[i], 0xffff, sum);
+    sum = Weight::add(block, row, i, score[i], max_of[i], visible[i], sum);
   }
   _mm512_store_ps(block.sum[row], sum);
   block.max[row] = max_of[kChunk - 1];
@@ -130,10 +111,9 @@ inline void soften_as(const tw_attention_args* a, RowBlock& block, int rows, int
   for (int r = 0; r < rows; ++r) {
     const uint16_t* visible = block.visible[r] + begin;
     if (end - begin == kChunk && (visible[0] & visible[1] & visible[2] & visible[3]) == 0xffff) {
-      soften_chunk<Weight, kCapped, kSloped>(a, block, r, begin);
+      soften_chunk<Weight, kCapped, kSloped, false>(a, block, r, begin, end);
     } else {
-      for (int tile = begin; tile < end; ++tile)
-        soften_tile<Weight, kCapped, kSloped>(a, block, r, tile, tile - begin);
+      soften_chunk<Weight, kCapped, kSloped, true>(a, block, r, begin, end);
     }
   }
 }

@@ -25,14 +25,14 @@ struct RoundedWeight {
   }
 
   // Lanes 0 to 7 of `sum` are sums of pairs. The weight of a position that is not seen is 0.
-  static TW_INLINE __m512 add(RowBlock& block, int row, int in_chunk, __m512 score, float max, __mmask16,
-                              __m512 sum) {
+  static TW_INLINE __m512 add(RowBlock& block, int row, int in_chunk, __m512 score, float max,
+                              __mmask16 visible, __m512 sum) {
     const __m512 power = _mm512_fmsub_ps(score, _mm512_set1_ps(kLog2E), _mm512_set1_ps(max * kLog2E));
     const __m512 f = _mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF);  // power - floor(power), 0 for -inf
     __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(kPower3), f, _mm512_set1_ps(kPower2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kPower1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kPower0));
-    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_scalef_ps(p, power));
+    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_maskz_scalef_ps(visible, p, power));
     _mm256_store_si256((__m256i*)pairs(block, row, in_chunk), (__m256i)rounded);
     const auto ones = (__m256bh)_mm256_set1_epi16(0x3f80);
     return _mm512_zextps256_ps512(_mm256_dpbf16_ps(_mm512_castps512_ps256(sum), rounded, ones));
