@@ -41,13 +41,16 @@ struct TilePointers {
 template <int kMaxRows>
 inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRows>& block) {
   tw_visible range[kMaxRows];
-  int begin = TW_ATTENTION_SPLIT, end = 0;
+  int begin = TW_ATTENTION_SPLIT, end = 0;          // what some row sees
+  int all_begin = 0, all_end = TW_ATTENTION_SPLIT;  // what every row sees
   for (int r = 0; r < rows; ++r) {
     range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
     block.start[r] = a->split * TW_ATTENTION_SPLIT - (a->first_position + (int32_t)((row + r) / a->group));
     block.slope[r] = a->slopes ? a->slopes[(row + r) % a->group] : 0.0f;
     block.max[r] = -INFINITY;
     memset(block.sum[r], 0, sizeof block.sum[r]);
+    all_begin = range[r].begin > all_begin ? range[r].begin : all_begin;
+    all_end = range[r].end < all_end ? range[r].end : all_end;
     if (range[r].end <= range[r].begin) continue;
     begin = range[r].begin < begin ? range[r].begin : begin;
     end = range[r].end > end ? range[r].end : end;
@@ -55,9 +58,10 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
   block.tile_begin = begin / TW_LANES;
   block.tile_end = (end + TW_LANES - 1) / TW_LANES;
   for (int tile = block.tile_begin; tile < block.tile_end; ++tile) {
-    uint16_t all = 0xffff;
-    for (int r = 0; r < rows; ++r) all &= block.visible[r][tile] = tw_visible_in_tile(range[r], tile);
-    block.whole[tile] = all == 0xffff;
+    const bool whole = tile * TW_LANES >= all_begin && (tile + 1) * TW_LANES <= all_end;
+    block.whole[tile] = whole;
+    for (int r = 0; r < rows; ++r)
+      block.visible[r][tile] = whole ? 0xffff : tw_visible_in_tile(range[r], tile);
   }
   return begin < end;
 }
