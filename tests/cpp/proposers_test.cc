@@ -3,6 +3,7 @@
 
 #include "runtime/core/speculation/length_policy.h"
 #include "runtime/core/speculation/ngram_proposer.h"
+#include "runtime/core/speculation/profit.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;
@@ -235,6 +236,55 @@ TW_TEST(stores_are_bounded_and_forget_the_oldest) {
   TW_CHECK_EQ(store.find("x", std::span(last).first(40), 2).next.size(), size_t{10});
   store.remember(ended(1001, "x", {}, std::vector<int32_t>(300, 7)));  // more than half: not kept
   TW_CHECK_EQ(store.digest(1000), 0);
+}
+
+namespace {
+
+// Runs steps of `decodes` sequences, of which one takes `plain` seconds, and with proposals `with` seconds
+// for `made` tokens. Returns in how many of them proposals were made.
+int32_t proposing(Profit& profit, int32_t steps, int32_t decodes, double plain, double with, int32_t made) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < steps; ++i) {
+    const bool proposed = profit.allows(decodes);
+    profit.observe(decodes, proposed, proposed ? made : decodes, proposed ? with : plain);
+    count += proposed;
+  }
+  return count;
+}
+
+}  // namespace
+
+TW_TEST(proposals_that_pay_are_made_in_nearly_every_step) {
+  Profit profit;
+  TW_CHECK(proposing(profit, 1000, 4, 1.0, 1.5, 8) >= 1000 - 3 - 1000 / 128);
+}
+
+TW_TEST(proposals_that_do_not_pay_cost_two_percent_at_most) {
+  Profit profit;
+  // 1.25 times as long for the same tokens: so many steps cost a quarter of a step each.
+  const int32_t first = proposing(profit, 200, 4, 1.0, 1.25, 4);
+  TW_CHECK(first > 0 && 0.25 * first <= 0.02 * 200);
+  TW_CHECK(0.25 * proposing(profit, 2000, 4, 1.0, 1.25, 4) <= 0.01 * 2000);
+  // Other numbers of sequences are judged by themselves.
+  TW_CHECK(proposing(profit, 100, 1, 1.0, 1.0, 3) > 90);
+}
+
+TW_TEST(proposals_are_made_again_where_they_begin_to_pay) {
+  Profit profit;
+  proposing(profit, 300, 2, 1.0, 2.0, 2);
+  proposing(profit, 1100, 2, 1.0, 1.0, 6);
+  TW_CHECK(proposing(profit, 500, 2, 1.0, 1.0, 6) > 480);
+}
+
+TW_TEST(a_slow_step_now_and_then_condemns_nothing) {
+  Profit profit;
+  int32_t count = 0;
+  for (int32_t i = 0; i < 1000; ++i) {
+    const bool proposed = profit.allows(1);
+    profit.observe(1, proposed, proposed ? 3 : 1, i % 50 == 7 ? 100.0 : 1.0);
+    count += proposed;
+  }
+  TW_CHECK(count > 900);
 }
 
 TW_TEST_MAIN()

@@ -88,8 +88,9 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
-  measure_steps(*executor_, static_cast<int32_t>(rows),
-                [this](int32_t tokens, double seconds) { drafter_->observe_step(tokens, seconds); });
+  measure_steps(*executor_, static_cast<int32_t>(rows), [this](int32_t tokens, double seconds) {
+    drafter_->observe_step({.tokens = tokens, .seconds = seconds});
+  });
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
@@ -354,11 +355,13 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   scheduler_->commit(plan);
   const bool waits =
       std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
-  const int32_t tokens = plan.tokens;
+  StepTime time = StepTime::of(plan);
   take_rows(wanted, logits, computing, events);
   // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
   const Clock::duration whole = waits ? computing : Clock::now() - start;
-  if (drafter_) drafter_->observe_step(tokens, std::chrono::duration<double>(whole).count());
+  time.seconds = std::chrono::duration<double>(whole).count();
+  if (waits) time.decodes = 0;
+  if (drafter_) drafter_->observe_step(time);
   return true;
 }
 

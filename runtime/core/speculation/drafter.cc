@@ -6,6 +6,29 @@
 
 namespace tensorwright {
 
+StepTime StepTime::of(const StepPlan& plan) {
+  StepTime step;
+  step.tokens = plan.tokens;
+  bool decodes_alone = true;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    decodes_alone = decodes_alone && chunk.decode;
+    step.proposed = step.proposed || chunk.drafted > 0;
+  }
+  step.decodes = decodes_alone ? static_cast<int32_t>(plan.chunks.size()) : 0;
+  return step;
+}
+
+void Drafter::observe_step(const StepTime& step) {
+  policy_.observe_step(step.tokens, step.seconds);
+  const int64_t accepted = stats_.accepted - accepted_before_;
+  if (step.decodes > 0) {
+    const double proposing = step.proposed ? extend_s_ : 0;
+    profit_.observe(step.decodes, step.proposed, step.decodes + static_cast<int32_t>(accepted),
+                    step.seconds + proposing);
+  }
+  accepted_before_ = stats_.accepted, extend_s_ = 0;
+}
+
 // Returns how many tokens may follow the sequence beside the one that is drawn anyhow.
 int32_t Drafter::most(const Sequence& sequence) const {
   const int32_t left = sequence.sampling->max_tokens - sequence.generated();
@@ -52,6 +75,15 @@ std::vector<std::vector<int32_t>> Drafter::propose(std::span<const DraftWish> wi
 }
 
 void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
+  const Clock::time_point start = Clock::now();
+  accepted_before_ = stats_.accepted;
+  const auto decodes = static_cast<int32_t>(std::ranges::count_if(plan.chunks, &PlannedChunk::decode));
+  if (options_.tokens == 0 && decodes > 0 && !profit_.allows(decodes)) return;
+  make_drafts(plan, scheduler);
+  extend_s_ = std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void Drafter::make_drafts(StepPlan& plan, Scheduler& scheduler) {
   std::vector<DraftWish> wishes;
   std::vector<size_t> chunks;  // [wishes]: the place of each in the plan
   for (size_t i = 0; i < plan.chunks.size(); ++i) {

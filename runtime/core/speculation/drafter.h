@@ -11,6 +11,7 @@
 
 #include "runtime/core/scheduler/scheduler.h"
 #include "runtime/core/speculation/length_policy.h"
+#include "runtime/core/speculation/profit.h"
 #include "runtime/core/speculation/proposer.h"
 
 namespace tensorwright {
@@ -31,6 +32,16 @@ struct SpeculationStats {
   double propose_s = 0;  // seconds in which proposals were made
 };
 
+// A step that was computed.
+struct StepTime {
+  int32_t tokens = 0;
+  int32_t decodes = 0;    // its sequences, if all of them decoded; else 0
+  bool proposed = false;  // some of its tokens were proposed
+  double seconds = 0;
+
+  static StepTime of(const StepPlan& plan);
+};
+
 class Drafter {
  public:
   Drafter(std::unique_ptr<Proposer> proposer, const SpeculationOptions& options, int32_t max_seq_len)
@@ -44,8 +55,8 @@ class Drafter {
   void extend(StepPlan& plan, Scheduler& scheduler);
   // Counts the token at `place` of the sequence's draft, which was compared with the sequence's own.
   void verified(const Sequence& sequence, int32_t place, bool right);
-  // Counts the seconds of a step.
-  void observe_step(int32_t tokens, double seconds) { policy_.observe_step(tokens, seconds); }
+  // Counts the seconds of a step, after its tokens were verified.
+  void observe_step(const StepTime& step);
   // Forgets a completion that has ended.
   void forget(const Sequence& sequence);
   const SpeculationStats& stats() const { return stats_; }
@@ -54,6 +65,7 @@ class Drafter {
  private:
   using Name = std::pair<int64_t, int32_t>;  // request, completion
 
+  void make_drafts(StepPlan& plan, Scheduler& scheduler);
   int32_t most(const Sequence& sequence) const;
   bool worth_starting(const Sequence& sequence, int32_t tokens);
   double price(int32_t sequences) const { return dearer_ * proposer_->seconds(sequences); }
@@ -65,6 +77,9 @@ class Drafter {
   const SpeculationOptions options_;
   const int32_t max_seq_len_;
   LengthPolicy policy_;
+  Profit profit_;
+  double extend_s_ = 0;          // of the step that comes
+  int64_t accepted_before_ = 0;  // before the step
   std::map<Name, Acceptance> acceptance_;
   double dearer_ = 1;  // how many times longer proposals took lately than the proposer says
   SpeculationStats stats_;
