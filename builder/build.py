@@ -30,7 +30,7 @@ from tensorwright.builder.measure.sample import (
 from tensorwright.builder.options import BuildOptions, named_place
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
-from tensorwright.builder.process import MemoryWatch, paused_collector
+from tensorwright.builder.process import MemoryWatch, paused_collector, uninterrupted
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
 from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
@@ -286,6 +286,8 @@ def _trace(run: BuildRun) -> Graph:
     with phases.run("import"):
         # torch and transformers take seconds to import. Every error that can be found without them is raised before.
         try:
+            with uninterrupted():  # an interrupt's exception inside torch's C++ parts would abort the process
+                import torch  # noqa: F401
             from tensorwright.builder.trace.export import trace_for_engine
             from tensorwright.builder.trace.load_model import text_config
         except ModuleNotFoundError as error:
