@@ -276,6 +276,15 @@ TW_TEST(proposals_are_made_again_where_they_begin_to_pay) {
   TW_CHECK(proposing(profit, 500, 2, 1.0, 1.0, 6) > 480);
 }
 
+TW_TEST(steps_that_are_never_counted_stop_no_proposals) {
+  Profit profit;
+  int32_t count = 0;
+  for (int32_t i = 0; i < 100; ++i) count += profit.allows(3);
+  TW_CHECK(count >= 97);
+  for (int32_t i = 0; i < 100; ++i) profit.observe(3, true, 3, 9.0);  // nothing to compare with
+  TW_CHECK(profit.allows(3));
+}
+
 TW_TEST(a_slow_step_now_and_then_condemns_nothing) {
   Profit profit;
   int32_t count = 0;

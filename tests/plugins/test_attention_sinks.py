@@ -88,10 +88,11 @@ def test_attention_with_sinks(dtype: str, kernel: int, window: int, softcap: flo
     begin, end = SPLIT - 10, SPLIT + 20
     got = sequence.run(kernel, begin, end)
     assert np.abs(got - sequence.expected(begin, end)).max() <= sequence.tolerance(kernel)
+    far = (2 if sequence.rounds_weights(kernel) else 10) * sequence.tolerance(kernel)
     sinks, sequence.sinks = sequence.sinks, None
-    assert np.abs(got - sequence.expected(begin, end)).max() > 2 * sequence.tolerance(kernel)  # the sinks matter
+    assert np.abs(got - sequence.expected(begin, end)).max() > far  # the sinks matter
     sequence.sinks = sinks[::-1].copy()
-    assert np.abs(got - sequence.expected(begin, end)).max() > 2 * sequence.tolerance(kernel)  # and whose they are
+    assert np.abs(got - sequence.expected(begin, end)).max() > far  # and whose they are
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), ATTENDS)

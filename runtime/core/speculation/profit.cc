@@ -25,7 +25,10 @@ bool Profit::allows(int32_t decodes) {
     --size.left;
     return false;
   }
-  if (size.plain.counted < kPlainAtFirst) return false;
+  if (size.asked < kPlainAtFirst) {
+    ++size.asked;
+    return false;
+  }
   if (++size.since_plain < kPlainEvery) return true;
   size.since_plain = 0;
   return false;
@@ -35,7 +38,7 @@ void Profit::observe(int32_t decodes, bool proposed, int32_t made, double second
   if (made < 1 || !(seconds > 0)) return;
   OfSize& size = of(decodes);
   (proposed ? size.with : size.plain).add(seconds / made);
-  if (!proposed || size.with.counted < kTries) return;
+  if (!proposed || size.with.counted < kTries || size.plain.counted == 0) return;
   if (size.with.value > kTolerated * size.plain.value) {
     size.left = size.pause;
     size.pause = std::min(2 * size.pause, kLongestPause);

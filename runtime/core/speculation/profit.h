@@ -13,7 +13,7 @@ class Profit {
  public:
   // Whether proposals may be made for a step of so many decoding sequences. Call it once a step. It says no
   // while they do not pay, for longer each time; at first; and now and then, so that the time without them is
-  // known.
+  // known. Steps that are never counted, beside prefills or with masks to wait for, do not keep it from yes.
   bool allows(int32_t decodes);
   // Counts a step of decodes alone. proposed: it had proposals; made: the tokens that it gave; seconds: with
   // the time that the proposals took.
@@ -29,7 +29,7 @@ class Profit {
   };
   struct OfSize {
     Mean plain, with;
-    int32_t pause = kFirstPause, left = 0, since_plain = 0;
+    int32_t asked = 0, pause = kFirstPause, left = 0, since_plain = 0;
   };
   static constexpr int32_t kFirstPause = 64, kLongestPause = 1024;
   static constexpr int32_t kPlainAtFirst = 3, kPlainEvery = 128;
