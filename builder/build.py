@@ -1,4 +1,7 @@
-"""Builds an engine directory from a checkpoint: traces, rewrites, emits and measures, then puts it in place whole."""
+"""Builds an engine directory from a checkpoint: traces, rewrites, emits and measures, then puts it in place whole.
+
+It has more than 500 lines because the steps of a build are here in their order, and all work on one BuildRun.
+"""
 
 from __future__ import annotations
 
