@@ -287,8 +287,9 @@ TW_TEST(a_broken_invariant_stops_the_engine) {
   o.debug_lose_block = 5;
   Engine engine(fake(), o);
   TW_CHECK(engine.cause().empty());
-  for (int64_t id = 0; id < 3; ++id) engine.submit(request(id, {1, 2}, 80));
-  for (auto& [id, outcome] : wait_for(engine, 3)) {
+  // One request: the engine may have stopped before a second one comes.
+  engine.submit(request(0, {1, 2}, 80));
+  for (auto& [id, outcome] : wait_for(engine, 1)) {
     TW_CHECK(outcome.last.error_type == "EngineStoppedError");
     TW_CHECK(outcome.last.error.find("broken invariant") != std::string::npos);
   }
