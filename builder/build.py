@@ -17,6 +17,7 @@ from tensorwright.builder.calibrate.kept_formats import choose_kept, choose_orde
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
+from tensorwright.builder.heads import drop_features, join_heads, write_heads
 from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.measure.accuracy import Measurement, multiply_adds
 from tensorwright.builder.measure.sample import (
@@ -36,7 +37,7 @@ from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector, uninterrupted
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
 from tensorwright.builder.text_file import read_calibration_text
-from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
+from tensorwright.engine_format.engine_config import EngineConfig, HeadsRecord, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
 from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, UNQUANTIZED, QuantizeSpec, every_format
 from tensorwright.errors import (
@@ -52,11 +53,13 @@ from tensorwright.installing import BUILD_PACKAGES, install
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.models.heads_checkpoint import HeadsCheckpoint, open_heads_checkpoint
 from tensorwright.models.registry import Quantized, Traced, expected_counts
 from tensorwright.options.text_file import NamedText, read_text_file
 
 if TYPE_CHECKING:
     from tensorwright.builder.calibrate.sample import Sample as CalibrationSample
+    from tensorwright.builder.trace.export import TracedHeads
     from tensorwright.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
@@ -99,6 +102,7 @@ def build(
     max_batch_size: int | None = None,
     max_num_tokens: int | None = None,
     int4_kernel: str | None = None,
+    heads: str | Path | None = None,
     revision: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -129,7 +133,8 @@ def build(
     For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
-    means a text of several kinds that Tensorwright brings along.
+    means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 heads trained for the model, a
+    directory or a hub name, with which the engine can propose tokens to itself (docs/speculation.md).
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
     means the library's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step;
@@ -158,6 +163,7 @@ def build(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
         int4_kernel=int4_kernel,
+        heads=named_place(heads),
     )
     return build_engine_at(
         model, out, options, revision=revision, verify=verify, dump=dump, overwrite=overwrite, progress=progress,
@@ -193,12 +199,21 @@ def build_engine_at(
             refuse_idle_patterns(options, checkpoint)
             if graphs is not None:
                 make_dump_folder(graphs)
-        run = BuildRun(options, target, checkpoint, writer, phases, memory, text)
-        graph = _trace(run)
-        report = _rewrite(run, graph, verify=verify, dump=graphs)
+            heads = None if options.heads is None else open_heads_checkpoint(options.heads)
+            checkpoint.heads = None if heads is None else heads.stored
+        run = BuildRun(options, target, checkpoint, writer, phases, memory, text, heads)
+        graph, traced_heads = _trace(run)
+        report = _rewrite(run, graph, verify=verify, dump=graphs, heads=traced_heads)
+        if traced_heads is not None:
+            with phases.run("passes"):
+                join_heads(traced_heads, report, checkpoint, pipeline=target.PIPELINE, verify=verify)
+                drop_features(graph)
         with phases.run("source"):
             source = source_record(checkpoint)
-        return emit_and_measure(run, graph, report, source)
+            record = None
+            if traced_heads is not None and heads is not None:
+                record = write_heads(writer, traced_heads, heads, graph.facts.vocab_size)
+        return emit_and_measure(run, graph, report, source, record)
 
 
 @dataclass(frozen=True)
@@ -214,6 +229,8 @@ class BuildRun:
     memory: MemoryWatch
     text: NamedText
     """The text that accuracy is measured on."""
+    heads_checkpoint: HeadsCheckpoint | None = None
+    """The heads that are built beside the model."""
     choices: dict[str, Any] = field(default_factory=dict)
     """How formats were chosen, as config.json has it; {} if the options name them all."""
 
@@ -264,8 +281,10 @@ def check_measured_text(text: NamedText, options: BuildOptions, tokenizer: Path 
         raise InvalidOptionError("accuracy_text: the model has no tokenizer, so it is measured on random tokens alone")
 
 
-def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
-    """Writes all files of the engine from its graphs, and puts it in place. source: the record for config.json."""
+def emit_and_measure(
+    run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord, heads: HeadsRecord | None = None
+) -> BuildResult:
+    """Writes all files of the engine from its graphs, and puts it in place. source, heads: records for config.json."""
     writer, checkpoint, phases = run.writer, run.checkpoint, run.phases
     tokenizer = run.tokenizer_notes
     emitted = run.target.emit(writer, report, checkpoint, run.options, phases)
@@ -275,11 +294,11 @@ def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: S
             write_kept_weights(writer, report.cached_graph, checkpoint, advance)
     measured = _measure(run, Graphs(traced, report.cached_graph, report.graph))
     notes = {"peak_memory_bytes": run.memory.peaks, "tokenizer": tokenizer}
-    return _finish(run, report, source, emitted, measured, notes)
+    return _finish(run, report, source, heads, emitted, measured, notes)
 
 
 @paused_collector()
-def _trace(run: BuildRun) -> Graph:
+def _trace(run: BuildRun) -> tuple[Graph, TracedHeads | None]:
     options, checkpoint, phases = run.options, run.checkpoint, run.phases
     dtype, file = options.dtype, checkpoint.config_file
     if not checkpoint.has_parts:  # The config of a part leaves out the defaults of its class, which is imported below.
@@ -291,7 +310,7 @@ def _trace(run: BuildRun) -> Graph:
         try:
             with uninterrupted():  # an interrupt's exception inside torch's C++ parts would abort the process
                 import torch  # noqa: F401
-            from tensorwright.builder.trace.export import trace_for_engine
+            from tensorwright.builder.trace.export import trace_for_engine, trace_with_heads
             from tensorwright.builder.trace.load_model import text_config
         except ModuleNotFoundError as error:
             if error.name not in BUILD_PACKAGES:
@@ -301,10 +320,14 @@ def _trace(run: BuildRun) -> Graph:
             ) from error
     with phases.run("trace"):
         max_seq_len = options.max_seq_len_for(text_config(checkpoint), file)
-        graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
+        heads = None
+        if run.heads_checkpoint is None:
+            graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
+        else:
+            graph, heads = trace_with_heads(checkpoint, run.heads_checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts.block_size = run.target.block_size(max_seq_len)
     ask_for_quantization(graph.facts, options)
-    return graph
+    return graph, heads
 
 
 def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
@@ -317,12 +340,17 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
 
 
 @paused_collector()
-def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) -> PassReport:
+def _rewrite(
+    run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None, heads: TracedHeads | None = None
+) -> PassReport:
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
     from tensorwright.builder.trace.load_model import text_config
     from tensorwright.passes.pipeline import run_pipeline
 
     checkpoint, pipeline = run.checkpoint, run.target.PIPELINE
+    expected = _expected(graph, text_config(checkpoint))
+    further = {} if heads is None else heads.heads.passes_of_features(_quantized(graph).layers)
+    expected |= {name: expected[name] + more for name, more in further.items() if name in expected}
     steps = sum(len(phase.steps) for phase in pipeline)
     with run.phases.run("passes") as advance:
         done = 0
@@ -338,7 +366,7 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
                 verify=verify,
                 weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
-                expectations=_expected(graph, text_config(checkpoint)),
+                expectations=expected,
                 progress=count_pass,
                 pipeline=pipeline,
                 choose=partial(choose_formats, run),
@@ -483,6 +511,7 @@ def _finish(
     run: BuildRun,
     report: PassReport,
     source: SourceRecord,
+    heads: HeadsRecord | None,
     emitted: Emitted,
     measured: dict[str, Any] | None,
     notes: dict[str, Any],
@@ -499,6 +528,7 @@ def _finish(
             kv_block_bytes=emitted.kv_block_bytes,
             source=source,
             sizes=writer.sizes,
+            heads=heads,
         )
         writer.write(CONFIG, config.to_json().encode())
     size = sum(writer.sizes.values())

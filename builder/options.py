@@ -62,6 +62,11 @@ class BuildOptions(BuildFields):
                 "leave it out, or say quantize"
             )
 
+        if self.heads is not None and self.keep_weights:
+            raise InvalidOptionError(
+                "keep_weights is for tensorwright rebuild, which makes no engine with heads without the checkpoint; "
+                "leave out keep_weights or heads"
+            )
         if self.accuracy == "none":
             for name in ("accuracy_tokens", "accuracy_text"):
                 if getattr(self, name) is not None:
@@ -139,6 +144,7 @@ class BuildOptions(BuildFields):
         options = {**asdict(self), "quantize": self.asked_formats}
         del options["quantize_config"], options["sparsity"]
         del options["calibration_text"]  # The quantization record has its hash.
+        options.pop("heads")  # The record of heads says which they are.
         del options["accuracy_text"]  # The accuracy record has the text's name and hash.
         if self.accuracy_tokens is None:
             del options["accuracy_tokens"]

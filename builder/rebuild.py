@@ -67,6 +67,7 @@ def rebuild(
     """
     options = changed_options(config.build_options, changes)
     _require_text(config, options)
+    _require_heads(engine, config, options, model)
     target = find_target(options.target)
     target.check(options)
     check_places(engine, out, None)
@@ -95,6 +96,17 @@ def rebuild(
             refuse_idle_patterns(options, weights)
             check_measured_text(text, options, weights.tokenizer_files.get(TOKENIZER))
         return _from_graph(BuildRun(options, target, weights, writer, phases, memory, text), graph, config)
+
+
+def _require_heads(engine: Path, config: EngineConfig, options: BuildOptions, model: str | Path | None) -> None:
+    """Raises InvalidOptionError where the heads of an engine would be lost, or could not be built."""
+    if options.heads is not None and model is None:
+        raise InvalidOptionError("heads are built beside their model; give its checkpoint (--model) too")
+    if config.heads is not None and options.heads is None and options.target == "cpu":
+        raise InvalidOptionError(
+            f"{engine}: has heads ({config.heads.kind}), which an engine does not keep apart; give them again "
+            "(--heads), and the checkpoint (--model)"
+        )
 
 
 def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:

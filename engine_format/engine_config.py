@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -194,6 +194,20 @@ class SourceRecord:
     """The quantization that the checkpoint was stored with, such as "gptq 4 bits g128"; absent without one."""
 
 
+@dataclass(frozen=True)
+class HeadsRecord:
+    """The heads of an engine that propose tokens."""
+
+    kind: str
+    """What they are: "eagle3"."""
+    width: int
+    """The columns of a feature."""
+    vocab_size: int
+    """The tokens that they may propose."""
+    source: SourceRecord
+    """The files that they are made from."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The content of config.json."""
@@ -216,6 +230,8 @@ class EngineConfig:
     source: SourceRecord
     sizes: dict[str, int]
     """Bytes of the files that were written before config.json, by name."""
+    heads: HeadsRecord | None = field(default=None, metadata=OPTIONAL)
+    """None for an engine without heads that propose tokens."""
 
     @property
     def stored_cache_dtype(self) -> str:
@@ -257,6 +273,7 @@ class EngineConfig:
                 "quantization": _read_quantization(path, config["quantization"]),
                 "source": read_value(SourceRecord, config["source"], "source"),
                 "sizes": read_value(dict[str, int], config["sizes"], "sizes"),
+                "heads": read_value(HeadsRecord, config["heads"], "heads") if "heads" in config else None,
             }
         except (ValueError, InvalidOptionError) as error:
             raise EngineError(f"{path}: {error}; {REMEDY}") from error
@@ -305,7 +322,10 @@ def checked_token_ids(path: Path, listed: Any) -> list[int]:
 
 def _check_keys(path: Path, config: dict[str, Any]) -> None:
     kinds = {"format": str, "format_version": int, **get_type_hints(EngineConfig)}
+    optional = {each.name for each in fields(EngineConfig) if each.metadata == OPTIONAL}
     for key, kind in kinds.items():
+        if key in optional and key not in config:
+            continue
         if key not in config or not fits(kind, config[key]):
             raise EngineError(f"{path}: {key!r} is missing or of the wrong type; {REMEDY}")
     unknown = sorted(config.keys() - kinds.keys())

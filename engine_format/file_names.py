@@ -21,6 +21,8 @@ CHAT_TEMPLATE_SUFFIX = ".jinja"
 
 CPU_PLAN = "cpu/plan.bin"
 CPU_WEIGHTS = "cpu/weights.bin"
+CPU_DRAFT_TOKENS = "cpu/draft_tokens.bin"
+"""The model's token for each that heads propose, int32, in an engine whose heads propose some of the tokens."""
 ONNX_MODEL = "onnx/model.onnx"
 ONNX_DATA = "onnx/model.onnx.data"
 ONNX_IO = "onnx/io.json"

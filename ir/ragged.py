@@ -17,6 +17,7 @@ from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights, run
 from tensorwright.ir.ops import make_cache
 from tensorwright.ir.state_cache import StateCache
+from tensorwright.ir.verify import FEATURES
 
 
 class RaggedAdapter:
@@ -26,8 +27,17 @@ class RaggedAdapter:
     block, and unwritten slots of the caches are NaN. State slots are given backwards.
     """
 
-    def __init__(self, graph: Graph, sequences: Sequence[Sequence[int]], *, block_size: int = 16):
+    def __init__(
+        self,
+        graph: Graph,
+        sequences: Sequence[Sequence[int]],
+        *,
+        block_size: int = 16,
+        features: Sequence[torch.Tensor] | None = None,
+    ):
+        """features: for a graph of heads, float32 [len, width] for each sequence."""
         self.graph = graph
+        self.features = features
         self.sequences = [list(s) for s in sequences]
         self.block_size = block_size
         self.done = [0] * len(self.sequences)
@@ -79,24 +89,27 @@ class RaggedAdapter:
             "state_slots": [len(self.sequences) - 1 - i for i in present],
         }
         named: dict[str, Any] = {name: torch.from_numpy(np.array(a, np.int32)) for name, a in arrays.items()}
+        if self.features is not None:
+            pieces = [self.features[i][a:b] for i, (a, b) in zip(present, spans, strict=True)]
+            named[FEATURES] = torch.cat(pieces)
         named |= {f"kv_cache.{layer}": cache for layer, cache in self.caches.items()}
         named |= {f"state.{layer}": states for layer, states in self.states.items()}
         return {v.name: named[v.name] for v in self.graph.inputs}
 
     def step(self, counts: Sequence[int], weights: Weights) -> list[torch.Tensor]:
-        """Computes counts[i] more tokens of sequence i. Returns their logits, [counts[i], vocab] per sequence."""
-        (output,) = self.graph.outputs
-        logits: Any = None
+        """Computes counts[i] more tokens of sequence i. Returns their logits, [counts[i], vocab] per sequence, with the
+        columns of a further output of the graph behind them."""
+        results: dict[Any, torch.Tensor] = {}
         for value, data in run(self.graph, self.inputs(counts), weights):
-            if value is output:
-                logits = data
+            if value in self.graph.outputs:
+                results[value] = data
             elif value.dtype == "kv" and value.node is not None and value.node.op != "input":
                 attrs = value.node.attrs  # The layer is "layer" at stage cached and "kv_layer" at stage lowered.
                 self.caches[attrs["layer"] if "layer" in attrs else attrs["kv_layer"]] = data
             elif value.dtype == "state" and value.node is not None and value.node.op != "input":
                 self.states[value.node.attrs["state"]] = data
         self.done = [d + n for d, n in zip(self.done, counts, strict=True)]
-        return list(torch.split(logits, list(counts)))
+        return list(torch.split(torch.cat([results[value] for value in self.graph.outputs], -1), list(counts)))
 
 
 def interpret_ragged(
@@ -106,11 +119,14 @@ def interpret_ragged(
     *,
     steps: Sequence[Sequence[int]] | None = None,
     block_size: int = 16,
+    features: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """Returns the logits [len, vocab] of every sequence. `steps` lists for every step the number of tokens that it
-    computes of each sequence. Without `steps`, one step computes all tokens. Raises GraphError if tokens are left.
+    """Returns the logits [len, vocab] of every sequence, as RaggedAdapter.step does.
+
+    `steps` lists for every step the number of tokens that it computes of each sequence. Without `steps`, one step
+    computes all tokens. Raises GraphError if tokens are left.
     """
-    adapter = RaggedAdapter(graph, sequences, block_size=block_size)
+    adapter = RaggedAdapter(graph, sequences, block_size=block_size, features=features)
     plan = [[len(s) for s in sequences]] if steps is None else steps
     pieces = [adapter.step(counts, weights) for counts in plan]
     if adapter.done != [len(s) for s in sequences]:

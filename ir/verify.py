@@ -32,6 +32,10 @@ CACHED_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "logit_rows": ("int32", ("rows",)),
 }
 """The metadata of one ragged batch: inputs of a graph at stage "cached", which also takes "kv_cache.<layer>" values."""
+FEATURES = "features"
+"""The further input of a graph of heads that propose tokens: a feature of each token, float32 [tokens, width]."""
+GIVEN_FEATURES = "given_features"
+"""The name of this input before stage "cached": float32 [1, seq, width]."""
 STATE_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {"state_slots": ("int32", ("seqs",))}
 """The further metadata of a graph with recurrent layers, which also takes "state.<layer>" values."""
 CACHE_INPUTS = {"kv_cache.": "kv", "state.": "state"}
@@ -199,6 +203,10 @@ def _check_input(value: Value, stage: str) -> None:
             if (value.dtype, value.shape) != (kind, ()):
                 raise _Fault(f"a cache must be {kind}[], not {print_type(value)}")
             return
+    if value.name == FEATURES:
+        if value.dtype != "float32" or value.rank != 2 or value.shape[0] != "tokens":
+            raise _Fault(f"%{value.name} must be float32[tokens, width], not {print_type(value)}")
+        return
     known = CACHED_INPUTS | STATE_INPUTS
     if value.name not in known:
         raise _Fault(

@@ -55,6 +55,8 @@ _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 TEXT_PART = "text_config"
 """The key of config.json that holds the config of the text part, if the model has other parts beside it."""
 _PARTS = (TEXT_PART, "vision_config", "audio_config", "thinker_config")
+HEADS = "draft_heads."
+"""How the names of heads' tensors begin beside those of the model. No tensor of a checkpoint has such a name."""
 _SHOWN = 10  # the most faults of one kind that a message lists
 
 
@@ -67,6 +69,7 @@ class Checkpoint:
     names: the names of all tensors, sorted. Where several stand for a matrix of the model, it is the matrix's name, and
     its values are the decoded ones.
     is_engine: whether this is a built engine read as a checkpoint, whose tokenizer and templates are final.
+    heads: the checkpoint of heads that are built beside the model; its tensors are read by their names there.
     channel_scales: the vectors that a calibration has chosen so far, float32, by name. They are no tensors of the
     checkpoint; one that is not chosen is all ones, which changes no weight.
     """
@@ -74,6 +77,7 @@ class Checkpoint:
     is_engine = False
     channel_scales: dict[str, np.ndarray]
     gguf: GgufModel | None = None
+    heads: StoredTensors | None = None
 
     def __init__(self, path: Path):
         self.path = path
@@ -81,7 +85,7 @@ class Checkpoint:
         if path.is_file():
             self._take(read_gguf(path))
             return
-        self.config: dict[str, Any] = _read_json(
+        self.config: dict[str, Any] = read_json_file(
             path / CONFIG, "every checkpoint has one: give the directory that holds it"
         )
         if names_engine(self.config):
@@ -93,8 +97,8 @@ class Checkpoint:
                 "take the config.json that came with the weights"
             )
         generation = path / GENERATION_CONFIG
-        self.generation_config: dict[str, Any] = _read_json(generation, "") if generation.exists() else {}
-        self.stored = StoredTensors(path, _weight_files(path))
+        self.generation_config: dict[str, Any] = read_json_file(generation, "") if generation.exists() else {}
+        self.stored = StoredTensors(path, weight_files(path))
         _check_index(path, self.stored)
         self._tokenizer = _read_tokenizer(path / TOKENIZER)
         quantization = self._config_value(*CONFIG_KEYS)
@@ -129,13 +133,21 @@ class Checkpoint:
         at = bisect_left(self.names, name)
         return at < len(self.names) and self.names[at] == name
 
+    def _home(self, name: str) -> tuple[StoredTensors, str]:
+        """Returns the files that hold a tensor, and its name there."""
+        if self.heads is not None and name.startswith(HEADS):
+            return self.heads, name.removeprefix(HEADS)
+        return self.stored, name
+
     def shape(self, name: str) -> tuple[int, ...]:
         decoded = self.decoded(name)
-        return self.stored.shape(name) if decoded is None else decoded.shape
+        home, own = self._home(name)
+        return home.shape(own) if decoded is None else decoded.shape
 
     def dtype(self, name: str) -> str:
         decoded = self.decoded(name)
-        return self.stored.dtype(name) if decoded is None else decoded.dtype
+        home, own = self._home(name)
+        return home.dtype(own) if decoded is None else decoded.dtype
 
     def read(self, name: str) -> Tensor:
         """Returns a tensor: a stored one as a read-only view of its file. Raises CheckpointError if there is none."""
@@ -153,12 +165,16 @@ class Checkpoint:
                 raise CheckpointError(f"{self.path}: {name.removeprefix(COLUMN_ORDER)} has no order of columns")
             return Tensor("float32", order[slice(*ranges[0])].astype(np.float32))
         decoded = self.decoded(name)
-        return self.stored.read(name).part(ranges) if decoded is None else decoded.read_part(ranges)
+        home, own = self._home(name)
+        return home.read(own).part(ranges) if decoded is None else decoded.read_part(ranges)
 
     def stored_bytes(self, name: str) -> int:
         """Returns the size of a tensor in the files, in bytes."""
         decoded = self.decoded(name)
-        return sum(map(self.stored.bytes, [name] if decoded is None else decoded.parts))
+        if decoded is not None:
+            return sum(map(self.stored.bytes, decoded.parts))
+        home, own = self._home(name)
+        return home.bytes(own)
 
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Checks that all these tensors are stored with these shapes. Raises one CheckpointError that lists all
@@ -204,7 +220,7 @@ class Checkpoint:
         if self.gguf is not None:
             return self.gguf.tokenizer_config
         path = self.path / TOKENIZER_CONFIG
-        return _read_json(path, "") if path.exists() else {}
+        return read_json_file(path, "") if path.exists() else {}
 
     def take_tokenizer(self) -> tokenizers.Tokenizer | None:
         """Returns tokenizer.json as it was read when the checkpoint was opened. The second call returns None, for a
@@ -223,7 +239,7 @@ class Checkpoint:
     @cached_property
     def special_tokens_map(self) -> dict[str, Any]:
         path = self.path / SPECIAL_TOKENS_MAP
-        return _read_json(path, "") if path.exists() else {}
+        return read_json_file(path, "") if path.exists() else {}
 
     @cached_property
     def chat_templates(self) -> dict[str, str]:
@@ -236,7 +252,7 @@ class Checkpoint:
         templates = found or self._templates_of(self.path / TOKENIZER_CONFIG, self.tokenizer_config)
         for file in (self.path / name for name in PROCESSOR_TEMPLATES):
             if not templates and file.is_file():
-                templates = self._templates_of(file, _read_json(file, ""))
+                templates = self._templates_of(file, read_json_file(file, ""))
         for name in templates:
             if not _TEMPLATE_NAME.fullmatch(name):
                 raise CheckpointError(f"{self.path}: a chat template is called {name!r:.80}, which no file could be")
@@ -307,18 +323,25 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     Raises InvalidOptionError for a revision of something else than a hub name, CheckpointError, which names the faulty
     file and the remedy, and MissingDependencyError if a download is needed and huggingface_hub is not installed.
     """
+    path = find_checkpoint(model, revision)
+    return Checkpoint(gguf_of(path) or path)
+
+
+def find_checkpoint(model: str | Path, revision: str | None = None) -> Path:
+    """Returns the directory of a checkpoint, or a GGUF file. Downloads and raises as `open_checkpoint` does."""
     check_revision(model, revision)
     path = Path(os.path.expanduser(model))
     if path.is_file() and not is_gguf(path):
         raise CheckpointError(f"{path}: must be a checkpoint directory (with config.json) or a GGUF file (.gguf)")
-    if not path.exists():
-        if not is_hub_name(str(model)):
-            raise CheckpointError(f"{path}: no such directory; give a checkpoint directory or a hub name like org/name")
-        path = download_model(str(model), revision)
-    return Checkpoint(gguf_of(path) or path)
+    if path.exists():
+        return path
+    if not is_hub_name(str(model)):
+        raise CheckpointError(f"{path}: no such directory; give a checkpoint directory or a hub name like org/name")
+    return download_model(str(model), revision)
 
 
-def _weight_files(path: Path) -> list[SafetensorsFile]:
+def weight_files(path: Path) -> list[SafetensorsFile]:
+    """Opens the safetensors files of a directory. Raises CheckpointError if there are none, or one is missing."""
     if (path / WEIGHTS).is_file():
         return [SafetensorsFile(path / WEIGHTS)]
     if (path / INDEX).is_file():
@@ -359,7 +382,7 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    table = _read_json(path / INDEX, "").get("weight_map")
+    table = read_json_file(path / INDEX, "").get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
         raise CheckpointError(f"{path / INDEX}: weight_map must map tensor names to file names")
     # A shard must be a plain file beside the index, for another path could lead out of the checkpoint.
@@ -397,7 +420,8 @@ def _read_text(path: Path, why: str) -> str:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from error
 
 
-def _read_json(path: Path, why: str) -> dict[str, Any]:
+def read_json_file(path: Path, why: str) -> dict[str, Any]:
+    """Returns the object that a file of JSON holds. why: what a missing file means. Raises CheckpointError."""
     text = _read_text(path, why)
     try:
         value = read_json(text)

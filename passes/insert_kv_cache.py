@@ -21,7 +21,9 @@ latent_attention has one row of K for all heads, [c | r] of L + P columns, whose
     q, cache' = latent_kv_write(head_products(q, up_k), q, kv, table?, slots, kv_cache.l)
     out       = head_products(paged_attention(q, cache', ...), up_v)      q: [tokens, H (L + P)], out: [tokens, H O]
 
-From the final norm on, only rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
+From the final norm on, only rows whose logits are wanted are computed: gather_rows(stream, logit_rows). A model with
+heads that propose tokens has a further output, the features that they read, of every token. Heads have an input of
+features, and give features of their own for the rows whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from tensorwright.ir import dims as dim_math
 from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import STORED
 from tensorwright.ir.ops import find_spec, infer
-from tensorwright.ir.verify import CACHED_INPUTS
+from tensorwright.ir.verify import CACHED_INPUTS, FEATURES, GIVEN_FEATURES
 from tensorwright.passes.canonicalise_rows import ALONG_COLUMNS
 from tensorwright.passes.rewriting.attention_vectors import vectors_of
 from tensorwright.passes.rewriting.carry_states import FORMS, States, read_recurrence
@@ -136,6 +138,9 @@ class _TokenMajor:
         matches = self.attentions | self.recurrences
         self.inside = {id(n) for m in matches.values() for n in m.nodes} - set(matches)
         self.tail = find_tail(graph)
+        self.heads = any(value.name == GIVEN_FEATURES for value in graph.inputs)
+        # Heads may propose fewer tokens than they read.
+        self.vocabulary = graph.facts.vocab_size if self.heads else int(graph.outputs[0].shape[-1])
 
     def emit(
         self, op: str, inputs: Any, attrs: dict[str, Any], kind: tuple[str, Shape] | None = None, name: str = ""
@@ -155,7 +160,13 @@ class _TokenMajor:
             if id(node) not in self.inside:
                 self.convert(node)
         self.graph.nodes = self.nodes
-        self.graph.outputs = [self.moved[v] for v in self.graph.outputs]
+        self.graph.outputs = [self.result(self.moved[v]) for v in self.graph.outputs]
+
+    def result(self, value: Value) -> Value:
+        """Returns the rows of a heads' result whose logits are wanted; any result of a model as it is."""
+        if not self.heads or value.shape[0] == "rows":
+            return value
+        return self.emit("gather_rows", [value, self.metadata["logit_rows"]], {})
 
     def read_attention(self, node: Node) -> Match:
         forms = ((PATTERN, check), (GAINED, check_gains), (GROWN, check_growth))
@@ -180,7 +191,11 @@ class _TokenMajor:
         return refusal(self.graph, node, why)
 
     def convert(self, node: Node) -> None:
-        if node.op == "input":
+        if node.op == "input" and node.output.name == GIVEN_FEATURES:
+            self.moved[node.output] = self.emit(
+                "input", (), {}, ("float32", ("tokens", node.output.shape[-1])), FEATURES
+            )
+        elif node.op == "input":
             self.moved[node.output] = self.metadata[RENAMED.get(node.output.name, node.output.name)]
         elif node.op in STORED:
             self.nodes.append(node)
@@ -238,7 +253,7 @@ class _TokenMajor:
 
     def rows_of_vocabulary(self, node: Node, table: Value) -> Value:
         """Returns the rows of the tokens that the model has logits of."""
-        rows, width, tokens = int(table.shape[0]), int(table.shape[1]), int(self.graph.outputs[0].shape[-1])
+        rows, width, tokens = int(table.shape[0]), int(table.shape[1]), self.vocabulary
         if rows < tokens:
             raise self.refusal(node, f"has rows for {rows} tokens, and there are logits of {tokens}")
         if rows == tokens:
@@ -405,9 +420,14 @@ def is_per_token(node: Node) -> bool:
 
 
 def find_tail(graph: Graph) -> list[Node]:
-    """Returns the nodes from the final norm to the logits. They run only for the rows whose logits are wanted."""
-    if len(graph.outputs) != 1:
-        raise UnsupportedModelError(f"a decoder must have one output, its logits, not {len(graph.outputs)}")
+    """Returns the nodes from the final norm to the logits. They run only for the rows whose logits are wanted.
+
+    Where the features for heads are made of a result of the norm, they need every token's, and the norm is not in it.
+    """
+    if len(graph.outputs) > 2:
+        raise UnsupportedModelError(
+            f"a decoder must have one output, its logits, and features for heads at most, not {len(graph.outputs)}"
+        )
     users = graph.users()
     node = graph.outputs[0].node
     tail: list[Node] = []
@@ -415,6 +435,8 @@ def find_tail(graph: Graph) -> list[Node]:
         tail.insert(0, node)
         spec = find_spec(node.op, "fused")
         if spec is not None and spec.kind == "norm":
+            if _feeds_features(graph, node):
+                tail.pop(0)
             inside = {id(n) for n in tail}
             leaks = [u for n in tail for v in n.outputs for u in users[v] if id(u) not in inside]
             if leaks:
@@ -423,6 +445,19 @@ def find_tail(graph: Graph) -> list[Node]:
         streams = [v for v in node.inputs if v is not None and v.node and not v.is_stored]
         node = streams[0].node if len(streams) == 1 and is_per_token(node) else None
     raise refusal(graph, tail[0], "is where the search for the final norm ended, upwards from the logits")
+
+
+def _feeds_features(graph: Graph, norm: Node) -> bool:
+    """Returns whether features for heads, the second output of a model, are made of a result of the final norm."""
+    if len(graph.outputs) == 1 or any(value.name == GIVEN_FEATURES for value in graph.inputs):
+        return False
+    cone = {graph.outputs[1]}
+    for node in reversed(graph.nodes):
+        if not cone.isdisjoint(node.outputs):
+            if node is norm:
+                return True
+            cone.update(v for v in node.inputs if v is not None)
+    return False
 
 
 def refusal(graph: Graph, node: Node, why: str) -> UnsupportedModelError:

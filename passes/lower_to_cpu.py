@@ -28,6 +28,7 @@ from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.graph import SOURCES, STORED
 from tensorwright.ir.ops import find_spec, instructions, kind_of, op_names
 from tensorwright.ir.records import CACHE, MAX_INS, SHARED, Instruction, Op, Operand
+from tensorwright.ir.verify import FEATURES
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
@@ -259,7 +260,11 @@ def lower_mul(low: Lowering, node: Node) -> list[Value]:
 
 def lower_input(low: Lowering, node: Node) -> list[Value]:
     low.nodes.append(node)
-    return node.outputs
+    if node.output.name != FEATURES:
+        return node.outputs
+    # join_draft_heads says where the model leaves its features, and where the heads leave theirs.
+    kind = ("float32", node.output.shape)
+    return low.emit("draft_features", [None, node.output], [kind], logits=0, hidden=0)
 
 
 def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:

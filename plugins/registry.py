@@ -19,6 +19,7 @@ MODULES = (
     "concat.op",
     "delta_rule.carried",
     "delta_rule.op",
+    "draft_features.op",
     "elementwise.op",
     "embedding.op",
     "embedding.quantized",

@@ -228,8 +228,11 @@ def _check(graph: Graph) -> None:
     missing = [name for name in FACTS if name not in graph.facts]
     if missing:
         raise BuildError(f"the lowered graph lacks the facts {', '.join(missing)}; has plan_memory run?")
-    if len(graph.outputs) != 1:
-        raise LoweringError(f"the model must have one output, the logits, not {len(graph.outputs)}")
+    wanted = 3 if graph.find("draft_features") else 1
+    if len(graph.outputs) != wanted:
+        raise LoweringError(
+            f"the model must have one output, the logits, or with heads three, not {len(graph.outputs)}"
+        )
     known = instructions()
     for node in graph.nodes:
         if node.op not in known and node.op not in SOURCES:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -18,6 +20,7 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.engine_format.engine_config import (
     AccuracyRecord,
     EngineConfig,
+    HeadsRecord,
     Limits,
     ModelFacts,
     QuantizationRecord,
@@ -27,19 +30,34 @@ from tensorwright.engine_format.engine_config import (
 from tensorwright.engine_format.strict_json import read_value
 from tensorwright.ir.facts import Facts
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.heads_checkpoint import HeadsCheckpoint
 from tensorwright.plugins.paged_attention.int4_pages import int4_position_bytes
+
+if TYPE_CHECKING:
+    from tensorwright.builder.trace.draft_heads import DraftHeads
 
 _FACTS = {fact.name for fact in fields(ModelFacts)}
 
 
 def source_record(checkpoint: Checkpoint) -> SourceRecord:
     """Returns the files that the engine is made from, and one hash over them all."""
-    files = {}
-    for path in checkpoint.source_files:
-        digest, size = read_sum(path)
-        files[path.relative_to(checkpoint.folder).as_posix()] = SourceFile(size, digest)
-    lines = "".join(f"{file.xxh3_128}  {name}\n" for name, file in files.items())
     quantization = checkpoint.quantization.summary if checkpoint.quantization else None
+    return _files_record(checkpoint.source_files, checkpoint.folder, quantization)
+
+
+def heads_record(heads: DraftHeads, checkpoint: HeadsCheckpoint, vocab_size: int) -> HeadsRecord:
+    """Returns what the engine says of its heads. vocab_size: the model's."""
+    tokens = heads.draft_tokens
+    source = _files_record(checkpoint.source_files, checkpoint.path, None)
+    return HeadsRecord(heads.kind, heads.width, vocab_size if tokens is None else len(tokens), source)
+
+
+def _files_record(paths: Iterable[Path], folder: Path, quantization: str | None) -> SourceRecord:
+    files = {}
+    for path in paths:
+        digest, size = read_sum(path)
+        files[path.relative_to(folder).as_posix()] = SourceFile(size, digest)
+    lines = "".join(f"{file.xxh3_128}  {name}\n" for name, file in files.items())
     return SourceRecord(xxhash.xxh3_128_hexdigest(lines.encode()), files, quantization)
 
 
@@ -53,6 +71,7 @@ def engine_config(
     source: SourceRecord,
     sizes: dict[str, int],
     kv_block_bytes: int,
+    heads: HeadsRecord | None,
 ) -> EngineConfig:
     """Returns config.json. facts: the facts of the graph. accuracy, quantization: the measured records."""
     return EngineConfig(
@@ -67,6 +86,7 @@ def engine_config(
         quantization=None if quantization is None else QuantizationRecord.from_dict(quantization),
         source=source,
         sizes=sizes,
+        heads=heads,
     )
 
 

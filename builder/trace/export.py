@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Container
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tensorwright.builder.trace.draft_heads import DraftHeads, LogitsAndFeatures, open_heads
 from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_bias_length import fix_bias_length
 from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
@@ -35,9 +37,18 @@ from tensorwright.errors import InvalidOptionError, TraceError, UnsupportedModel
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.heads_checkpoint import HeadsCheckpoint
 
 _EXAMPLE_LENGTH = 7
 _MIN_BOUND = 64  # With a bound near the example's length the exporter would specialise on that length.
+
+
+@dataclass
+class TracedHeads:
+    """The graph of heads, and what an engine says of them (draft_heads.py)."""
+
+    graph: Graph
+    heads: DraftHeads
 
 
 def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
@@ -48,7 +59,18 @@ def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) ->
     in another type, and measured in float32. Raises what `trace` raises, and UnsupportedModelError for weights that
     must stay float32 in an engine of a narrower type.
     """
-    return _trace(checkpoint, "float32", dtype, max_seq_len)
+    return _trace(checkpoint, "float32", dtype, max_seq_len)[0]
+
+
+def trace_with_heads(
+    checkpoint: Checkpoint, heads: HeadsCheckpoint, *, dtype: str, max_seq_len: int
+) -> tuple[Graph, TracedHeads]:
+    """Returns the graph of an engine with heads, which has two outputs, the logits and the features that the heads
+    read; and the heads. Raises what `trace_for_engine` raises, and CheckpointError for heads of another model."""
+    graph, traced = _trace(checkpoint, "float32", dtype, max_seq_len, heads)
+    if traced is None:
+        raise TraceError(f"{heads.path}: the heads were not traced")
+    return graph, traced
 
 
 def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
@@ -58,10 +80,12 @@ def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
     `max_seq_len`, which the fact "longrope" names. Raises UnsupportedModelError, CheckpointError,
     TraceError (which names the operation and its module path), InvalidOptionError.
     """
-    return _trace(checkpoint, dtype, dtype, max_seq_len)
+    return _trace(checkpoint, dtype, dtype, max_seq_len)[0]
 
 
-def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int) -> Graph:
+def _trace(
+    checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int, heads: HeadsCheckpoint | None = None
+) -> tuple[Graph, TracedHeads | None]:
     """Traces. `arithmetic`: the type that the model computes in; `dtype`: the type of the engine."""
     if dtype not in DTYPES:
         raise InvalidOptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -79,18 +103,36 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     weights = find_weights(model, checkpoint)
     fix_mrope(model, weights.part)
     _move_stored_buffers(model, weights.expressions)
-    program = _export(model, max_seq_len)
+    opened = None if heads is None else open_heads(heads, model, weights)
+    expressions = weights.expressions if opened is None else weights.expressions | opened.feature_weights
+    program = _export(model, max_seq_len, opened)
     graph = Graph(model.config.get_text_config().model_type, "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
     graph.facts.longrope = longrope
     wide = [weights.expressions[name] for name in wide_matrices(model, dtype) if name in weights.expressions]
     graph.facts.wide = sorted({stored for expr in wide for stored in expr.refs()})
-    lower(program, weights.expressions, graph, TABLE)
+    lower(program, expressions, graph, TABLE, results=1 if opened is None else 2)
     used = {name for node in graph.find("weight") for name in node.attrs["expr"].refs()}
     left_out = left_out_parts(model, checkpoint, weights.part, weights.targets, used, indexers)
     graph.facts.left_out = left_out
     if passed_by := sum(part["reason"] == NOT_PASSED for part in left_out.values()):
         graph.facts.layers -= passed_by
+    return graph, None if opened is None else TracedHeads(_trace_heads(opened, graph.facts), opened)
+
+
+def _trace_heads(heads: DraftHeads, facts: Facts) -> Graph:
+    """Returns the graph of heads. facts: those of the model's graph."""
+    graph = Graph(heads.kind, "traced")
+    graph.facts = Facts(
+        model_type=heads.kind, dtype=facts.dtype, max_seq_len=facts.max_seq_len, vocab_size=facts.vocab_size
+    )
+    examples = (*_example_inputs(), torch.zeros(1, _EXAMPLE_LENGTH, heads.width))
+    imitate_weights(heads.head)
+    wrapper = nn.Module()
+    wrapper.model = heads.head
+    wrapper.forward = heads.head.forward  # type: ignore[method-assign]
+    program = _export_function(wrapper, examples, facts.max_seq_len, heads.kind, lambda error: str(error))
+    lower(program, heads.head_weights, graph, TABLE, results=2)
     return graph
 
 
@@ -115,23 +157,41 @@ class _LogitsOnly(nn.Module):
         return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
 
 
-def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedProgram:
-    imitate_weights(model)
+def _example_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64)
+    return ids, ids.clone()
+
+
+def _export(model: PreTrainedModel, max_seq_len: int, heads: DraftHeads | None = None) -> torch.export.ExportedProgram:
+    imitate_weights(model)
+    logits: nn.Module = _LogitsOnly(model)
+    if heads is not None:
+        imitate_weights(heads.features)
+        logits = LogitsAndFeatures(logits, heads)
+    with opaque_recurrences(model):
+        return _export_function(
+            logits, _example_inputs(), max_seq_len, model.config.model_type, lambda error: explain_export(model, error)
+        )
+
+
+def _export_function(
+    module: nn.Module,
+    examples: tuple[torch.Tensor, ...],
+    max_seq_len: int,
+    name: str,
+    explain: Callable[[Exception], str],
+) -> torch.export.ExportedProgram:
+    """Exports a function of tensors [1, seq, ...] for any length. name: what it is called in errors."""
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
-        with torch.no_grad(), warnings.catch_warnings(), opaque_recurrences(model):
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(
-                _LogitsOnly(model), (ids, ids.clone()), dynamic_shapes=({1: seq}, {1: seq}), strict=False
-            )
+            return torch.export.export(module, examples, dynamic_shapes=tuple({1: seq} for _ in examples), strict=False)
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(
-            f"{model.config.model_type}: {error}; docs/families.md lists the families that are"
-        ) from error
+        raise UnsupportedModelError(f"{name}: {error}; docs/families.md lists the families that are") from error
     except Exception as error:  # The exporter has no common error type; every error means the same to the user.
         raise TraceError(
-            f"{model.config.model_type} could not be exported with a dynamic length: {explain_export(model, error)}; "
+            f"{name} could not be exported with a dynamic length: {explain(error)}; "
             "a decoder must compute the same for every length, with its weights and inputs alone"
         ) from error
 

@@ -60,7 +60,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
         config = config.get_text_config()  # a class of the text part alone, which takes no other config
     try:
         _mark(config, getattr(torch, dtype))
-        with _ONE_AT_A_TIME, no_init_weights(), _parameters_on_meta():
+        with without_storage():
             model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # such as an unknown activation
         raise CheckpointError(
@@ -258,6 +258,13 @@ def _is_decoder_of(model_type: str, name: Any) -> bool:
     under another name: Ernie4_5_ForCausalLM lost a character, and InternLM3ForCausalLM is LlamaForCausalLM.
     """
     return str(name).replace("_", "").lower() == f"{model_type}ForCausalLM".replace("_", "").lower()
+
+
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """Lets modules be made whose parameters have no storage and no values."""
+    with _ONE_AT_A_TIME, no_init_weights(), _parameters_on_meta():
+        yield
 
 
 @contextmanager

@@ -41,10 +41,12 @@ def lower(
     weights: dict[str, WeightExpr],
     graph: Graph,
     table: Mapping[str, Handler],
+    results: int = 1,
 ) -> None:
     """Fills `graph` from `program`. `weights` maps parameter names of the model to expressions.
 
-    `table` maps ATen names to handlers, with overload ("aten.view.default") or without ("aten.add").
+    results: how many values the program returns, the logits first. `table` maps ATen names to handlers, with overload
+    ("aten.view.default") or without ("aten.add").
     """
     join_filled(program.graph)
     length = _length_symbol(program)
@@ -54,9 +56,9 @@ def lower(
         if node.users or spec.kind == InputKind.USER_INPUT:  # The parts beside the text have parameters without users.
             lowering.bind_placeholder(spec, node, program, weights)
     outputs = lowering.run(program.graph_module)
-    if len(outputs) != 1 or not isinstance(outputs[0], Value):
-        raise TraceError(f"the model must return logits alone, not {len(outputs)} results")
-    graph.outputs = [outputs[0]]
+    if len(outputs) != results or not all(isinstance(value, Value) for value in outputs):
+        raise TraceError(f"the model must return {results} results, the logits first, not {len(outputs)}")
+    graph.outputs = outputs
     graph.drop_dead()
 
 

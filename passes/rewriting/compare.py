@@ -14,6 +14,7 @@ from tensorwright.errors import PassError
 from tensorwright.ir import Graph
 from tensorwright.ir.ops import summing_ops
 from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import FEATURES, GIVEN_FEATURES
 
 if TYPE_CHECKING:
     import torch
@@ -57,22 +58,28 @@ class Comparison:
         return difference
 
     def outputs(self, graph: Graph) -> torch.Tensor:
-        """Returns logits [LENGTH, vocab] of one sequence; from stage "cached" on in two chunks, beside another one."""
+        """Returns logits [LENGTH, vocab] of one sequence; from stage "cached" on in two chunks, beside another one. The
+        columns of a further output follow them."""
         import torch
 
         ids = tokens(graph)
+        features = random_features(graph, ids.shape[1])
         if graph.stage in ("cached", "lowered"):
             from tensorwright.ir.ragged import interpret_ragged
 
             sequence = ids[0].tolist()
             chunk = len(sequence) // 2 + 1
             steps = [[chunk, 0], [len(sequence) - chunk, chunk]]
-            return interpret_ragged(graph, [sequence, sequence[:chunk]], self.weights, steps=steps)[0].double()
+            both = None if features is None else [features, features[:chunk]]
+            sequences = [sequence, sequence[:chunk]]
+            return interpret_ragged(graph, sequences, self.weights, steps=steps, features=both)[0].double()
         from tensorwright.ir.interpret import interpret
 
         known = {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
-        (logits,) = interpret(graph, {v.name: known[v.name] for v in graph.inputs}, self.weights)
-        return logits[0].double()
+        if features is not None:
+            known[GIVEN_FEATURES] = features[None]
+        results = interpret(graph, {v.name: known[v.name] for v in graph.inputs}, self.weights)
+        return torch.cat([result[0] for result in results], -1).double()
 
 
 def tokens(graph: Graph) -> torch.Tensor:
@@ -82,6 +89,17 @@ def tokens(graph: Graph) -> torch.Tensor:
     length = min(LENGTH, graph.facts.max_seq_len if "max_seq_len" in graph.facts else LENGTH)
     generator = torch.Generator().manual_seed(SEED)
     return torch.randint(0, graph.facts.vocab_size, (1, length), generator=generator)
+
+
+def random_features(graph: Graph, length: int) -> torch.Tensor | None:
+    """Returns features [length, width] for a graph of heads, seeded; None for another graph."""
+    import torch
+
+    wanted = next((value for value in graph.inputs if value.name in (FEATURES, GIVEN_FEATURES)), None)
+    if wanted is None:
+        return None
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(length, int(wanted.shape[-1]), generator=generator)
 
 
 def tolerance(graph: Graph, largest: float) -> float:

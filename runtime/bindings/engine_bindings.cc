@@ -11,6 +11,7 @@
 #include "runtime/bindings/live_engines.h"
 #include "runtime/core/engine/engine.h"
 #include "runtime/core/executor/cpu_executor.h"
+#include "runtime/core/speculation/draft_heads.h"
 #include "runtime/core/speculation/draft_model.h"
 #include "runtime/core/speculation/ngram_proposer.h"
 
@@ -27,7 +28,8 @@ struct PyEngineOptions : EngineOptions {
   int threads = 0;
   std::string draft_plan, draft_weights;  // the engine of the draft model
   int64_t draft_kv_bytes = 0;             // of its KV cache
-  std::string proposer;                   // "": none, "ngram", "suffix" or "draft"
+  std::string proposer;                   // "": none, "ngram", "suffix", "draft" or "heads"
+  Ints draft_token_ids;                   // the target's token for each of the heads'; empty: the same
   int64_t draft_remembered = 0;           // tokens of outputs, of proposer "suffix"
   int32_t draft_least = 2;                // tokens that must be equal before a text is thought to go on alike
   std::string load = "map";
@@ -138,14 +140,19 @@ class PyEngine {
     running_ = std::move(running);
   }
 
-  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options, const CpuExecutor& target) {
+  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options, CpuExecutor& target) {
     if (options.proposer.empty()) return nullptr;
     if (options.proposer == "ngram") return std::make_unique<NgramProposer>(options.draft_least);
     if (options.proposer == "suffix")
       return std::make_unique<NgramProposer>(options.draft_least, options.draft_remembered);
     if (options.proposer == "draft") return make_draft_model(options, target);
-    throw Error("InvalidOptionError",
-                "[engine] a proposer must be 'ngram', 'suffix' or 'draft', got '" + options.proposer + "'");
+    if (options.proposer == "heads") {
+      return std::make_unique<DraftHeads>(
+          target, DraftHeadsOptions{options.max_batch_size, options.max_num_tokens, options.draft_token_ids});
+    }
+    throw Error(
+        "InvalidOptionError",
+        "[engine] a proposer must be 'ngram', 'suffix', 'draft' or 'heads', got '" + options.proposer + "'");
   }
 
   // The draft model computes on the threads of the target, between its steps.
@@ -242,6 +249,7 @@ Facts PyEngine::facts() const {
   d["block_bytes"] = f.block_bytes;
   d["group_windows"] = f.group_windows;
   d["state_bytes"] = f.state_bytes;
+  d["draft_vocab"] = f.draft_vocab;
   Ints blocks;
   for (const GroupShape& group : running_->engine->groups()) blocks.push_back(group.blocks);
   d["blocks"] = blocks;
@@ -280,7 +288,10 @@ void bind_options(nb::module_& m) {
           "draft_rows", [](const PyEngineOptions& o) { return o.speculation.max_rows; },
           [](PyEngineOptions& o, int32_t rows) { o.speculation.max_rows = rows; },
           "proposed tokens of all sequences in a step")
-      .def_rw("proposer", &PyEngineOptions::proposer, "'': nothing is proposed, 'ngram', 'suffix' or 'draft'")
+      .def_rw("proposer", &PyEngineOptions::proposer,
+              "'': nothing is proposed, 'ngram', 'suffix', 'draft' or 'heads'")
+      .def_rw("draft_token_ids", &PyEngineOptions::draft_token_ids,
+              "the target's token for each that heads propose, []: the same tokens")
       .def_rw("draft_remembered", &PyEngineOptions::draft_remembered,
               "tokens of outputs, of proposer 'suffix'")
       .def_rw("draft_plan", &PyEngineOptions::draft_plan, "the plan of the draft model")

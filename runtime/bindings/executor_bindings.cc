@@ -24,6 +24,7 @@ namespace {
 using Ints = std::vector<int32_t>;
 using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Features = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Converts an int32 array at once, or a sequence of ints one by one. Anything else raises TypeError.
 Ints to_ints(nb::handle object) {
@@ -69,6 +70,8 @@ class PyCpuExecutor {
     result["block_bytes"] = facts.block_bytes;
     result["group_windows"] = facts.group_windows;
     result["state_bytes"] = facts.state_bytes;
+    result["draft_width"] = facts.draft_width;
+    result["draft_vocab"] = facts.draft_vocab;
     result["threads"] = executor_.threads();
     return result;
   }
@@ -84,21 +87,53 @@ class PyCpuExecutor {
               nb::handle logit_rows, const Groups& groups, nb::handle state_slots) {
     const Step step =
         to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
-    const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
-    std::unique_ptr<float[]> copy;
-    {
-      const nb::gil_scoped_release release;
-      const std::lock_guard lock(mutex_);
-      const LogitRows rows = executor_.run(step);
-      copy = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows.rows) * vocab);
-      for (int32_t row = 0; row < rows.rows; ++row) {
-        std::memcpy(copy.get() + static_cast<size_t>(row) * vocab, rows.data + row * rows.stride,
-                    vocab * sizeof(float));
-      }
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    const LogitRows rows = executor_.run(step);
+    std::unique_ptr<float[]> copy = rows_of(rows.data, rows.stride, rows.rows, executor_.facts().vocab_size);
+    const nb::gil_scoped_acquire acquire;
+    return owned(std::move(copy), rows.rows, executor_.facts().vocab_size);
+  }
+
+  // Runs a step as step() does. Returns the features of its tokens beside the logits.
+  std::tuple<Logits, Logits> step_with_features(nb::handle token_ids, nb::handle positions,
+                                                nb::handle seq_starts, nb::handle context_lens,
+                                                nb::handle logit_rows, const Groups& groups,
+                                                nb::handle state_slots) {
+    const Step step =
+        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    executor_.want_features(true);
+    const LogitRows rows = executor_.run(step);
+    executor_.want_features(false);
+    const FeatureRows features = executor_.features();
+    const int32_t width = executor_.facts().draft_width;
+    const nb::gil_scoped_acquire acquire;
+    return {copied(rows.data, rows.stride, rows.rows, executor_.facts().vocab_size),
+            copied(features.data, features.stride, width > 0 ? step.tokens() : 0, width)};
+  }
+
+  // Runs a step of heads. Returns their logits and their own features.
+  std::tuple<Logits, Logits> draft_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
+                                        nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
+                                        const Features& features) {
+    const Step step =
+        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+    const ModelFacts& facts = executor_.facts();
+    const bool fits = features.shape(0) == step.token_ids.size() &&
+                      features.shape(1) == static_cast<size_t>(facts.draft_width);
+    if (!fits) {
+      throw Error("InvalidRequestError",
+                  concat("draft_step: features must be [", step.token_ids.size(), ", ", facts.draft_width,
+                         "], are [", features.shape(0), ", ", features.shape(1), "]"));
     }
-    float* data = copy.release();
-    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-    return Logits(data, {step.logit_rows.size(), vocab}, owner);
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    const DraftRows rows = executor_.run_draft(step, features.data());
+    const nb::gil_scoped_acquire acquire;
+    return {copied(rows.logits.data, rows.logits.stride, rows.logits.rows, facts.draft_vocab),
+            copied(rows.features.data, rows.features.stride, rows.logits.rows, facts.draft_width)};
   }
 
   // Runs a step as step() does, but returns only the logprob of one token per row, so nothing as large as the
@@ -175,6 +210,22 @@ class PyCpuExecutor {
   }
 
  private:
+  static std::unique_ptr<float[]> rows_of(const float* data, int64_t stride, int32_t rows, int32_t cols) {
+    const auto width = static_cast<size_t>(cols);
+    auto copy = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows) * width);
+    for (int32_t row = 0; row < rows; ++row)
+      std::memcpy(copy.get() + static_cast<size_t>(row) * width, data + row * stride, width * sizeof(float));
+    return copy;
+  }
+  static Logits owned(std::unique_ptr<float[]> copy, int32_t rows, int32_t cols) {
+    float* data = copy.release();
+    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    return Logits(data, {static_cast<size_t>(rows), static_cast<size_t>(cols)}, owner);
+  }
+  static Logits copied(const float* data, int64_t stride, int32_t rows, int32_t cols) {
+    return owned(rows_of(data, stride, rows, cols), rows, cols);
+  }
+
   void check_targets(const Ints& targets, size_t rows) const {
     if (targets.size() != rows) {
       throw Error("InvalidRequestError",
@@ -219,6 +270,16 @@ void bind_executor(nb::module_& m) {
            "max_blocks], slots "
            "[tokens])], state_slots is [seqs] if the model has states. Returns float32 "
            "[rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.")
+      .def("step_with_features", &PyCpuExecutor::step_with_features, "token_ids"_a, "positions"_a,
+           "seq_starts"_a, "context_lens"_a, "logit_rows"_a, "groups"_a, "state_slots"_a = nb::tuple(),
+           "Runs a step as step does. Returns its result, and the features of all tokens, float32 [tokens, "
+           "draft_width].")
+      .def(
+          "draft_step", &PyCpuExecutor::draft_step, "token_ids"_a, "positions"_a, "seq_starts"_a,
+          "context_lens"_a, "logit_rows"_a, "groups"_a, "features"_a,
+          "Runs a step of the engine's heads, each token with the feature of the position before it, float32 "
+          "[tokens, draft_width]. Returns float32 [rows, draft_vocab], and their own features [rows, "
+          "draft_width]. Raises InvalidRequestError as step does.")
       .def("score", &PyCpuExecutor::score, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "targets"_a, "state_slots"_a = nb::tuple(),
            "Runs a step and returns, for each logit row, the natural logarithm of the probability of its "

@@ -1,12 +1,14 @@
-"""Opens the engine of a draft model, and checks that it can propose tokens to another engine."""
+"""Opens the engine of a draft model, and checks that it can propose to another engine; reads an engine's heads."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from tensorwright.engine_format.file_names import TOKENIZER
-from tensorwright.errors import InvalidOptionError
+import numpy as np
+
+from tensorwright.engine_format.file_names import CPU_DRAFT_TOKENS, TOKENIZER
+from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.executors import require_cpu
 
@@ -28,6 +30,21 @@ def open_draft(path: str, target: EngineDir) -> EngineDir:
             "mean something else; choose a model of the same family"
         )
     return draft
+
+
+def read_draft_tokens(engine: EngineDir) -> list[int]:
+    """Returns the model's token for each that the engine's heads propose; [] if they propose all tokens by the same
+    numbers. Raises EngineError if the file is not as config.json says."""
+    heads = engine.config.heads
+    if heads is None or heads.vocab_size == engine.vocab_size:
+        return []
+    file = engine.file(CPU_DRAFT_TOKENS)
+    data = file.read_bytes()
+    if len(data) != 4 * heads.vocab_size:
+        raise EngineError(
+            f"{file}: must have {heads.vocab_size} tokens of 4 bytes, has {len(data)} bytes; build the engine again"
+        )
+    return np.frombuffer(data, "<i4").tolist()
 
 
 def _vocabulary(engine: EngineDir) -> dict[str, Any] | None:

@@ -99,6 +99,11 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         )
     if options.speculation is not None:
         require_cpu(engine, "speculative")
+        if options.speculation.method == "heads" and engine.config.heads is None:
+            raise InvalidOptionError(
+                f"speculative='heads': {engine.path} was built without heads; build it with --heads, or choose another "
+                "method"
+            )
         if engine.state_bytes:
             raise InvalidOptionError(
                 f"speculative={options.speculation.method!r}: {engine.path} has recurrent layers, whose states cannot "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import MissingDependencyError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime.base.host import available_memory
-from tensorwright.runtime.engine.draft_engine import open_draft
+from tensorwright.runtime.engine.draft_engine import open_draft, read_draft_tokens
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
@@ -119,6 +119,8 @@ def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> 
     native.draft_rows = speculation.rows
     native.draft_least = speculation.min_match
     native.draft_remembered = speculation.remembered
+    if speculation.method == "heads":
+        native.draft_token_ids = read_draft_tokens(engine)
     if speculation.model is None:
         return None
     draft = open_draft(speculation.model, engine)

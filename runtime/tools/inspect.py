@@ -76,6 +76,10 @@ def show(facts: dict[str, Any], console: Console) -> None:
     _show_pairs(console, "Model", {name: value for name, value in facts["model"].items() if name not in _SHOWN_APART})
     if left_out := facts["model"].get("left_out"):
         _show_pairs(console, "Left out of the checkpoint", {name: _left_out(part) for name, part in left_out.items()})
+    if heads := facts.get("heads"):
+        _show_pairs(
+            console, "Heads that propose tokens", {name: heads[name] for name in ("kind", "width", "vocab_size")}
+        )
     _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     if facts["weight_reads"] is not None:

@@ -2,6 +2,11 @@
 // sequence, read back through the block tables. A wrong slot, table, position or eviction changes the tokens.
 // With states it depends on a hash of the sequence's tokens too, which is kept in the sequence's state slot
 // alone.
+//
+// With heads, the feature of a position is the hash of the tokens up to there, in four floats. The heads hash
+// the next token into it, so they say what the model will say; unless their own cache, in the blocks of group
+// 0, holds something else than the hashes of this sequence before: then they say something else, and count
+// it.
 #ifndef TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
 #define TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
 
@@ -32,6 +37,7 @@ struct FakeBehaviour {
   bool chunked = false;      // the window begins at a multiple of its length
   bool states = false;       // then there may be no group
   bool lose_states = false;  // a copy of states does nothing
+  bool heads = false;        // of a model with one group without a window
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -47,6 +53,7 @@ class FakeExecutor : public tensorwright::Executor {
     if (behaviour.groups > 0) facts_.group_windows.back() = behaviour.window;
     if (behaviour.groups > 0) facts_.group_chunked.back() = behaviour.chunked;
     facts_.state_bytes = behaviour.states ? 64 : 0;
+    if (behaviour.heads) facts_.draft_width = 4, facts_.draft_vocab = vocab;
   }
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
@@ -55,6 +62,7 @@ class FakeExecutor : public tensorwright::Executor {
                 int32_t state_slots) override {
     for (int32_t n : blocks) cache_.emplace_back(static_cast<size_t>(n) * facts_.block_size, Entry{});
     states_.assign(static_cast<size_t>(state_slots), State{});
+    if (behaviour_.heads) draft_cache_.assign(cache_[0].size(), DraftEntry{});
     max_tokens_ = max_tokens, max_rows_ = max_rows, max_seqs_ = max_seqs;
   }
 
@@ -78,8 +86,42 @@ class FakeExecutor : public tensorwright::Executor {
     logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
     for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
     if (late) throw std::runtime_error("late poison");
+    if (features_wanted_) fill_features(step);
     return {logits_.data(), stride(), step.rows()};
   }
+
+  void want_features(bool wanted) override { features_wanted_ = wanted; }
+  tensorwright::FeatureRows features() const override { return {features_.data(), facts_.draft_width}; }
+
+  tensorwright::DraftRows run_draft(const tensorwright::Step& step, const float* features) override {
+    check(step);
+    const tensorwright::GroupTables& group = step.groups[0];
+    own_.assign(static_cast<size_t>(step.rows()) * 4, 0.f);
+    logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
+    std::vector<uint64_t> behind(step.token_ids.size());
+    for (int32_t t = 0; t < step.tokens(); ++t) {
+      const uint64_t before = hash_of(features + 4 * t);
+      behind[t] = fold(before, step.token_ids[t]);
+      draft_cache_.at(group.slots[t]) = {before, behind[t], step.positions[t]};
+    }
+    for (int32_t r = 0; r < step.rows(); ++r) {
+      const int32_t t = step.logit_rows[r], s = sequence_at(step, t);
+      bool stale = false;
+      uint64_t last = 0;
+      for (int32_t p = 0; p <= step.positions[t]; ++p) {
+        const int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
+        const DraftEntry& entry = draft_cache_.at(block * facts_.block_size + p % facts_.block_size);
+        stale |= entry.position != p || (p > 0 && entry.before != last);
+        last = entry.behind;
+      }
+      stale_ += stale;
+      put_logits(behind[t] ^ stale, &logits_[r * stride()]);
+      put_hash(behind[t], &own_[4 * r]);
+    }
+    return {{logits_.data(), stride(), step.rows()}, {own_.data(), 4}};
+  }
+  // The rows of heads whose cache did not hold the sequence's own hashes.
+  int64_t stale_rows() const { return stale_; }
 
   void copy_block(int32_t group, int32_t from, int32_t to) override {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
@@ -103,6 +145,48 @@ class FakeExecutor : public tensorwright::Executor {
     uint64_t hash = 99;
     int32_t tokens = -1;
   };
+
+  // What the heads keep of a position: the hash of the tokens up to it, and with the next token.
+  struct DraftEntry {
+    uint64_t before = 0, behind = 0;
+    int32_t position = -1;
+  };
+
+  static uint64_t fold(uint64_t hash, int32_t token) {
+    hash = (hash ^ static_cast<uint32_t>(token)) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+  }
+  static void put_hash(uint64_t hash, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = static_cast<float>(hash >> 16 * i & 0xffff);
+  }
+  static uint64_t hash_of(const float* pieces) {
+    uint64_t hash = 0;
+    for (int i = 0; i < 4; ++i) hash |= static_cast<uint64_t>(pieces[i]) << 16 * i;
+    return hash;
+  }
+  static int32_t sequence_at(const tensorwright::Step& step, int32_t token) {
+    const auto after = std::upper_bound(step.seq_starts.begin(), step.seq_starts.end(), token);
+    return static_cast<int32_t>(after - step.seq_starts.begin()) - 1;
+  }
+  void put_logits(uint64_t hash, float* row) const {
+    for (int32_t v = 0; v < facts_.vocab_size; ++v) {
+      uint64_t x = (hash + static_cast<uint64_t>(v)) * 0xff51afd7ed558ccdu;
+      row[v] = static_cast<float>((x ^ x >> 33) & 0xffff) / 8192.f;
+    }
+  }
+  void fill_features(const tensorwright::Step& step) {
+    features_.resize(static_cast<size_t>(step.tokens()) * 4);
+    const tensorwright::GroupTables& group = step.groups[0];
+    for (int32_t t = 0; t < step.tokens(); ++t) {
+      const int32_t s = sequence_at(step, t);
+      uint64_t hash = 1;
+      for (int32_t p = 0; p <= step.positions[t]; ++p) {
+        const int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
+        hash = fold(hash, cache_[0].at(block * facts_.block_size + p % facts_.block_size).token);
+      }
+      put_hash(hash, &features_[4 * t]);
+    }
+  }
 
   static void require(bool holds, const char* what) {
     if (!holds) throw std::logic_error(std::string("malformed step: ") + what);
@@ -157,9 +241,7 @@ class FakeExecutor : public tensorwright::Executor {
 
   void fill_row(const tensorwright::Step& step, int32_t r) {
     int32_t t = step.logit_rows[r];
-    int32_t s = static_cast<int32_t>(std::upper_bound(step.seq_starts.begin(), step.seq_starts.end(), t) -
-                                     step.seq_starts.begin()) -
-                1;
+    const int32_t s = sequence_at(step, t);
     uint64_t hash = 1 ^ behind_[static_cast<size_t>(t)];
     bool nan = false;
     for (size_t g = 0; g < cache_.size(); ++g) {
@@ -171,16 +253,12 @@ class FakeExecutor : public tensorwright::Executor {
         int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
         const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);
         require(entry.position == p, "the cache must hold this position");
-        hash = (hash ^ static_cast<uint32_t>(entry.token)) * 0x9e3779b97f4a7c15u;
-        hash ^= hash >> 29;
+        hash = fold(hash, entry.token);
         nan |= behaviour_.nan_token >= 0 && entry.token == behaviour_.nan_token;
       }
     }
     float* row = &logits_[r * stride()];
-    for (int32_t v = 0; v < facts_.vocab_size; ++v) {
-      uint64_t x = (hash + v) * 0xff51afd7ed558ccdu;
-      row[v] = static_cast<float>((x ^ x >> 33) & 0xffff) / 8192.f;
-    }
+    put_logits(hash, row);
     if (nan) row[facts_.vocab_size / 2] = std::numeric_limits<float>::quiet_NaN();
     row[facts_.vocab_size] = 1e30f;  // padding that must not be read
   }
@@ -190,7 +268,10 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<std::vector<Entry>> cache_;  // [groups][slots]
   std::vector<State> states_;              // [state slots]
   std::vector<uint64_t> behind_;           // [tokens]: the hash behind each token of the step
-  std::vector<float> logits_;
+  std::vector<float> logits_, features_, own_;
+  std::vector<DraftEntry> draft_cache_;  // [slots]
+  bool features_wanted_ = false;
+  int64_t stale_ = 0;
   int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0;
   int64_t steps_ = 0, copies_ = 0;
 };

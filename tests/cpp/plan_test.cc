@@ -211,6 +211,85 @@ TW_TEST(q_alone_reads_what_another_layer_wrote) {
   check_says(reader(0, kCols - 8), "qkv must have 48 cols, has 8");
 }
 
+namespace {
+
+// Heads of one layer behind the toy model: instruction 13 is draft_features.
+struct ToyHeads {
+  int32_t features, x, qkv, q, y, hidden, logits;
+
+  explicit ToyHeads(ToyPlan& t) {
+    const auto tokens = [&](uint32_t cols) { return t.buffer(BufferKind::kTokens, cols); };
+    constexpr uint32_t kCols = ToyPlan::kHeads * ToyPlan::kHeadDim;
+    features = t.instructions[9].out[0];
+    x = tokens(ToyPlan::kHidden), qkv = tokens(3 * kCols), q = tokens(kCols), y = tokens(kCols);
+    hidden = t.buffer(BufferKind::kRows, ToyPlan::kHidden), logits = t.buffer(BufferKind::kRows, 5);
+    const int32_t o = tokens(ToyPlan::kHidden);
+    t.kv_layers.push_back(t.kv_layers[0]);
+    t.op(Op::kDraftFeatures, {{features}, {x}, {}, {logits, hidden}, {}});
+    t.op(Op::kMatmul, {{x}, {qkv}, {t.matrix(3 * kCols, ToyPlan::kHidden)}, {0, 3 * kCols}, {}});
+    t.op(Op::kRotaryKvWrite, {{qkv}, {q}, {}, {1, ToyPlan::kHeads, 0}, {}});
+    t.op(Op::kPagedAttention, {{q}, {y}, {}, {1, ToyPlan::kHeads}, {0.35f, 0.0f}});
+    t.op(Op::kMatmul, {{y, x}, {o}, {t.matrix(ToyPlan::kHidden, kCols)}, {0, ToyPlan::kHidden}, {}});
+    t.op(Op::kGatherRows, {{o}, {hidden}, {}, {}, {}});
+    t.op(Op::kMatmul, {{hidden}, {logits}, {t.matrix(5, ToyPlan::kHidden)}, {0, 5}, {}});
+  }
+};
+
+template <typename Damage>
+std::string heads_fault(Damage&& damage) {
+  return fault_of([&](ToyPlan& t) {
+    const ToyHeads heads(t);
+    damage(t, heads);
+  });
+}
+
+}  // namespace
+
+TW_TEST(a_plan_may_have_heads) {
+  TW_CHECK_EQ(heads_fault([](ToyPlan&, const ToyHeads&) {}), std::string());
+  ToyPlan t;
+  const ToyHeads heads(t);
+  const Plan plan = Plan::parse(t.bytes());
+  TW_CHECK_EQ(plan.model_instructions(), size_t{13});
+  TW_CHECK_EQ(plan.logit_instructions(), size_t{13});
+  const ModelFacts facts = plan.facts();
+  TW_CHECK_EQ(facts.draft_width, static_cast<int32_t>(ToyPlan::kHidden));
+  TW_CHECK_EQ(facts.draft_vocab, 5);
+  TW_CHECK_EQ(facts.draft_group, 0);
+  TW_CHECK_EQ(Plan::parse(ToyPlan().bytes()).facts().draft_width, 0);
+  TW_CHECK_EQ(Plan::parse(ToyPlan().bytes()).logit_instructions(), size_t{13});
+}
+
+TW_TEST(faults_of_heads_are_named) {
+  const auto says = [](const char* part, auto&& damage) { check_says(heads_fault(damage), part); };
+  says("target is missing", [](ToyPlan& t, const ToyHeads&) { t.instructions[13].in[0] = -1; });
+  says("every buffer must be of kind 0",
+       [](ToyPlan& t, const ToyHeads&) { t.instructions[13].in[0] = t.header.logits_buffer; });
+  says("y must have 20 cols", [](ToyPlan& t, const ToyHeads& h) { t.instructions[13].out[0] = h.q; });
+  says("logits must be a buffer below",
+       [](ToyPlan& t, const ToyHeads&) { t.instructions[13].ints[0] = 999; });
+  says("hidden must be a buffer below", [](ToyPlan& t, const ToyHeads&) { t.instructions[13].ints[1] = -1; });
+  says("every result of heads must be of kind 1",
+       [](ToyPlan& t, const ToyHeads& h) { t.instructions[13].ints[0] = h.y; });
+  says("hidden must have 20 cols",
+       [](ToyPlan& t, const ToyHeads& h) { t.instructions[13].ints[1] = h.logits; });
+  says("the heads do not write their results",
+       [](ToyPlan& t, const ToyHeads&) { t.instructions[13].ints[0] = t.header.logits_buffer; });
+  says("the heads read buffer", [](ToyPlan& t, const ToyHeads& h) { t.instructions[14].in[0] = h.features; });
+  says("the heads share kv layer 0 with the model",
+       [](ToyPlan& t, const ToyHeads&) { t.instructions[15].ints[0] = t.instructions[16].ints[0] = 0; });
+  says("the heads have a cache with a window", [](ToyPlan& t, const ToyHeads&) {
+    t.header.cache_groups = 2;
+    t.kv_layers[1].group = 1;
+    t.kv_layers[1].window = 4;
+  });
+  says("there are heads behind the heads",
+       [](ToyPlan& t, const ToyHeads&) { t.instructions.push_back(t.instructions[13]); });
+  says("the heads begin before the logits are written", [](ToyPlan& t, const ToyHeads&) {
+    std::rotate(t.instructions.begin() + 12, t.instructions.begin() + 13, t.instructions.end());
+  });
+}
+
 TW_TEST(attention_has_a_sink_and_a_slope_for_each_head) {
   const char* faults[] = {"sinks must be a raw vector of 2", "slopes must be a raw vector of 2"};
   for (int at = 0; at < 2; ++at) {

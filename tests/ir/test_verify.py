@@ -191,7 +191,7 @@ def test_the_table_of_stages():
         "quantized_experts_down", "head_products", "quantized_head_products", "latent_kv_write",
         "split_columns", "take_columns",
         "carried_conv", "carried_scan", "carried_delta_rule", "carried_rg_lru", "carried_selective_scan", "concat",
-        "carried_linear_attention", "weight_only_matmul",
+        "carried_linear_attention", "weight_only_matmul", "draft_features",
     }  # fmt: skip
     # At the last stage names mean instructions, with other operands and attributes.
     assert find_spec("matmul", "lowered") is not find_spec("matmul", "traced")

@@ -333,9 +333,35 @@ def test_rows_side_by_side_stay_so():
 
 
 def test_rows_of_the_final_norm_must_not_be_used_elsewhere():
-    body = BODY.replace("add(%x, %flat)", "add(%x, %flat)") + "  %more: float32[1, seq, 8] = add(%n, %x)\n"
+    more = "  %more: float32[1, seq, 8] = add(%n, %x)\n"
     with pytest.raises(UnsupportedModelError, match="one output"):
-        insert_kv_cache(fused(body, "  return %logits, %more"))
+        insert_kv_cache(fused(BODY + more, "  return %logits, %more, %more"))
+
+
+def test_features_are_of_every_token_even_where_they_are_made_of_the_final_norm():
+    more = "  %more: float32[1, seq, 8] = add(%n, %x)\n"
+    graph = fused(BODY + more, "  return %logits, %more")
+    insert_kv_cache(graph)
+    verify(graph, "cached")
+    assert [value.shape for value in graph.outputs] == [("rows", 20), ("tokens", 8)]
+    assert [node.op for node in graph.nodes if node.op in ("rms_norm", "gather_rows")] == ["rms_norm", "gather_rows"]
+    graph = fused(BODY, "  return %logits, %sum")
+    insert_kv_cache(graph)
+    verify(graph, "cached")
+    assert [value.shape for value in graph.outputs] == [("rows", 20), ("tokens", 8)]
+    assert [node.op for node in graph.nodes if node.op in ("rms_norm", "gather_rows")] == ["gather_rows", "rms_norm"]
+
+
+def test_heads_read_features_and_give_their_own_for_the_rows_alone():
+    body = BODY.replace("add(%x, %flat)", "add(%given_features, %flat)").replace(
+        "  %table:", "  %given_features: float32[1, seq, 8] = input()\n  %table:"
+    )
+    graph = fused(body, "  return %logits, %sum")
+    graph.facts.vocab_size = 20
+    insert_kv_cache(graph)
+    verify(graph, "cached")
+    assert [v.name for v in graph.inputs if v.shape == ("tokens", 8)] == ["features"]
+    assert [value.shape[0] for value in graph.outputs] == ["rows", "rows"]
 
 
 def test_pinned_counts(model, rewritten):

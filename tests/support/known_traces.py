@@ -43,6 +43,7 @@ class NotYetExported(NamedTuple):
 
     model: Any
     max_seq_len: int
+    heads: Any = None
 
 
 @cache
@@ -68,7 +69,11 @@ def known_traces(folder: Path) -> Iterator[None]:
 
     real_export, real_lower = export._export, export.lower
 
-    def lower(program: NotYetExported, weights: dict[str, Any], graph: Graph, table: Any) -> None:
+    def lower(program: Any, weights: dict[str, Any], graph: Graph, table: Any, results: int = 1) -> None:
+        if not isinstance(program, NotYetExported) or program.heads is not None:  # heads, or a model with heads
+            exported = real_export(*program) if isinstance(program, NotYetExported) else program
+            real_lower(exported, weights, graph, table, results)
+            return
         file = folder / _key(program, weights)
         with file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

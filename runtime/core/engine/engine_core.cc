@@ -88,9 +88,12 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
-  measure_steps(*executor_, static_cast<int32_t>(rows), [this](int32_t tokens, double seconds) {
-    drafter_->observe_step({.tokens = tokens, .seconds = seconds});
-  });
+  drafter_->begin();
+  measure_steps(
+      facts, static_cast<int32_t>(rows), [this](const Step& step) { executor_->run(step); },
+      [this](int32_t tokens, double seconds) {
+        drafter_->observe_step({.tokens = tokens, .seconds = seconds});
+      });
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
@@ -344,6 +347,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     wanted = wanted_rows(plan);
     ran = true;
     logits = execute(plan, wanted);
+    if (drafter_) drafter_->computed(plan);
   } catch (const std::exception& error) {
     const int64_t first = plan.chunks[0].sequence->id;
     scheduler_->rollback(plan, ran);

@@ -65,11 +65,16 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
       dispatch_(explain_dispatch()),
       profile_(plan_),
       logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]),
+      logit_end_(plan_.logit_instructions()),
       populate_bytes_(options.populate) {
   const OpContext context{plan_, weights_.data(), kv_, states_, selected_isa()};
   operations_.reserve(plan_.instructions.size());
   for (const Instruction& instruction : plan_.instructions) {
     operations_.push_back(make_operation(instruction, context));
+  }
+  if (const Instruction* entry = plan_.heads()) {
+    heads_ = std::make_unique<Heads>(Heads{plan_.model_instructions(), context.buffer(entry->in[0]),
+                                           context.buffer(entry->ints[0]), context.buffer(entry->ints[1])});
   }
 }
 
@@ -88,6 +93,7 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   states_.allocate(state_slots);
   populate();
   checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
+  if (heads_) draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, facts_.draft_group);
 }
 
 // Populates the first blocks of every layer and the first states, which the first request gets, then the
@@ -111,29 +117,49 @@ LogitRows CpuExecutor::run(const Step& step) {
   const StepView view{
       step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
   const WatchedPadding watched(plan_, view);
+  const bool features = features_wanted_ && heads_;
+  const size_t end = features ? heads_->begin : logit_end_;
   if (profile_.enabled()) {
-    run_profiled(view);
+    run_profiled(view, end);
   } else {
-    run_operations(view);
+    run_operations(view, 0, end);
   }
+  features_ = features ? FeatureRows{heads_->model.floats(view), heads_->model.stride} : FeatureRows{};
   return {logits_.floats(view), logits_.stride, step.rows()};
 }
 
-void CpuExecutor::run_operations(const StepView& view) {
-  for (const auto& operation : operations_) operation->run(view, *team_);
+DraftRows CpuExecutor::run_draft(const Step& step, const float* features) {
+  if (!heads_) refuse("run_draft: the plan has no heads");
+  if (!draft_checker_) refuse("run_draft: allocate() must be called first");
+  draft_checker_->check(step);
+  const StepView view{step,
+                      {token_arena_.data(), row_arena_.data()},
+                      {step.tokens(), step.rows()},
+                      scratch_.data(),
+                      features};
+  const WatchedPadding watched(plan_, view);
+  run_operations(view, heads_->begin, operations_.size());
+  features_ = {};
+  return {{heads_->logits.floats(view), heads_->logits.stride, step.rows()},
+          {heads_->hidden.floats(view), heads_->hidden.stride}};
 }
 
-void CpuExecutor::run_profiled(const StepView& view) {
-  std::vector<Measured> measured(operations_.size());
+void CpuExecutor::run_operations(const StepView& view, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) operations_[i]->run(view, *team_);
+}
+
+// Steps of heads are not measured.
+void CpuExecutor::run_profiled(const StepView& view, size_t end) {
+  std::vector<Measured> measured(end);
   const int64_t first = now_ns();
   int64_t begin = first;
-  for (size_t i = 0; i < operations_.size(); ++i) {
+  for (size_t i = 0; i < end; ++i) {
     operations_[i]->run(view, *team_);
-    const int64_t end = now_ns();
-    measured[i].nanoseconds = end - begin;
-    begin = end;
+    const int64_t now = now_ns();
+    measured[i].nanoseconds = now - begin;
+    begin = now;
   }
-  for (size_t i = 0; i < operations_.size(); ++i) {
+  for (size_t i = 0; i < end; ++i) {
     measured[i].cost = operations_[i]->cost(view);
     measured[i].experts = operations_[i]->expert_use();
   }

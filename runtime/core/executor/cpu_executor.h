@@ -41,6 +41,9 @@ class CpuExecutor : public Executor {
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
                 int32_t state_slots) override;
   LogitRows run(const Step& step) override;
+  void want_features(bool wanted) override { features_wanted_ = wanted; }
+  FeatureRows features() const override { return features_; }
+  DraftRows run_draft(const Step& step, const float* features) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
 
@@ -56,8 +59,8 @@ class CpuExecutor : public Executor {
 
  private:
   void populate();
-  void run_operations(const StepView& view);
-  void run_profiled(const StepView& view);
+  void run_operations(const StepView& view, size_t begin, size_t end);
+  void run_profiled(const StepView& view, size_t end);
 
   const Plan plan_;
   const ModelFacts facts_;
@@ -70,7 +73,19 @@ class CpuExecutor : public Executor {
   Profile profile_;
   const BufferRef logits_;
 
-  std::unique_ptr<StepChecker> checker_;  // null before allocate()
+  // Of a plan with heads: where they begin, and the buffers of the model's features and of the heads'
+  // results.
+  struct Heads {
+    size_t begin;
+    BufferRef model, logits, hidden;
+  };
+  std::unique_ptr<const Heads> heads_;  // null without heads
+  const size_t logit_end_;              // the number of operations that compute the logits
+  bool features_wanted_ = false;
+  FeatureRows features_;  // of the last run()
+
+  std::unique_ptr<StepChecker> checker_;        // null before allocate()
+  std::unique_ptr<StepChecker> draft_checker_;  // null before allocate(), and without heads
   Arena token_arena_, row_arena_, scratch_;
   const size_t populate_bytes_;
   Populator populator_;  // uses the arenas, the cache and the states, so it must be destroyed before them

@@ -6,7 +6,8 @@ namespace tensorwright {
 
 WeightReads weight_reads(const Plan& plan, const std::vector<std::unique_ptr<Operation>>& operations) {
   WeightReads reads;
-  for (size_t i = 0; i < operations.size(); ++i) {
+  const size_t end = plan.logit_instructions();
+  for (size_t i = 0; i < end; ++i) {
     const Instruction& instruction = plan.instructions[i];
     const ExpertUse use = operations[i]->expert_use();
     if (use.experts > 0) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <vector>
 
 namespace tensorwright {
@@ -20,6 +21,9 @@ struct ModelFacts {
   int64_t state_bytes = 0;
   // Per cache group: 1 if its window is chunked (base/first_seen.h), 0 if it slides. Empty: all slide.
   std::vector<uint8_t> group_chunked = {};
+  // Of the heads that propose tokens: the columns of a feature, the tokens that they may propose, and their
+  // cache group. 0 columns: the model has no heads.
+  int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
 
   bool chunked(size_t group) const { return group < group_chunked.size() && group_chunked[group]; }
 };
@@ -60,6 +64,18 @@ struct LogitRows {
   int32_t rows = 0;
 };
 
+// Features of the tokens of a step. They belong to the executor and are valid until it computes again.
+struct FeatureRows {
+  const float* data = nullptr;  // [tokens, draft_width]
+  int64_t stride = 0;           // floats between rows
+};
+
+// What heads say of the rows that a step asked for; valid until the executor computes again.
+struct DraftRows {
+  LogitRows logits;      // [rows, draft_vocab]
+  FeatureRows features;  // [rows, draft_width]: the heads' own
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -74,6 +90,14 @@ class Executor {
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
   // Copies the states of all recurrent layers from one slot to another.
   virtual void copy_state(int32_t from, int32_t to) = 0;
+  // Whether run() computes features too; not at first.
+  virtual void want_features(bool /*wanted*/) {}
+  // Returns the features of the last run(), if they are wanted.
+  virtual FeatureRows features() const { return {}; }
+  // Computes a step of the heads: token i of the step has the token behind its position, and features[i],
+  // [tokens, draft_width], is what run() or run_draft() gave for the position. Of the step's groups only
+  // draft_group counts. Throws before any effect if the step is malformed, or the model has no heads.
+  virtual DraftRows run_draft(const Step& step, const float* features);
   // The number of threads that run_tasks() uses.
   virtual int threads() const { return 1; }
   // Does work between steps: calls fn(task, thread) once for every task in [0, tasks), where thread is in
@@ -82,6 +106,10 @@ class Executor {
     for (int task = 0; task < tasks; ++task) fn(task, 0);
   }
 };
+
+inline DraftRows Executor::run_draft(const Step& /*step*/, const float* /*features*/) {
+  throw std::logic_error("[executor] this executor has no heads");
+}
 
 }  // namespace tensorwright
 

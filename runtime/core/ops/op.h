@@ -26,6 +26,7 @@ struct StepView {
   char* arenas[2];    // by BufferKind
   int32_t counts[2];  // by BufferKind: tokens and logit rows of the step
   char* scratch;      // as many bytes as the largest reserve() returned; it holds nothing between operations
+  const float* features = nullptr;  // [tokens, draft_width] in a step of heads, see Executor::run_draft
 };
 
 // A buffer of the plan: [rows, cols], where rows is the step's count for the buffer's kind.

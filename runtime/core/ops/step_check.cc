@@ -34,8 +34,8 @@ void require_below(const char* name, const std::vector<int32_t>& array, int32_t 
 }  // namespace
 
 StepChecker::StepChecker(const ModelFacts& facts, const StepLimits& limits,
-                         const std::vector<int32_t>& blocks, int64_t steps)
-    : facts_(facts), limits_(limits), steps_(steps) {
+                         const std::vector<int32_t>& blocks, int32_t group, int64_t steps)
+    : facts_(facts), limits_(limits), group_(group), steps_(steps) {
   for (int32_t count : blocks) writers_.emplace_back(static_cast<size_t>(count));
   state_writers_.resize(static_cast<size_t>(limits.state_slots));
 }
@@ -46,7 +46,9 @@ void StepChecker::check(const Step& step) {
   check_sequences(step);
   ++steps_;
   check_states(step);
-  for (size_t group = 0; group < step.groups.size(); ++group) check_group(step, group);
+  for (size_t group = 0; group < step.groups.size(); ++group) {
+    if (group_ < 0 || static_cast<size_t>(group_) == group) check_group(step, group);
+  }
 }
 
 void StepChecker::check_sizes(const Step& step) const {

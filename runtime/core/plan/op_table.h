@@ -49,6 +49,7 @@ enum class Op : uint32_t {
   kWeightOnlyMatmul = 32,  // x, residual? | w, bias? | y | epilogue, n | -
   kSplitColumns = 33,  // x | columns | rest, taken | - | -
   kTakeColumns = 34,  // x | columns | y | - | -
+  kDraftFeatures = 35,  // target? | - | y | logits, hidden | -
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -115,6 +116,8 @@ InstructionRule check_split_columns;
 OperationMaker make_split_columns;
 InstructionRule check_take_columns;
 OperationMaker make_take_columns;
+InstructionRule check_draft_features;
+OperationMaker make_draft_features;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -155,6 +158,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kWeightOnlyMatmul, "weight_only_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_weight_only_matmul, make_weight_only_matmul},
   {Op::kSplitColumns, "split_columns", 1, 1, 1, 1, 2, 2, 0, 0, check_split_columns, make_split_columns},
   {Op::kTakeColumns, "take_columns", 1, 1, 1, 1, 1, 1, 0, 0, check_take_columns, make_take_columns},
+  {Op::kDraftFeatures, "draft_features", 0, 1, 0, 0, 1, 1, 2, 0, check_draft_features, make_draft_features},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and

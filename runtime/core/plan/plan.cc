@@ -1,7 +1,9 @@
 // Reads the tables of plan.bin and checks each record on its own; plan_check.cc checks the instructions.
 #include "runtime/core/plan/plan.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "plugins/paged_attention/kernel.h"
@@ -23,6 +25,27 @@ size_t Plan::kv_block_bytes(const KvLayerRecord& layer) const {
   return tw_kv_block_bytes(dtype, static_cast<int>(layer.kv_heads), head_dim, block_size);
 }
 
+size_t Plan::model_instructions() const {
+  const auto is_draft = [](const Instruction& i) {
+    return i.op == static_cast<uint32_t>(Op::kDraftFeatures);
+  };
+  return static_cast<size_t>(std::ranges::find_if(instructions, is_draft) - instructions.begin());
+}
+
+const Instruction* Plan::heads() const {
+  const size_t at = model_instructions();
+  return at < instructions.size() ? &instructions[at] : nullptr;
+}
+
+size_t Plan::logit_instructions() const {
+  size_t end = model_instructions();
+  if (!heads()) return end;
+  while (end > 0 && std::ranges::find(instructions[end - 1].out, header.logits_buffer) ==
+                        std::end(instructions[end - 1].out))
+    --end;
+  return end;
+}
+
 ModelFacts Plan::facts() const {
   ModelFacts facts;
   facts.vocab_size = static_cast<int32_t>(header.vocab_size);
@@ -37,6 +60,17 @@ ModelFacts Plan::facts() const {
     facts.group_chunked[layer.group] = static_cast<uint8_t>(layer.chunked);
   }
   for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
+  if (const Instruction* entry = heads()) {
+    const auto cols = [&](int32_t buffer) {
+      return static_cast<int32_t>(buffers[static_cast<size_t>(buffer)].cols);
+    };
+    facts.draft_width = cols(entry->in[0]);
+    facts.draft_vocab = cols(entry->ints[0]);
+    for (size_t i = model_instructions(); i < instructions.size(); ++i) {
+      if (instructions[i].op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
+      facts.draft_group = static_cast<int32_t>(kv_layers[static_cast<size_t>(instructions[i].ints[0])].group);
+    }
+  }
   return facts;
 }
 

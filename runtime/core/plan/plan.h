@@ -28,6 +28,12 @@ struct Plan {
   const char* name(uint32_t offset) const { return names.data() + offset; }
   // Returns the bytes of one KV block of one layer.
   size_t kv_block_bytes(const KvLayerRecord& layer) const;
+  // Returns the instruction draft_features, behind which are those of heads; null for a plan without heads.
+  const Instruction* heads() const;
+  // Returns how many instructions compute the model: those before draft_features, or all.
+  size_t model_instructions() const;
+  // Returns how many instructions compute the logits. Those up to model_instructions() compute features.
+  size_t logit_instructions() const;
   ModelFacts facts() const;
 };
 

@@ -101,6 +101,50 @@ const char* op_name(uint32_t op) {
   return row ? row->name : nullptr;
 }
 
+namespace {
+
+// Heads must be one, write their results, and have a cache of one group that they alone write. The model must
+// write its logits before them: the buffers of a step of the model hold nothing in a step of heads.
+void check_heads(const Plan& plan) {
+  const Instruction* entry = plan.heads();
+  if (!entry) return;
+  const size_t begin = plan.model_instructions();
+  const auto fault = [&](const std::string& what) { refuse_plan(concat("instruction ", begin, ": ", what)); };
+  if (plan.logit_instructions() == 0) fault("the heads begin before the logits are written");
+  std::vector<bool> written(plan.buffers.size(), false);
+  std::vector<bool> own(plan.kv_layers.size(), false), models = own;
+  int64_t group = -1;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    const auto op = static_cast<Op>(instruction.op);
+    if (op == Op::kPagedAttention || op == Op::kRotaryKvWrite || op == Op::kLatentKvWrite) {
+      const auto layer = static_cast<size_t>(instruction.ints[0]);
+      (i < begin ? models : own)[layer] = true;
+      if (i > begin) {
+        if (group >= 0 && group != plan.kv_layers[layer].group) fault("the heads have several cache groups");
+        group = plan.kv_layers[layer].group;
+        if (plan.kv_layers[layer].window > 0) fault("the heads have a cache with a window");
+      }
+      if (models[layer] && own[layer]) fault(concat("the heads share kv layer ", layer, " with the model"));
+    }
+    if (i < begin) continue;
+    if (i > begin && op == Op::kDraftFeatures) fault("there are heads behind the heads");
+    for (int32_t in : instruction.in) {
+      if (i > begin && in >= 0 && !written[static_cast<size_t>(in)])
+        fault(concat("the heads read buffer ", in, " of the model"));
+    }
+    for (int32_t out : instruction.out) {
+      if (out >= 0) written[static_cast<size_t>(out)] = true;
+    }
+  }
+  if (group < 0) fault("the heads have no attention");
+  for (int i = 0; i < 2; ++i) {
+    if (!written[static_cast<size_t>(entry->ints[i])]) fault("the heads do not write their results");
+  }
+}
+
+}  // namespace
+
 void check_instructions(const Plan& plan) {
   std::vector<bool> written(plan.buffers.size(), false), cached(plan.kv_layers.size(), false);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
@@ -121,6 +165,7 @@ void check_instructions(const Plan& plan) {
       if (out >= 0) written[static_cast<size_t>(out)] = true;
     }
   }
+  check_heads(plan);
   const auto logits = static_cast<size_t>(plan.header.logits_buffer);
   const BufferRecord& buffer = plan.buffers[logits];
   if (buffer.kind != static_cast<uint32_t>(BufferKind::kRows) || buffer.dtype != TW_F32 ||

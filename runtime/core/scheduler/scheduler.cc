@@ -363,19 +363,29 @@ void Scheduler::remember(Sequence& sequence) {
   }
 }
 
+int32_t Scheduler::reserve(const StepPlan& plan, size_t chunk, int32_t count) {
+  Sequence& sequence = *plan.chunks[chunk].sequence;
+  const int32_t from = sequence.computed + plan.chunks[chunk].tokens;
+  const int32_t room = std::min(token_room(plan), count);
+  const int32_t end = room > 0 ? kv_.reach(sequence.blocks, from, from + room) : from;
+  try {
+    if (end > from && kv_.make_writable(sequence.blocks, from, end)) return end - from;
+  } catch (const std::bad_alloc&) {  // the sequence has the blocks that it had
+  }
+  return 0;
+}
+
 void Scheduler::extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft) {
   PlannedChunk& extended = plan.chunks[chunk];
   Sequence& sequence = *extended.sequence;
-  const int32_t from = sequence.computed + extended.tokens;
-  const int32_t room = std::min(token_room(plan), static_cast<int32_t>(draft.size()));
-  const int32_t end = room > 0 ? kv_.reach(sequence.blocks, from, from + room) : from;
-  if (end <= from) return;
+  const int32_t room = reserve(plan, chunk, static_cast<int32_t>(draft.size()));
   try {
-    sequence.draft.assign(draft.begin(), draft.begin() + (end - from));
-    if (!kv_.make_writable(sequence.blocks, from, end)) sequence.draft.clear();
+    sequence.draft.assign(draft.begin(), draft.begin() + room);
   } catch (const std::bad_alloc&) {
     sequence.draft.clear();
   }
+  const int32_t end = sequence.computed + extended.tokens + static_cast<int32_t>(sequence.draft.size());
+  kv_.shrink(sequence.blocks, std::min(sequence.blocks.size(), kv_.blocks_for(end)));
   extended.drafted = static_cast<int32_t>(sequence.draft.size());
   sequence.drafted += extended.drafted;
   plan.tokens += extended.drafted;

@@ -130,6 +130,9 @@ class Scheduler {
   // Adds a draft to a chunk of the plan that decodes: as many of its tokens as fit the step and the blocks
   // that are there. Nobody is preempted for it. If there is no memory, the chunk stays as it is.
   void extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft);
+  // Makes room for up to `count` positions behind a chunk that decodes, before anybody knows what will be
+  // there. Returns for how many; extend() gives back what it does not take.
+  int32_t reserve(const StepPlan& plan, size_t chunk, int32_t count);
   // The next token of the draft has turned out to be the sequence's last token: it is computed. Neither
   // accept() nor settle() fails for lack of memory.
   void accept(Sequence& sequence);

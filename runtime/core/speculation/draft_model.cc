@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -25,8 +24,7 @@ DraftModel::DraftModel(std::unique_ptr<Executor> executor, DraftModelOptions opt
     : executor_(std::move(executor)),
       options_(std::move(options)),
       kv_(options_.shapes, executor_->facts().block_size, options_.prefix_cache),
-      samplers_(static_cast<size_t>(executor_->threads())),
-      padded_(samplers_.size()) {
+      draws_(executor_->threads(), options_.target_vocab) {
   const ModelFacts& facts = executor_->facts();
   if (facts.state_bytes > 0) {
     throw Error("InvalidOptionError",
@@ -37,8 +35,10 @@ DraftModel::DraftModel(std::unique_ptr<Executor> executor, DraftModelOptions opt
   for (const GroupShape& shape : options_.shapes) blocks.push_back(shape.blocks);
   executor_->allocate(blocks, options_.max_tokens, options_.max_seqs, options_.max_seqs, 0);
   kv_.on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
-  measure_steps(*executor_, std::min(options_.max_seqs, options_.max_tokens),
-                [this](int32_t tokens, double seconds) { cost_.observe(tokens, seconds); });
+  measure_steps(
+      executor_->facts(), std::min(options_.max_seqs, options_.max_tokens),
+      [this](const Step& step) { executor_->run(step); },
+      [this](int32_t tokens, double seconds) { cost_.observe(tokens, seconds); });
 }
 
 void DraftModel::forget(const Sequence& sequence) {
@@ -70,12 +70,7 @@ DraftModel::Mirror& DraftModel::follow(const Sequence& sequence) {
     own.id = sequence.id;
     own.completion = sequence.completion;
     own.prompt_tokens = sequence.prompt_tokens;
-    own.sampling = sequence.sampling;
-    if (own.sampling->logprobs >= 0) {
-      auto plain = std::make_shared<Sampling>(*own.sampling);
-      plain->logprobs = -1;
-      own.sampling = std::move(plain);
-    }
+    own.sampling = DraftDraws::plain(sequence.sampling);
     own.seed = sequence.seed;
   }
   mirror.asked = calls_;
@@ -225,18 +220,12 @@ void DraftModel::remember(Mirror& mirror) {
 void DraftModel::draw(const LogitRows& logits, std::vector<Wanted*>& drawing) {
   if (logits.rows != static_cast<int32_t>(drawing.size()))
     throw Error("TensorwrightError", "[draft] a pass must return a row for each sequence that draws");
-  const auto vocab = static_cast<size_t>(executor_->facts().vocab_size);
-  std::vector<int32_t> tokens(drawing.size(), -1);
-  executor_->run_tasks(static_cast<int>(drawing.size()), [&](int task, int thread) {
-    const auto i = static_cast<size_t>(task);
-    const std::span<const float> row(logits.data + task * logits.stride, vocab);
-    try {
-      tokens[i] = draw_one(row, drawing[i]->mirror->own, thread);
-    } catch (const std::exception&) {
-      // A row without a distribution, or one that allows nothing, proposes nothing. The target's own row
-      // decides what becomes of the request.
-    }
-  });
+  std::vector<DraftDraw> draws;
+  for (const Wanted* one : drawing) {
+    const Sequence& own = one->mirror->own;
+    draws.push_back({own.sampling.get(), own.seed, {own.tokens, own.prompt_tokens}});
+  }
+  const std::vector<int32_t> tokens = draws_.draw(*executor_, logits, executor_->facts().vocab_size, draws);
   for (size_t i = 0; i < drawing.size(); ++i) {
     Wanted& one = *drawing[i];
     one.failed = tokens[i] < 0;
@@ -244,19 +233,6 @@ void DraftModel::draw(const LogitRows& logits, std::vector<Wanted*>& drawing) {
     one.mirror->own.tokens.push_back(tokens[i]);
     one.draft->push_back(tokens[i]);
   }
-}
-
-int32_t DraftModel::draw_one(std::span<const float> row, const Sequence& own, int thread) {
-  const auto target = static_cast<size_t>(options_.target_vocab);
-  if (row.size() < target) {
-    std::vector<float>& padded = padded_[static_cast<size_t>(thread)];
-    padded.assign(target, -std::numeric_limits<float>::infinity());
-    std::ranges::copy(row, padded.begin());
-    row = padded;
-  }
-  return samplers_[static_cast<size_t>(thread)]
-      .sample(row.first(target), *own.sampling, own.seed, own.size(), {own.tokens, own.prompt_tokens})
-      .token;
 }
 
 void DraftModel::check() const {

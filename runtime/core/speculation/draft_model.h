@@ -15,8 +15,8 @@
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/cache/kv_blocks.h"
 #include "runtime/core/interface/executor.h"
-#include "runtime/core/sampling/sampler.h"
 #include "runtime/core/scheduler/scheduler.h"
+#include "runtime/core/speculation/draft_draws.h"
 #include "runtime/core/speculation/proposer.h"
 #include "runtime/core/speculation/step_cost.h"
 
@@ -73,15 +73,13 @@ class DraftModel : public Proposer {
   void append(StepPlan& plan, Mirror& mirror, int32_t tokens);
   void run(const StepPlan& plan, std::vector<Wanted*>& drawing);
   void draw(const LogitRows& logits, std::vector<Wanted*>& drawing);
-  int32_t draw_one(std::span<const float> row, const Sequence& own, int thread);
   void remember(Mirror& mirror);
 
   std::unique_ptr<Executor> executor_;
   const DraftModelOptions options_;
   KvBlocks kv_;
-  std::map<Name, Mirror> mirrors_;          // destroyed before kv_, because they give their blocks back to it
-  std::vector<Sampler> samplers_;           // [threads]
-  std::vector<std::vector<float>> padded_;  // [threads]: a row of the target's size
+  std::map<Name, Mirror> mirrors_;  // destroyed before kv_, because they give their blocks back to it
+  DraftDraws draws_;
   StepCost cost_;
   Step step_;
   int64_t calls_ = 0, computed_tokens_ = 0;

@@ -74,13 +74,33 @@ std::vector<std::vector<int32_t>> Drafter::propose(std::span<const DraftWish> wi
   return drafts;
 }
 
+void Drafter::computed(const StepPlan& plan) {
+  try {
+    proposer_->computed(plan);
+  } catch (const std::exception&) {
+    ++stats_.failures;
+  }
+}
+
 void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   const Clock::time_point start = Clock::now();
   accepted_before_ = stats_.accepted;
+  try {
+    proposer_->prepare(plan);
+  } catch (const std::exception&) {
+    ++stats_.failures;
+  }
   const auto decodes = static_cast<int32_t>(std::ranges::count_if(plan.chunks, &PlannedChunk::decode));
   if (options_.tokens == 0 && decodes > 0 && !profit_.allows(decodes)) return;
   make_drafts(plan, scheduler);
   extend_s_ = std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Makes room in the sequences' blocks for what is wished. A wish may get less.
+void Drafter::reserve(const StepPlan& plan, Scheduler& scheduler, std::span<const size_t> chunks,
+                      std::vector<DraftWish>& wishes) const {
+  for (size_t i = 0; i < wishes.size(); ++i)
+    if (wishes[i].most > 0) wishes[i].most = scheduler.reserve(plan, chunks[i], wishes[i].most);
 }
 
 void Drafter::make_drafts(StepPlan& plan, Scheduler& scheduler) {
@@ -107,6 +127,7 @@ void Drafter::make_drafts(StepPlan& plan, Scheduler& scheduler) {
   policy_.decide(chosen, plan.tokens, room, [this](int32_t sequences) { return price(sequences); });
   if (chosen_first) {
     for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = chosen[i].length;
+    if (proposer_->uses_blocks()) reserve(plan, scheduler, chunks, wishes);
     std::vector<DraftWish> wanted;
     for (const DraftWish& wish : wishes)
       if (wish.most > 0) wanted.push_back(wish);
@@ -122,7 +143,7 @@ void Drafter::make_drafts(StepPlan& plan, Scheduler& scheduler) {
   }
   for (size_t i = 0; i < wishes.size(); ++i) {
     const auto length = std::min(static_cast<size_t>(chosen[i].length), drafts[i].size());
-    if (length == 0) continue;
+    if (length == 0 && (!proposer_->uses_blocks() || chosen[i].length == 0)) continue;
     scheduler.extend(plan, chunks[i], std::span(drafts[i]).first(length));
     stats_.proposed += plan.chunks[chunks[i]].drafted;
     stats_.drafts += plan.chunks[chunks[i]].drafted > 0;

@@ -50,6 +50,10 @@ class Drafter {
         max_seq_len_(max_seq_len),
         policy_(options.tokens) {}
 
+  // The target's executor is ready.
+  void begin() { proposer_->begin(); }
+  // Tells the proposer of a step that was computed and not committed yet.
+  void computed(const StepPlan& plan);
   // Adds proposals to the decodes of the plan, within its budget and the free blocks. Nobody is preempted for
   // them. If it throws, the plan is as it was, or with some of the proposals.
   void extend(StepPlan& plan, Scheduler& scheduler);
@@ -72,6 +76,8 @@ class Drafter {
   void learn_price(std::span<const DraftWish> wishes, bool started, double seconds);
   std::vector<Candidate> candidates(std::span<const DraftWish> wishes);
   std::vector<std::vector<int32_t>> propose(std::span<const DraftWish> wishes);
+  void reserve(const StepPlan& plan, Scheduler& scheduler, std::span<const size_t> chunks,
+               std::vector<DraftWish>& wishes) const;
 
   std::unique_ptr<Proposer> proposer_;
   const SpeculationOptions options_;

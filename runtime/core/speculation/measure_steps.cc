@@ -35,24 +35,24 @@ Step prompt_step(const ModelFacts& facts, int32_t tokens) {
 
 }  // namespace
 
-void measure_steps(Executor& executor, int32_t most, const std::function<void(int32_t, double)>& tell) {
-  const ModelFacts& facts = executor.facts();
+void measure_steps(const ModelFacts& facts, int32_t most, const std::function<void(const Step&)>& run,
+                   const std::function<void(int32_t, double)>& tell) {
   // One block of each group is there in any case.
   most = std::min({most, facts.block_size, facts.max_seq_len});
   const Clock::time_point begin = Clock::now();
   auto since = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  for (int32_t tokens : {1, 2, 3, 4, 5, 6, 8, 12, 16}) {
+  for (int32_t tokens : {1, 2, 3, 4, 5, 6, 8, 12, kMeasuredTokens}) {
     if (tokens > most || since(begin) > kMeasureSeconds) return;
     const Step step = prompt_step(facts, tokens);
     double best = 0;
-    for (int run = 0; run < kRuns; ++run) {
+    for (int i = 0; i < kRuns; ++i) {
       const Clock::time_point start = Clock::now();
-      executor.run(step);
+      run(step);
       const double seconds = since(start);
-      if (run > 0) best = best > 0 ? std::min(best, seconds) : seconds;
-      if (since(begin) > kMeasureSeconds && run > 0) break;
+      if (i > 0) best = best > 0 ? std::min(best, seconds) : seconds;
+      if (since(begin) > kMeasureSeconds && i > 0) break;
     }
     if (best > 0) tell(tokens, best);
   }

@@ -9,10 +9,14 @@
 
 namespace tensorwright {
 
+// The most tokens of a measured step.
+constexpr int32_t kMeasuredTokens = 16;
+
 // Runs steps of one sequence of 1 to `most` tokens, in the first blocks of the cache, which nobody may use
 // yet, and tells the tokens and the seconds of each. It begins no further step once kMeasureSeconds are over.
-// The model must have no recurrent states.
-void measure_steps(Executor& executor, int32_t most, const std::function<void(int32_t, double)>& tell);
+// facts: those of the model, which must have no recurrent states.
+void measure_steps(const ModelFacts& facts, int32_t most, const std::function<void(const Step&)>& run,
+                   const std::function<void(int32_t, double)>& tell);
 
 }  // namespace tensorwright
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/core/scheduler/scheduler.h"
 #include "runtime/core/scheduler/sequence.h"
 
 namespace tensorwright {
@@ -24,6 +25,16 @@ struct DraftWish {
 class Proposer {
  public:
   virtual ~Proposer() = default;
+  // The target's executor is ready, and nobody uses it yet. Throws what the executor throws.
+  virtual void begin() {}
+  // A step was computed: of each chunk of the plan the tokens from sequence->computed on, and its draft.
+  // Nothing may be computed before the step's rows were used. What it throws is dropped.
+  virtual void computed(const StepPlan& /*plan*/) {}
+  // The next step is planned: its sequences hold their blocks. What it throws is dropped.
+  virtual void prepare(const StepPlan& /*plan*/) {}
+  // Whether proposals are computed into the sequences' own blocks: then the blocks for wishes[i].most tokens
+  // are there when they are asked for.
+  virtual bool uses_blocks() const { return false; }
   // Writes the tokens that may follow wishes[i].sequence to (*drafts)[i]: none, or up to wishes[i].most.
   // `drafts` has as many entries as `wishes`, all empty. What it throws leaves the step without drafts.
   virtual void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) = 0;

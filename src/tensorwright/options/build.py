@@ -284,6 +284,20 @@ class BuildFields:
             **dict.fromkeys(_FIRST_USE_DOORS, _TEXT_OF_FIRST_USE),
         },
     )
+    heads: str | None = declare(
+        None,
+        str,
+        rule=Rule("the directory or the hub name of heads", _is_path),
+        targets=("cpu",),
+        at=_everywhere(
+            At(
+                "EAGLE-3 heads trained for MODEL, a directory or a hub name: the engine holds them, to propose tokens "
+                "with --speculative heads. See docs/speculation.md.",
+                metavar="DIR",
+            ),
+            At("As in build-engine, with --model. [default: none]", metavar="DIR"),
+        ),
+    )
     activations: str = declare(
         "auto",
         choices=ACTIVATIONS,

@@ -23,6 +23,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("tokens", "rows", "min_match"),
     "suffix": ("tokens", "rows", "min_match", "remembered"),
     "draft": ("model", "tokens", "rows", "kv_cache_memory"),
+    "heads": ("tokens", "rows"),
 }
 """The proposers, and the names of what each takes."""
 MUST = (

@@ -24,6 +24,8 @@ from tensorwright.options.speculation import MAX_TOKENS, Speculation, read_specu
         ("suffix,remembered=2048", Speculation("suffix", remembered=2048)),
         ("draft,model=out/a b,tokens=3", Speculation("draft", tokens=3, model="out/a b")),
         ({"method": "draft", "model": Path("out/draft")}, Speculation("draft", model="out/draft")),
+        ("heads", Speculation("heads")),
+        ({"method": "heads", "tokens": 2, "rows": 9}, Speculation("heads", tokens=2, rows=9)),
         (
             "draft,model=out/draft,kv_cache_memory=2MiB",
             Speculation("draft", model="out/draft", kv_cache_memory=2 << 20),
@@ -37,7 +39,7 @@ def test_what_is_read(value: Any, read: Speculation | None) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("", "speculative must be none, or ngram or suffix or draft with what it takes"),
+        ("", "speculative must be none, or ngram or suffix or draft or heads with what it takes"),
         ("medusa", "got method 'medusa'"),
         (3, "got 3"),
         ({"tokens": 3}, "got method None"),
@@ -51,6 +53,7 @@ def test_what_is_read(value: Any, read: Speculation | None) -> None:
         ("ngram,min_match=1", "min_match must be a whole number from 2 to 32, got '1'"),
         ("ngram,model=out/draft", "method ngram takes tokens, rows, min_match, not model"),
         ("suffix,remembered=10", "remembered must be a whole number from 1024 to 67108864, got '10'"),
+        ("heads,model=out/heads", "method heads takes tokens, rows, not model"),
         ("draft", "method draft needs model, the folder of an engine"),
         ("draft,model=", "method draft needs model"),
         ({"method": "draft", "model": 3}, "needs model.*got 3"),

@@ -1,0 +1,225 @@
+#include "runtime/core/speculation/draft_heads.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "runtime/core/base/clock.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/speculation/measure_steps.h"
+
+namespace tensorwright {
+
+namespace {
+
+// So many features of a sequence are kept before the heads compute them, if nothing is proposed meanwhile: a
+// pass of 16 positions costs little more than one of a single position.
+constexpr int32_t kLag = 16;
+
+int32_t checked_width(const Executor& executor) {
+  const int32_t width = executor.facts().draft_width;
+  if (width > 0) return width;
+  throw Error("InvalidOptionError",
+              "[heads] the engine has no heads that propose tokens; build it with --heads, or choose another "
+              "way to speculate");
+}
+
+}  // namespace
+
+DraftHeads::DraftHeads(Executor& executor, DraftHeadsOptions options)
+    : executor_(executor),
+      options_(std::move(options)),
+      width_(checked_width(executor)),
+      draws_(executor.threads(), executor.facts().vocab_size, options_.tokens) {
+  const ModelFacts& facts = executor_.facts();
+  const std::vector<int32_t>& tokens = options_.tokens;
+  const auto lacks = [&](int32_t token) { return token < 0 || token >= facts.vocab_size; };
+  const bool as_many = static_cast<int64_t>(tokens.size()) == facts.draft_vocab;
+  if (tokens.empty() ? facts.draft_vocab != facts.vocab_size
+                     : !as_many || std::ranges::any_of(tokens, lacks)) {
+    throw Error("EngineError", "[heads] the engine has " + std::to_string(tokens.size()) +
+                                   " tokens for the " + std::to_string(facts.draft_vocab) +
+                                   " that its heads propose, or one that the model lacks; build it again");
+  }
+  executor_.want_features(true);
+}
+
+void DraftHeads::begin() {
+  const std::vector<float> features(static_cast<size_t>(kMeasuredTokens) * static_cast<size_t>(width_));
+  measure_steps(
+      executor_.facts(), std::min(options_.max_seqs, options_.max_tokens),
+      [&](const Step& step) { executor_.run_draft(step, features.data()); },
+      [this](int32_t tokens, double seconds) { cost_.observe(tokens, seconds); });
+}
+
+int64_t DraftHeads::kept_features() const {
+  int64_t kept = 0;
+  for (const auto& [name, mirror] : mirrors_) kept += mirror.end - mirror.first;
+  return kept;
+}
+
+DraftHeads::Mirror* DraftHeads::find(const Sequence& sequence) {
+  const auto found = mirrors_.find({sequence.id, sequence.completion});
+  return found == mirrors_.end() ? nullptr : &found->second;
+}
+
+// Keeps the features of the step. A sequence that goes on where it was before adds to what is kept; behind a
+// wrong proposal, a preemption or a prefix from the cache it begins anew from there.
+void DraftHeads::computed(const StepPlan& plan) {
+  const FeatureRows features = executor_.features();
+  const float* row = features.data;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
+    const int32_t count = chunk.tokens + chunk.drafted, start = sequence.computed;
+    const float* const next = row + count * features.stride;
+    if (!sequence.sampling->beams()) {
+      Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
+      if (start < mirror.first || start > mirror.end) mirror.first = mirror.end = start;
+      mirror.end = start;
+      mirror.features.resize(static_cast<size_t>(start - mirror.first) * static_cast<size_t>(width_));
+      for (; row < next; row += features.stride, ++mirror.end)
+        mirror.features.insert(mirror.features.end(), row, row + width_);
+    }
+    row = next;
+  }
+}
+
+void DraftHeads::drop_features(Mirror& mirror, int32_t before) const {
+  const auto rows = static_cast<std::ptrdiff_t>(before - mirror.first) * width_;
+  mirror.features.erase(mirror.features.begin(), mirror.features.begin() + rows);
+  mirror.first = before;
+}
+
+// Brings the tokens of a mirror up to the sequence's.
+void DraftHeads::follow(const Sequence& sequence, Mirror& mirror) const {
+  mirror.known = std::min(mirror.known, sequence.size());
+  mirror.tokens.resize(static_cast<size_t>(mirror.known));
+  mirror.tokens.insert(mirror.tokens.end(), sequence.tokens.begin() + mirror.known, sequence.tokens.end());
+  mirror.known = sequence.size();
+  if (!mirror.sampling) mirror.sampling = DraftDraws::plain(sequence.sampling);
+}
+
+// Notes the blocks of these positions. Returns the first position from which on no other part of the pass
+// writes them: sequences with the same tokens share blocks, and one of them is enough.
+int32_t DraftHeads::past_written(const Sequence& sequence, int32_t from, int32_t to) {
+  const int32_t size = executor_.facts().block_size;
+  const BlockTable& table = sequence.blocks.tables[static_cast<size_t>(executor_.facts().draft_group)];
+  for (int32_t i = from / size; i <= (to - 1) / size; ++i)
+    if (std::ranges::find(written_, table[i]) != written_.end()) from = std::min(to, (i + 1) * size);
+  for (int32_t i = from / size; from < to && i <= (to - 1) / size; ++i) written_.push_back(table[i]);
+  return from;
+}
+
+// Computes positions for which many features are kept, all but the last one, which proposals begin with.
+void DraftHeads::prepare(const StepPlan& plan) {
+  std::vector<Part> parts;
+  int32_t room = options_.max_tokens;
+  written_.clear();
+  for (const PlannedChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
+    Mirror* mirror = find(sequence);
+    if (!mirror || static_cast<int32_t>(parts.size()) == options_.max_seqs) continue;
+    const int32_t last = std::min({mirror->end, sequence.computed, sequence.size() - 1}) - 1;
+    if (last - mirror->first < kLag) continue;
+    const int32_t to = std::min(last, mirror->first + room);
+    const int32_t from = past_written(sequence, mirror->first, to);
+    drop_features(*mirror, from);
+    if (from == to) continue;
+    follow(sequence, *mirror);
+    parts.push_back({&sequence, mirror, from, to});
+    if ((room -= to - from) == 0) break;
+  }
+  if (parts.empty()) return;
+  run(parts);
+  for (const Part& part : parts) drop_features(*part.mirror, part.to);
+}
+
+DraftRows DraftHeads::run(std::span<const Part> parts) {
+  const ModelFacts& facts = executor_.facts();
+  const auto group = static_cast<size_t>(facts.draft_group);
+  step_ = {};
+  step_.seq_starts = {0};
+  step_.groups.resize(facts.block_bytes.size());
+  GroupTables& tables = step_.groups[group];
+  given_.clear();
+  for (const Part& part : parts)
+    tables.max_blocks = std::max(tables.max_blocks, part.sequence->blocks.tables[group].size());
+  for (const Part& part : parts) {
+    const BlockTable& table = part.sequence->blocks.tables[group];
+    for (int32_t i = 0; i < tables.max_blocks; ++i)
+      tables.block_tables.push_back(i < table.size() ? std::max(table[i], 0) : -1);
+    for (int32_t position = part.from; position < part.to; ++position) {
+      step_.token_ids.push_back(part.mirror->tokens[static_cast<size_t>(position) + 1]);
+      step_.positions.push_back(position);
+      tables.slots.push_back(table[position / facts.block_size] * facts.block_size +
+                             position % facts.block_size);
+    }
+    const float* features = part.own;
+    if (!features) features = part.mirror->features.data() + int64_t{part.from - part.mirror->first} * width_;
+    given_.insert(given_.end(), features, features + int64_t{part.to - part.from} * width_);
+    step_.seq_starts.push_back(step_.tokens());
+    step_.context_lens.push_back(part.to);
+    if (part.most > 0) step_.logit_rows.push_back(step_.tokens() - 1);
+  }
+  computed_tokens_ += step_.tokens();
+  return executor_.run_draft(step_, given_.data());
+}
+
+void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) {
+  std::vector<Part> parts;
+  int32_t room = options_.max_tokens;
+  written_.clear();
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    const Sequence& sequence = *wishes[i].sequence;
+    Mirror* mirror = find(sequence);
+    const int32_t to = sequence.size() - 1;
+    if (!mirror || mirror->end < to || mirror->first >= to || sequence.computed < to) continue;
+    if (to - mirror->first > room) continue;
+    const int32_t from = past_written(sequence, mirror->first, to);
+    drop_features(*mirror, from);
+    if (from == to) continue;
+    follow(sequence, *mirror);
+    parts.push_back({&sequence, mirror, from, to, nullptr, wishes[i].most, &(*drafts)[i]});
+    room -= to - from;
+  }
+  while (!parts.empty()) {
+    const Clock::time_point begin = Clock::now();
+    const DraftRows rows = run(parts);
+    own_.resize(parts.size() * static_cast<size_t>(width_));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      Part& part = parts[i];
+      if (!part.own) drop_features(*part.mirror, part.to);
+      const float* feature = rows.features.data + static_cast<int64_t>(i) * rows.features.stride;
+      std::copy_n(feature, width_, own_.begin() + static_cast<std::ptrdiff_t>(i) * width_);
+    }
+    const int32_t tokens = step_.tokens();
+    draw(rows.logits, parts);
+    cost_.observe(tokens, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+}
+
+// Draws the next token of each part, and leaves the parts that are to get another one.
+void DraftHeads::draw(const LogitRows& logits, std::vector<Part>& parts) {
+  std::vector<DraftDraw> draws;
+  for (const Part& part : parts) {
+    const History history{part.mirror->tokens, part.sequence->prompt_tokens};
+    draws.push_back({part.mirror->sampling.get(), part.sequence->seed, history});
+  }
+  const std::vector<int32_t> drawn = draws_.draw(executor_, logits, executor_.facts().draft_vocab, draws);
+  std::vector<Part> more;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Part part = parts[i];
+    if (drawn[i] < 0) continue;
+    part.mirror->tokens.push_back(drawn[i]);
+    part.draft->push_back(drawn[i]);
+    part.from = part.to++;
+    part.own = own_.data() + i * static_cast<size_t>(width_);
+    if (static_cast<int32_t>(part.draft->size()) < part.most) more.push_back(part);
+  }
+  parts = std::move(more);
+}
+
+}  // namespace tensorwright

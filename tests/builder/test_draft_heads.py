@@ -1,0 +1,187 @@
+"""Engines with EAGLE-3 heads: what the model and the heads compute equals torch, and the logits are those without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.made_heads import TorchHeads, make_heads
+from support.ragged import Ragged
+from support.tiny_models import make_tiny
+from tensorwright import LLM, SamplingParams, build
+from tensorwright.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
+from tensorwright.runtime import _runtime
+
+LAYERS: dict[str, Any] = {"num_hidden_layers": 3, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "some tokens": ("llama", {"draft_vocab": 40}),
+    "speculators": ("qwen2", {"speculators": True, "norm_before_residual": True, "draft_vocab": 64}),
+    "norms": ("llama", {"norm_before_fc": True, "norm_output": True}),
+    "norms around": ("gemma2", {}),
+    "experts": ("qwen3_moe", {"attention_bias": False}),
+    "latent": ("deepseek_v3", {"draft_vocab": 50}),
+    "windows": ("mistral", {}),
+}
+TOKENS = {"a": [5, 9, 3, 77, 21, 4, 8, 8, 30, 61, 2, 17, 90, 33, 12, 6, 71], "b": [44, 7, 19, 19, 80, 3, 25, 13, 66]}
+TOLERANCE = 2e-4
+
+
+def made(folder: Path, family: str, **config: Any) -> tuple[Path, Path]:
+    """A target of three layers with random heads."""
+    target = make_tiny(folder / "model", family, num_hidden_layers=LAYERS["num_hidden_layers"])
+    return target, make_heads(folder / "heads", target, **{"eagle_aux_hidden_state_layer_ids": [0, 1, 2], **config})
+
+
+def opened(engine: Path) -> Any:
+    return _runtime.CpuExecutor(str(engine / "cpu/plan.bin"), str(engine / "cpu/weights.bin"), 2, "map")
+
+
+def close(ours: np.ndarray, theirs: torch.Tensor) -> bool:
+    largest = float(theirs.abs().max())
+    return float(np.abs(ours - theirs.numpy()).max()) <= TOLERANCE * max(largest, 1.0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_and_heads_equal_torch(case: str, tmp_path: Path) -> None:
+    family, config = CASES[case]
+    target, heads = made(tmp_path, family, **config)
+    plain = build(target, tmp_path / "plain", dtype="float32", accuracy="none").path
+    engine = build(target, tmp_path / "engine", dtype="float32", accuracy="none", heads=heads, verify=True).path
+    theirs = TorchHeads(heads, target)
+    names = list(TOKENS)
+    feeds = [(name, TOKENS[name]) for name in names]
+    run, without = Ragged(opened(engine), 20), Ragged(opened(plain), 20)
+
+    arguments = run.arguments(feeds)
+    logits, features = run.executor.step_with_features(**arguments)
+    assert np.array_equal(logits, without.step(feeds)), "the heads changed a bit of the logits"
+    assert np.array_equal(logits, run.executor.step(**arguments)), "the features changed a bit of the logits"
+    ends = np.cumsum([len(TOKENS[name]) for name in names])
+    of = dict(zip(names, np.split(features, ends[:-1]), strict=True))
+    for name in names:
+        assert close(of[name], theirs.feature(TOKENS[name]))
+
+    given = np.concatenate([of[name][:-1] for name in names])
+    known = [(name, TOKENS[name][1:]) for name in names]
+    said, own = run.executor.draft_step(**without_states(run.arguments(known)), features=given)
+    ends = np.cumsum([len(tokens) for _, tokens in known])
+    for (name, tokens), ours, mine in zip(known, np.split(said, ends[:-1]), np.split(own, ends[:-1]), strict=True):
+        expected, features_then = theirs.say(tokens, torch.from_numpy(of[name][:-1]))
+        assert close(ours, expected)
+        assert close(mine, features_then)
+        # The next token is proposed, and its feature is the heads' own.
+        run.lengths[name] = len(tokens)
+        longer = [*tokens, 11]
+        further = torch.cat([torch.from_numpy(of[name][:-1]), features_then[-1:]])
+        again, _ = run.executor.draft_step(**without_states(run.arguments([(name, [11])])), features=mine[-1:].copy())
+        assert close(again[0], theirs.say(longer, further)[0][-1])
+
+
+def without_states(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "state_slots"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made(tmp_path_factory.mktemp("pair"), "llama", draft_vocab=40)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"quantize": "int4"}, {"quantize": "w8a8", "kv_cache_dtype": "int8"}],
+    ids=["bfloat16", "int4", "w8a8 and int8 cache"],
+)
+def test_every_format_answers_as_without_heads(pair: tuple[Path, Path], options: Any, tmp_path: Path) -> None:
+    target, heads = pair
+    plain = build(target, tmp_path / "plain", accuracy="none", **options).path
+    result = build(target, tmp_path / "engine", heads=heads, **options)
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=1, ignore_eos=True, logprobs=2)
+    prompts = [{"prompt_token_ids": tokens} for tokens in TOKENS.values()]
+    answers = []
+    for path, speculative in ((plain, None), (result.path, None), (result.path, "heads,tokens=4")):
+        with LLM(path, speculative=speculative, kv_cache_memory="1MiB") as llm:
+            answers.append([[(c.token_ids, c.logprobs) for c in o.outputs] for o in llm.generate(prompts, params)])
+            if speculative:
+                stats = llm.get_stats()
+                assert stats["draft_tokens"] > 0
+                assert stats["draft_failures"] == 0
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_the_record_says_what_the_heads_are(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target, heads = pair
+    config = build(target, tmp_path / "engine", accuracy="none", heads=heads).config
+    record = config["heads"]
+    assert (record["kind"], record["width"], record["vocab_size"]) == ("eagle3", 32, 40)
+    assert set(record["source"]["files"]) == {"config.json", "model.safetensors"}
+    assert str(tmp_path) not in json.dumps(config)
+    assert config["sizes"]["cpu/draft_tokens.bin"] == 4 * 40
+    assert "heads" not in build(target, tmp_path / "plain", accuracy="none").config
+
+
+def rewrite(heads: Path, folder: Path, tensors: Any = None, config: Any = None) -> Path:
+    """A copy of heads with other tensors and another config."""
+    folder.mkdir()
+    state = load_file(heads / "model.safetensors")
+    save_file(state if tensors is None else tensors(state), folder / "model.safetensors")
+    whole = json.loads((heads / "config.json").read_text(encoding="utf-8")) | (config or {})
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    return folder
+
+
+def lacking(name: str) -> Any:
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+WRONG: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
+    "another model's width": (CheckpointError, "their target_hidden_size is 48", None, {"target_hidden_size": 48}),
+    "another vocabulary": (CheckpointError, "their vocab_size is 77, not 101", None, {"vocab_size": 77}),
+    "layers that the target lacks": (
+        CheckpointError, "must name 3 layers of the target's 3", None, {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}
+    ),
+    "two layers": (UnsupportedModelError, "must be one Llama layer, not 2", None, {"num_hidden_layers": 2}),
+    "no heads": (UnsupportedModelError, "heads must be of EAGLE-3", None, {"architectures": ["LlamaForCausalLM"]}),
+    "a weight less": (CheckpointError, "fc.weight: missing", lacking("fc.weight"), {}),
+    "a weight of another shape": (
+        CheckpointError, r"norm.weight: stored as \[16\]", lambda t: t | {"norm.weight": torch.ones(16)}, {}
+    ),
+    "no map of tokens": (CheckpointError, "no d2t says which", lacking("d2t"), {}),
+    "tokens that the model lacks": (CheckpointError, "tokens below 101", lambda t: t | {"d2t": t["d2t"] + 90}, {}),
+    "a norm of each hidden state": (UnsupportedModelError, "fc_norm is not supported", None, {"fc_norm": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_heads_are_refused_by_name(case: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    kind, says, tensors, config = WRONG[case]
+    target, heads = pair
+    with pytest.raises(kind, match=says):
+        build(target, tmp_path / "out", accuracy="none", heads=rewrite(heads, tmp_path / "wrong", tensors, config))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": "onnx"}, "heads"),
+        ({"keep_weights": True}, "leave out keep_weights or heads"),
+        ({"heads": "absent"}, "no such directory"),
+    ],
+)
+def test_options_that_do_not_go_together(options: Any, says: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target, heads = pair
+    with pytest.raises((InvalidOptionError, CheckpointError), match=says):
+        build(target, tmp_path / "out", **{"accuracy": "none", "heads": heads, **options})
+
+
+def test_an_engine_without_heads_refuses_to_speculate_with_them(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    engine = build(pair[0], tmp_path / "engine", accuracy="none").path
+    with pytest.raises(InvalidOptionError, match="was built without heads; build it with --heads"):
+        LLM(engine, speculative="heads")

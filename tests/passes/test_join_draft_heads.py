@@ -1,0 +1,86 @@
+"""The graph of a model and that of its heads become one: caches, buffers and results are where the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.made_heads import make_heads
+from support.tiny_models import make_tiny
+from tensorwright.builder.trace.export import trace_with_heads
+from tensorwright.errors import PassError
+from tensorwright.ir.facts import KvLayer
+from tensorwright.ir.graph import Graph
+from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.models.heads_checkpoint import open_heads_checkpoint
+from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
+from tensorwright.passes.pipeline import run_pipeline
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph]:
+    """The lowered graphs of a tiny model of three layers, and of heads for it."""
+    folder = tmp_path_factory.mktemp("heads")
+    target = make_tiny(folder / "model", "llama", num_hidden_layers=3)
+    heads = make_heads(folder / "heads", target, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    opened = open_heads_checkpoint(Path(heads))
+    model, traced = trace_with_heads(open_checkpoint(target), opened, dtype="float32", max_seq_len=64)
+    for graph in (model, traced.graph):
+        graph.facts.block_size = 16
+    return run_pipeline(model).graph, run_pipeline(traced.graph).graph
+
+
+def test_the_heads_follow_the_model_with_a_cache_of_their_own(parts: tuple[Graph, Graph]) -> None:
+    model, heads = parts
+    joined = join_draft_heads(model, heads)
+    ops = [node.op for node in joined.nodes if node.op not in ("input", "weight", "constant")]
+    at = ops.index("draft_features")
+    assert ops.count("draft_features") == 1
+    assert (ops[:at].count("paged_attention"), ops[at:].count("paged_attention")) == (3, 1)
+    assert joined.facts.kv_layers == [*model.facts.kv_layers, *heads.facts.kv_layers]
+    writes = [node.attrs["kv_layer"] for node in joined.find("rotary_kv_write")]
+    assert writes == [0, 1, 2, 3]
+    assert len([value for value in joined.inputs if value.name == "token_ids"]) == 1
+
+
+def test_draft_features_names_the_buffers_of_the_results(parts: tuple[Graph, Graph]) -> None:
+    joined = join_draft_heads(*parts)
+    (node,) = joined.find("draft_features")
+    logits, hidden = (joined.facts.buffers[node.attrs[name]] for name in ("logits", "hidden"))
+    assert (logits.kind, logits.cols) == ("rows", 101)
+    assert (hidden.kind, hidden.cols) == ("rows", 32)
+    assert node.inputs[0] is not None
+    assert node.inputs[0].shape == ("tokens", 32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "group"),
+    [
+        ([KvLayer(0, 2, 8, 16), KvLayer(1, 2, 8, 0), KvLayer(0, 2, 8, 16)], 1),
+        ([KvLayer(0, 2, 8, 16)] * 3, 1),
+        ([KvLayer(0, 2, 8, 0)] * 3, 0),
+    ],
+    ids=["the group without a window", "a new group", "the only group"],
+)
+def test_the_cache_group_of_the_heads(parts: tuple[Graph, Graph], layers: list[KvLayer], group: int) -> None:
+    model, heads = parts[0].clone(), parts[1]
+    model.facts.kv_layers = layers
+    assert join_draft_heads(model, heads).facts.kv_layers[-1].group == group
+
+
+def test_what_cannot_be_joined_is_refused(parts: tuple[Graph, Graph]) -> None:
+    model, heads = parts
+    plain = model.clone()
+    plain.outputs = plain.outputs[:1]
+    with pytest.raises(PassError, match="must be lowered, with logits and features"):
+        join_draft_heads(plain, heads)
+    rows = model.clone()
+    rows.outputs = [rows.outputs[0], rows.outputs[0]]
+    with pytest.raises(PassError, match="must be float32 of every token"):
+        join_draft_heads(rows, heads)
+    windowed = heads.clone()
+    windowed.facts.kv_layers = [replace(layer, window=8) for layer in heads.facts.kv_layers]
+    with pytest.raises(PassError, match="attend to a window"):
+        join_draft_heads(model, windowed)
