@@ -55,6 +55,7 @@ from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.heads_checkpoint import HeadsCheckpoint, open_heads_checkpoint
 from tensorwright.models.registry import Quantized, Traced, expected_counts
+from tensorwright.options.build import OWN_HEADS
 from tensorwright.options.text_file import NamedText, read_text_file
 
 if TYPE_CHECKING:
@@ -133,8 +134,9 @@ def build(
     For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
-    means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 heads trained for the model, a
-    directory or a hub name, with which the engine can propose tokens to itself (docs/speculation.md).
+    means a text of several kinds that Tensorwright brings along.heads: EAGLE-3 heads trained for the model, a
+    directory or a hub name, or "mtp", the checkpoint's own layer that predicts further tokens; the engine can propose
+    tokens to itself with them (docs/speculation.md).
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
     means the library's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step;
@@ -199,7 +201,7 @@ def build_engine_at(
             refuse_idle_patterns(options, checkpoint)
             if graphs is not None:
                 make_dump_folder(graphs)
-            heads = None if options.heads is None else open_heads_checkpoint(options.heads)
+            heads = None if options.heads in (None, OWN_HEADS) else open_heads_checkpoint(options.heads)
             checkpoint.heads = None if heads is None else heads.stored
         run = BuildRun(options, target, checkpoint, writer, phases, memory, text, heads)
         graph, traced_heads = _trace(run)
@@ -211,7 +213,7 @@ def build_engine_at(
         with phases.run("source"):
             source = source_record(checkpoint)
             record = None
-            if traced_heads is not None and heads is not None:
+            if traced_heads is not None:
                 record = write_heads(writer, traced_heads, heads, graph.facts.vocab_size)
         return emit_and_measure(run, graph, report, source, record)
 
@@ -321,7 +323,7 @@ def _trace(run: BuildRun) -> tuple[Graph, TracedHeads | None]:
     with phases.run("trace"):
         max_seq_len = options.max_seq_len_for(text_config(checkpoint), file)
         heads = None
-        if run.heads_checkpoint is None:
+        if options.heads is None:
             graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
         else:
             graph, heads = trace_with_heads(checkpoint, run.heads_checkpoint, dtype=dtype, max_seq_len=max_seq_len)

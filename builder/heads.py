@@ -32,8 +32,8 @@ def join_heads(
     """Rewrites the heads' graph as the model's was, and puts both in the place of the model's lowered graph. The
     cached graph of the report loses the features, which are no result of the model."""
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
-    from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
     from tensorwright.passes.pipeline import run_pipeline
+    from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
 
     own, model = traced.graph.facts, report.cached_graph.facts
     own.block_size, own.kv_cache_dtype = model.block_size, model.kv_cache_dtype
@@ -58,7 +58,9 @@ def drop_features(graph: Graph) -> None:
     graph.drop_dead()
 
 
-def write_heads(writer: EngineWriter, traced: TracedHeads, checkpoint: HeadsCheckpoint, vocab_size: int) -> HeadsRecord:
+def write_heads(
+    writer: EngineWriter, traced: TracedHeads, checkpoint: HeadsCheckpoint | None, vocab_size: int
+) -> HeadsRecord:
     """Writes the model's token for each of the heads', where they propose some of them, and returns the record."""
     tokens = traced.heads.draft_tokens
     if tokens is not None:

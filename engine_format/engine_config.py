@@ -199,13 +199,13 @@ class HeadsRecord:
     """The heads of an engine that propose tokens."""
 
     kind: str
-    """What they are: "eagle3"."""
+    """What they are: "eagle3", or "mtp", the model's own layer that predicts further tokens."""
     width: int
     """The columns of a feature."""
     vocab_size: int
     """The tokens that they may propose."""
-    source: SourceRecord
-    """The files that they are made from."""
+    source: SourceRecord | None = field(default=None, metadata=OPTIONAL)
+    """The files that they are made from; absent if these are the model's."""
 
 
 @dataclass(frozen=True, kw_only=True)

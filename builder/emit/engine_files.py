@@ -45,10 +45,11 @@ def source_record(checkpoint: Checkpoint) -> SourceRecord:
     return _files_record(checkpoint.source_files, checkpoint.folder, quantization)
 
 
-def heads_record(heads: DraftHeads, checkpoint: HeadsCheckpoint, vocab_size: int) -> HeadsRecord:
-    """Returns what the engine says of its heads. vocab_size: the model's."""
+def heads_record(heads: DraftHeads, checkpoint: HeadsCheckpoint | None, vocab_size: int) -> HeadsRecord:
+    """Returns what the engine says of its heads. checkpoint: theirs, None if it is the model's. vocab_size: the
+    model's."""
     tokens = heads.draft_tokens
-    source = _files_record(checkpoint.source_files, checkpoint.path, None)
+    source = None if checkpoint is None else _files_record(checkpoint.source_files, checkpoint.path, None)
     return HeadsRecord(heads.kind, heads.width, vocab_size if tokens is None else len(tokens), source)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class DraftHeads:
     feature_weights: dict[str, WeightExpr]
     head_weights: dict[str, WeightExpr]
     draft_tokens: np.ndarray | None
+    wide: list[str] = field(default_factory=list)
+    """The stored matrices that stay in float32."""
 
     def passes_of_features(self, quantized: bool) -> dict[str, int]:
         """Returns how many more times passes fire on the model because of the features. quantized: whether the

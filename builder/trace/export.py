@@ -9,7 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
 from tensorwright.builder.trace.load_model import load_model, wide_matrices, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
+from tensorwright.builder.trace.next_token_layer import MTP, open_own_layer
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
 from tensorwright.builder.trace.trace_other_experts import make_other_experts_opaque
 from tensorwright.builder.trace.trace_recurrences import opaque_recurrences
@@ -63,13 +64,14 @@ def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) ->
 
 
 def trace_with_heads(
-    checkpoint: Checkpoint, heads: HeadsCheckpoint, *, dtype: str, max_seq_len: int
+    checkpoint: Checkpoint, heads: HeadsCheckpoint | None, *, dtype: str, max_seq_len: int
 ) -> tuple[Graph, TracedHeads]:
     """Returns the graph of an engine with heads, which has two outputs, the logits and the features that the heads
-    read; and the heads. Raises what `trace_for_engine` raises, and CheckpointError for heads of another model."""
-    graph, traced = _trace(checkpoint, "float32", dtype, max_seq_len, heads)
+    read; and the heads. heads: None means the checkpoint's own layer that predicts further tokens. Raises what
+    `trace_for_engine` raises, and CheckpointError for heads of another model."""
+    graph, traced = _trace(checkpoint, "float32", dtype, max_seq_len, MTP if heads is None else heads)
     if traced is None:
-        raise TraceError(f"{heads.path}: the heads were not traced")
+        raise TraceError(f"{checkpoint.path}: the heads were not traced")
     return graph, traced
 
 
@@ -84,7 +86,11 @@ def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
 
 
 def _trace(
-    checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int, heads: HeadsCheckpoint | None = None
+    checkpoint: Checkpoint,
+    arithmetic: str,
+    dtype: str,
+    max_seq_len: int,
+    heads: HeadsCheckpoint | Literal["mtp"] | None = None,
 ) -> tuple[Graph, TracedHeads | None]:
     """Traces. `arithmetic`: the type that the model computes in; `dtype`: the type of the engine."""
     if dtype not in DTYPES:
@@ -103,7 +109,11 @@ def _trace(
     weights = find_weights(model, checkpoint)
     fix_mrope(model, weights.part)
     _move_stored_buffers(model, weights.expressions)
-    opened = None if heads is None else open_heads(heads, model, weights)
+    opened = None
+    if isinstance(heads, HeadsCheckpoint):
+        opened = open_heads(heads, model, weights)
+    elif heads is not None:
+        opened = open_own_layer(checkpoint, model, arithmetic, dtype, max_seq_len)
     expressions = weights.expressions if opened is None else weights.expressions | opened.feature_weights
     program = _export(model, max_seq_len, opened)
     graph = Graph(model.config.get_text_config().model_type, "traced")
@@ -117,7 +127,21 @@ def _trace(
     graph.facts.left_out = left_out
     if passed_by := sum(part["reason"] == NOT_PASSED for part in left_out.values()):
         graph.facts.layers -= passed_by
-    return graph, None if opened is None else TracedHeads(_trace_heads(opened, graph.facts), opened)
+    if opened is None:
+        return graph, None
+    theirs = _trace_heads(opened, graph.facts)
+    _take_in(graph, theirs)
+    return graph, TracedHeads(theirs, opened)
+
+
+def _take_in(graph: Graph, heads: Graph) -> None:
+    """Takes the layers that the heads read out of the record of what the engine leaves out."""
+    read = {name for node in heads.find("weight") for name in node.attrs["expr"].refs()}
+    graph.facts.left_out = {
+        part: entry
+        for part, entry in graph.facts.left_out.items()
+        if not any(name.startswith(f"{part}.") for name in read)
+    }
 
 
 def _trace_heads(heads: DraftHeads, facts: Facts) -> Graph:
@@ -126,6 +150,7 @@ def _trace_heads(heads: DraftHeads, facts: Facts) -> Graph:
     graph.facts = Facts(
         model_type=heads.kind, dtype=facts.dtype, max_seq_len=facts.max_seq_len, vocab_size=facts.vocab_size
     )
+    graph.facts.wide = heads.wide
     examples = (*_example_inputs(), torch.zeros(1, _EXAMPLE_LENGTH, heads.width))
     imitate_weights(heads.head)
     wrapper = nn.Module()

@@ -79,6 +79,13 @@ def predicting_tensors(
     return found
 
 
+def is_further_layer(name: str, layers: int | None) -> bool:
+    """Returns whether a stored tensor stands in a layer after the last one of a model of so many layers, None if it is
+    not known how many."""
+    match = _LAYER.match(name)
+    return layers is not None and match is not None and int(match[2]) >= layers
+
+
 def _refuse_undeclared(model: PreTrainedModel, checkpoint: Checkpoint, further: dict[str, str]) -> None:
     """Raises CheckpointError if there are more layers after the last one than config.json and the class know of.
 

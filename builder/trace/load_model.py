@@ -47,14 +47,17 @@ _ONE_AT_A_TIME = threading.Lock()
 type of buffers, and `_parameters_on_meta` changes nn.Module. Builds in other threads wait for this lock."""
 
 
-def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
+def load_model(checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0) -> PreTrainedModel:
     """Returns the causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
+
+    further_layers: how many layers like the last one it has beyond those of config.json.
 
     Buffers and constants are of `dtype`, whatever type config.json names. Raises UnsupportedModelError for features
     that are refused by name, CheckpointError for a config.json that is wrong.
     """
     config = load_config(checkpoint)
     _refuse(checkpoint, config)
+    _add_layers(config.get_text_config(), further_layers)
     model_class = find_model_class(checkpoint, config)
     if model_class.config_class is type(config.get_text_config()):
         config = config.get_text_config()  # a class of the text part alone, which takes no other config
@@ -79,6 +82,15 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
         stays = isinstance(getattr(module, attribute), nn.Parameter)
         setattr(module, attribute, nn.Parameter(wide, requires_grad=False) if stays else wide)
     return model.eval()
+
+
+def _add_layers(config: PreTrainedConfig, count: int) -> None:
+    """Adds layers to a config. Lists that have an entry for each layer go on as they end."""
+    layers = config.num_hidden_layers
+    for key, value in list(vars(config).items()):
+        if count and isinstance(value, list) and len(value) == layers:
+            setattr(config, key, [*value, *value[-1:] * count])
+    config.num_hidden_layers = layers + count
 
 
 def wide_weights(model: PreTrainedModel, dtype: str) -> list[str]:

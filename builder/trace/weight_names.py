@@ -17,7 +17,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from tensorwright.builder.trace.convert_weights import Conversions
-from tensorwright.builder.trace.left_out import predicting_tensors
+from tensorwright.builder.trace.left_out import is_further_layer, predicting_tensors
 from tensorwright.builder.trace.text_part import TextPart, find_text_part
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import Ref, WeightExpr
@@ -114,7 +114,10 @@ def _target_names(model: PreTrainedModel, checkpoint: Checkpoint, part: TextPart
     targets: dict[str, str] = {}
     sources: dict[str, str] = {}
     conversions = Conversions(converters)
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for name in checkpoint.names:
+        if is_further_layer(name, layers) and name not in state:
+            continue  # The layers that predict further tokens have experts as others have.
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
             target, pattern = name, None

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.made_heads import TorchHeads, make_heads
+from support.made_mtp import TorchMtp, make_mtp
 from support.ragged import Ragged
 from support.tiny_models import make_tiny
 from tensorwright import LLM, SamplingParams, build
@@ -54,7 +55,11 @@ def test_features_and_heads_equal_torch(case: str, tmp_path: Path) -> None:
     target, heads = made(tmp_path, family, **config)
     plain = build(target, tmp_path / "plain", dtype="float32", accuracy="none").path
     engine = build(target, tmp_path / "engine", dtype="float32", accuracy="none", heads=heads, verify=True).path
-    theirs = TorchHeads(heads, target)
+    compare(engine, plain, TorchHeads(heads, target))
+
+
+def compare(engine: Path, plain: Path, theirs: TorchHeads | TorchMtp) -> None:
+    """Compares an engine with heads with one without, bit by bit, and its features and heads with torch."""
     names = list(TOKENS)
     feeds = [(name, TOKENS[name]) for name in names]
     run, without = Ragged(opened(engine), 20), Ragged(opened(plain), 20)
@@ -84,6 +89,36 @@ def test_features_and_heads_equal_torch(case: str, tmp_path: Path) -> None:
         assert close(again[0], theirs.say(longer, further)[0][-1])
 
 
+MTP: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense latent": ("deepseek_v3_dense", {}),
+    "copies of the shared matrices": ("deepseek_v3_dense", {"copies": True}),
+    "experts": ("deepseek_v3_experts", {}),
+    "experts that attend as others": ("glm4_moe", {"copies": True}),
+    "experts over latent rows": (
+        "glm4_moe_lite_experts", {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MTP)
+def test_the_layer_that_predicts_further_tokens_equals_torch(case: str, tmp_path: Path) -> None:
+    variant, config = MTP[case]
+    target = make_mtp(tmp_path / "model", variant, **config)
+    plain = build(target, tmp_path / "plain", dtype="float32", accuracy="none")
+    result = build(target, tmp_path / "engine", dtype="float32", accuracy="none", heads="mtp", verify=True)
+    assert result.config["heads"] == {"kind": "mtp", "width": 32, "vocab_size": 101}
+    assert plain.config["model"]["left_out"]["model.layers.2"]["reason"] == "predicts further tokens"
+    assert "left_out" not in result.config["model"]
+    compare(result.path, plain.path, TorchMtp(target))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_checkpoint_without_such_a_layer_is_refused(family: str, tmp_path: Path) -> None:
+    target = make_tiny(tmp_path / "model", family)
+    with pytest.raises(UnsupportedModelError, match=r"has no layer model.layers.2 with enorm.weight.*leave out heads"):
+        build(target, tmp_path / "out", accuracy="none", heads="mtp")
+
+
 def without_states(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name != "state_slots"}
 
@@ -93,15 +128,29 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made(tmp_path_factory.mktemp("pair"), "llama", draft_vocab=40)
 
 
+@pytest.fixture(scope="module")
+def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    sizes = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+    return make_mtp(tmp_path_factory.mktemp("mtp") / "model", "glm4_moe_lite_experts", **sizes), "mtp"
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"dtype": "bfloat16"}, {"quantize": "int4"}, {"quantize": "w8a8", "kv_cache_dtype": "int8"}],
-    ids=["bfloat16", "int4", "w8a8 and int8 cache"],
+    ("heads", "options"),
+    [
+        ("pair", {"dtype": "bfloat16"}),
+        ("pair", {"quantize": "int4"}),
+        ("pair", {"quantize": "w8a8", "kv_cache_dtype": "int8"}),
+        ("with_mtp", {"dtype": "bfloat16"}),
+        ("with_mtp", {"quantize": "int8"}),
+    ],
+    ids=["bfloat16", "int4", "w8a8 and int8 cache", "mtp", "mtp in int8"],
 )
-def test_every_format_answers_as_without_heads(pair: tuple[Path, Path], options: Any, tmp_path: Path) -> None:
-    target, heads = pair
+def test_every_format_answers_as_without_heads(
+    heads: str, options: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    target, place = request.getfixturevalue(heads)
     plain = build(target, tmp_path / "plain", accuracy="none", **options).path
-    result = build(target, tmp_path / "engine", heads=heads, **options)
+    result = build(target, tmp_path / "engine", heads=place, **options)
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=1, ignore_eos=True, logprobs=2)
     prompts = [{"prompt_token_ids": tokens} for tokens in TOKENS.values()]
     answers = []

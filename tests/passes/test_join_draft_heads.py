@@ -15,8 +15,8 @@ from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.heads_checkpoint import open_heads_checkpoint
-from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
 from tensorwright.passes.pipeline import run_pipeline
+from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""draft_features: what the numpy definition means. Its C++ runs in tests/builder/test_draft_heads.py, and what the plan's
-reader refuses of it is in tests/cpp/plan_test.cc."""
+"""draft_features: what the numpy definition means. Its C++ runs in tests/builder/test_draft_heads.py, and what the
+reader of plans refuses of it is in tests/cpp/plan_test.cc."""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ FIRST_USE = TARGETS["cpu"]
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
 SPARSITIES = ("none", SPARSITY)
+OWN_HEADS = "mtp"
+"""The value of the option `heads` for the layer of the checkpoint itself that predicts further tokens."""
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
@@ -291,11 +293,12 @@ class BuildFields:
         targets=("cpu",),
         at=_everywhere(
             At(
-                "EAGLE-3 heads trained for MODEL, a directory or a hub name: the engine holds them, to propose tokens "
-                "with --speculative heads. See docs/speculation.md.",
-                metavar="DIR",
+                "EAGLE-3 heads trained for MODEL, a directory or a hub name, or mtp, the layer of MODEL itself that "
+                "predicts further tokens: the engine holds them, to propose tokens with --speculative heads. See "
+                "docs/speculation.md.",
+                metavar="DIR|mtp",
             ),
-            At("As in build-engine, with --model. [default: none]", metavar="DIR"),
+            At("As in build-engine, with --model. [default: none]", metavar="DIR|mtp"),
         ),
     )
     activations: str = declare(
