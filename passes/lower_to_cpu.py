@@ -68,6 +68,7 @@ class Lowering:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.users = graph.users()
+        self.results = set(graph.outputs)
         self.act = graph.facts.dtype
         self.wide = set(graph.facts.wide) if self.act != "float32" else set()
         self.nodes: list[Node] = []
@@ -133,8 +134,9 @@ class Lowering:
         return source.op == "weight" and not self.wide.isdisjoint(source.attrs["expr"].refs())
 
     def input_type(self, value: Value) -> str:
-        """Returns A if only products read `value`, matmuls or scores, else float32 (matmul_operand then rounds it)."""
-        users = self.users[value]
+        """Returns A if only products read `value`, matmuls or scores, else float32 (matmul_operand then rounds it). A
+        result of the graph is float32."""
+        users = [] if value in self.results else self.users[value]
         return self.act if users and all(self.feeds_product(user, value) for user in users) else "float32"
 
     def feeds_product(self, user: Node, value: Value) -> bool:

@@ -79,6 +79,16 @@ class CpuExecutor:
         Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, max_blocks], slots [tokens])], state_slots is [seqs] if the model has states. Returns float32 [rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.
         """
 
+    def step_with_features(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], state_slots: object = ()) -> tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None))], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
+        """
+        Runs a step as step does. Returns its result, and the features of all tokens, float32 [tokens, draft_width].
+        """
+
+    def draft_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], features: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None))], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
+        """
+        Runs a step of the engine's heads, each token with the feature of the position before it, float32 [tokens, draft_width]. Returns float32 [rows, draft_vocab], and their own features [rows, draft_width]. Raises InvalidRequestError as step does.
+        """
+
     def score(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], targets: object, state_slots: object = ()) -> list[float]:
         """
         Runs a step and returns, for each logit row, the natural logarithm of the probability of its target, a list of floats. Raises InvalidRequestError as step does, NumericalError if a row holds no distribution.
@@ -389,10 +399,17 @@ class EngineOptions:
 
     @property
     def proposer(self) -> str:
-        """'': nothing is proposed, 'ngram', 'suffix' or 'draft'"""
+        """'': nothing is proposed, 'ngram', 'suffix', 'draft' or 'heads'"""
 
     @proposer.setter
     def proposer(self, arg: str, /) -> None: ...
+
+    @property
+    def draft_token_ids(self) -> list[int]:
+        """the target's token for each that heads propose, []: the same tokens"""
+
+    @draft_token_ids.setter
+    def draft_token_ids(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def draft_remembered(self) -> int:

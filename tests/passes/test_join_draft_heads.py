@@ -84,3 +84,15 @@ def test_what_cannot_be_joined_is_refused(parts: tuple[Graph, Graph]) -> None:
     windowed.facts.kv_layers = [replace(layer, window=8) for layer in heads.facts.kv_layers]
     with pytest.raises(PassError, match="attend to a window"):
         join_draft_heads(model, windowed)
+
+
+def test_features_of_the_norm_that_the_logits_read_are_float32(tmp_path: Path) -> None:
+    target = make_tiny(tmp_path / "model", "llama", num_hidden_layers=3)
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "norm_output": True}
+    opened = open_heads_checkpoint(make_heads(tmp_path / "heads", target, **layers))
+    _, traced = trace_with_heads(open_checkpoint(target), opened, dtype="bfloat16", max_seq_len=64)
+    traced.graph.facts.block_size = 16
+    lowered = run_pipeline(traced.graph).graph
+    assert [value.dtype for value in lowered.outputs] == ["float32", "float32"]
+    (norm,) = [node for node in lowered.find("rms_norm") if lowered.outputs[1] in node.outputs]
+    assert norm.outputs[0].dtype == "float32"

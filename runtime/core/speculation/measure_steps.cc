@@ -1,6 +1,7 @@
 #include "runtime/core/speculation/measure_steps.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "runtime/core/base/clock.h"
@@ -10,8 +11,10 @@ namespace tensorwright {
 namespace {
 
 constexpr double kMeasureSeconds = 0.5;
-// The first run of a size touches memory for the first time. The fastest of the others counts.
-constexpr int kRuns = 4;
+// The sizes take turns, and the fastest run of each counts: something else that has the processor for a while
+// slows all of them.
+constexpr int kRounds = 3;
+constexpr std::array kSizes = {1, 2, 3, 4, 5, 6, 8, 12, kMeasuredTokens};
 
 // Returns a step of one sequence whose prompt has `tokens` tokens.
 Step prompt_step(const ModelFacts& facts, int32_t tokens) {
@@ -43,19 +46,20 @@ void measure_steps(const ModelFacts& facts, int32_t most, const std::function<vo
   auto since = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  for (int32_t tokens : {1, 2, 3, 4, 5, 6, 8, 12, kMeasuredTokens}) {
-    if (tokens > most || since(begin) > kMeasureSeconds) return;
-    const Step step = prompt_step(facts, tokens);
-    double best = 0;
-    for (int i = 0; i < kRuns; ++i) {
+  run(prompt_step(facts, 1));  // it touches memory for the first time
+  std::array<double, kSizes.size()> best = {};
+  for (int round = 0; round < kRounds; ++round) {
+    for (size_t i = 0; i < kSizes.size() && kSizes[i] <= most; ++i) {
+      if (since(begin) > kMeasureSeconds && best[0] > 0) break;
+      const Step step = prompt_step(facts, kSizes[i]);
       const Clock::time_point start = Clock::now();
       run(step);
       const double seconds = since(start);
-      if (i > 0) best = best > 0 ? std::min(best, seconds) : seconds;
-      if (since(begin) > kMeasureSeconds && i > 0) break;
+      best[i] = best[i] > 0 ? std::min(best[i], seconds) : seconds;
     }
-    if (best > 0) tell(tokens, best);
   }
+  for (size_t i = 0; i < kSizes.size(); ++i)
+    if (best[i] > 0) tell(kSizes[i], best[i]);
 }
 
 }  // namespace tensorwright
