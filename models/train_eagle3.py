@@ -32,6 +32,12 @@ PLACES = 3
 """The places of a proposal that are learned."""
 FADES = 0.8
 """What the error of a place counts beside that of the place before."""
+KEPT_KEYS = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "attention_bias",
+    "mlp_bias",
+)  # fmt: skip
+"""What config.json says of the layer."""
 TESTED = 32
 """Windows that the head is measured on."""
 
@@ -164,7 +170,8 @@ def save(model: Trained, target: LlamaForCausalLM, out: Path) -> None:
     state["d2t"] = model.draft_tokens - torch.arange(len(model.draft_tokens))
     state["t2d"] = torch.isin(torch.arange(vocab), model.draft_tokens)
     save_file(state, out / "model.safetensors")
-    config = {**model.head.config.to_dict(), "architectures": [ARCHITECTURES[0]]}
+    whole = model.head.config.to_dict()
+    config = {key: whole[key] for key in KEPT_KEYS} | {"architectures": [ARCHITECTURES[0]], "model_type": "llama"}
     config |= {"draft_vocab_size": model.options.draft_vocab, LAYER_IDS: list(model.options.layers or ())}
     config |= {"dtype": "bfloat16", "tie_word_embeddings": False}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -170,6 +170,12 @@ def pico_draft_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pico_heads_engine(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of pico with its EAGLE-3 heads, in bfloat16."""
+    return _engine_once(tmp_path_factory, pico_model, "bfloat16", heads=ROOT / "models" / "pico-eagle3")
+
+
+@pytest.fixture(scope="session")
 def pico_engine_int8_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bfloat16 with an int8 KV cache."""
     return _engine_once(tmp_path_factory, pico_model, "bfloat16", "int8")
@@ -194,6 +200,7 @@ def _engine_once(
     kv: str = "auto",
     target: str = "cpu",
     accuracy: str = "none",
+    heads: Path | None = None,
 ) -> Path:
     """Built once per run, whichever of xdist's workers comes first. TENSORWRIGHT_TEST_ENGINES: a folder of engines that
     were built before, for an environment that cannot build."""
@@ -202,11 +209,11 @@ def _engine_once(
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     shared = Path(os.environ.get("TENSORWRIGHT_TEST_ENGINES", shared))
-    engine = shared / f"{model.name}-{dtype}-{kv}-{target}"
+    engine = shared / f"{model.name}-{dtype}-{kv}-{target}{'' if heads is None else '-heads'}"
     with (shared / f"{engine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not engine.exists():
-            build(model, engine, target=target, dtype=dtype, kv_cache_dtype=kv, accuracy=accuracy)
+            build(model, engine, target=target, dtype=dtype, kv_cache_dtype=kv, accuracy=accuracy, heads=heads)
     return engine
 
 

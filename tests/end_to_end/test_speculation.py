@@ -45,10 +45,18 @@ def plain(pico_engine: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=["ngram", "ngram,tokens=5", "suffix,tokens=4", "draft", "draft,tokens=3"])
-def drafting(request: pytest.FixtureRequest, pico_engine: Path, pico_draft_engine: Path) -> Iterator[LLM]:
+FORMS = [
+    "ngram", "ngram,tokens=5", "suffix,tokens=4", "draft", "draft,tokens=3", "heads", "heads,tokens=3",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def drafting(
+    request: pytest.FixtureRequest, pico_engine: Path, pico_draft_engine: Path, pico_heads_engine: Path
+) -> Iterator[LLM]:
     speculative = request.param.replace("draft", f"draft,model={pico_draft_engine}")
-    with LLM(pico_engine, kv_cache_memory="64MiB", speculative=speculative) as llm:
+    engine = pico_heads_engine if speculative.startswith("heads") else pico_engine
+    with LLM(engine, kv_cache_memory="64MiB", speculative=speculative) as llm:
         yield llm
 
 
@@ -71,13 +79,19 @@ def test_the_same_bits_as_without(plain: LLM, drafting: LLM, params: SamplingPar
     ],
     ids=["one after the other", "one thread", "small chunks", "no prefix cache", "few blocks"],
 )  # fmt: skip
-@pytest.mark.parametrize("method", ["ngram", "draft"])
+@pytest.mark.parametrize("method", ["ngram", "draft", "heads"])
 def test_under_any_limits(
-    plain: LLM, pico_engine: Path, pico_draft_engine: Path, options: dict[str, Any], method: str
+    plain: LLM,
+    pico_engine: Path,
+    pico_draft_engine: Path,
+    pico_heads_engine: Path,
+    options: dict[str, Any],
+    method: str,
 ) -> None:
     limits = {"kv_cache_memory": "64MiB", **options}
     of_draft = {"model": pico_draft_engine, "kv_cache_memory": "1MiB"} if method == "draft" else {}
-    with LLM(pico_engine, **limits, speculative={"method": method, "tokens": 6, **of_draft}) as llm:
+    engine = pico_heads_engine if method == "heads" else pico_engine
+    with LLM(engine, **limits, speculative={"method": method, "tokens": 6, **of_draft}) as llm:
         assert told(llm, GREEDY) == told(plain, GREEDY)
         assert llm.get_stats()["accepted_tokens"] > 0
 

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.models.heads_checkpoint import open_heads_checkpoint
 from tensorwright.models.registry import expectations
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -32,6 +33,16 @@ def test_one_tokenizer():
     assert tokenizer.get_vocab_size() == 8192
     text = "def naïve(x):\n\treturn '🙂'\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_the_heads_are_of_pico():
+    heads = open_heads_checkpoint(MODELS / "pico-eagle3")
+    config, options = heads.config, open_checkpoint(MODELS / "pico").config
+    assert [config[key] for key in ("hidden_size", "vocab_size")] == [
+        options[key] for key in ("hidden_size", "vocab_size")
+    ]
+    assert sum(prod(heads.stored.shape(n)) for n in heads.names if n not in ("d2t", "t2d")) == 3_048_960
+    assert "embed_tokens.weight" not in heads
 
 
 def test_expectations_of_families():

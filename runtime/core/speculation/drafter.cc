@@ -118,7 +118,7 @@ void Drafter::make_drafts(StepPlan& plan, Scheduler& scheduler) {
   const int32_t room = std::min(options_.max_rows, scheduler.token_room(plan));
   if (wishes.empty() || room <= 0) return;
   std::vector<std::vector<int32_t>> drafts;
-  const bool chosen_first = proposer_->seconds(1) > 0;
+  const bool chosen_first = proposer_->uses_blocks() || proposer_->seconds(1) > 0;
   if (!chosen_first) {
     drafts = propose(wishes);
     for (size_t i = 0; i < wishes.size(); ++i) wishes[i].most = static_cast<int32_t>(drafts[i].size());

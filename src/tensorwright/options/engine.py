@@ -134,7 +134,8 @@ class EngineFields:
         str,
         help="Who proposes tokens, which one step then verifies together: ngram proposes what followed the same tokens "
         "before in the text, suffix also what did in earlier outputs, draft,model=ENGINE what a smaller model says, "
-        "heads what the heads say that the engine was built with. Also tokens=auto or 1 to 16, rows=N, min_match=N, remembered=N, kv_cache_memory=SIZE. [default: none]",
+        "heads what the heads say that the engine was built with. Also tokens=auto or 1 to 16, rows=N, min_match=N, "
+        "remembered=N, kv_cache_memory=SIZE. [default: none]",
         at={
             Door.LLM: At(),
             Door.RUN: At(metavar="METHOD[,NAME=VALUE]"),
