@@ -123,7 +123,7 @@ TW_TEST(features_are_computed_in_time_where_nothing_is_proposed) {
     if (step > 4) most = std::max(most, c.heads->kept_features());
   }
   expect_as_alone(outcomes, requests);
-  TW_CHECK(most > 4 && most < 2 * 20);
+  TW_CHECK(most > 4 && most < 2 * 70);
   TW_CHECK_EQ(c.stale_rows(), 0);
 }
 

@@ -109,7 +109,7 @@ TW_TEST(ngrams_are_those_of_the_sequence_itself) {
 TW_TEST(likely_tokens_are_proposed_where_a_step_of_more_costs_little) {
   Acceptance good, bad;
   LengthPolicy memory_bound(0), compute_bound(0);
-  for (int i = 0; i < 50; ++i) good.observe(true, i % 4 == 0), memory_bound.observe(&bad, false, true);
+  for (int i = 0; i < 50; ++i) good.observe(true, i % 4 == 0), memory_bound.observe(&bad, false, 0);
   teach(memory_bound, 10e-3, 0.1e-3);
   teach(compute_bound, 0.1e-3, 1e-3);
   TW_CHECK(chosen(memory_bound, good) >= 8);
@@ -129,7 +129,7 @@ TW_TEST(who_gets_none_is_probed_ever_more_rarely) {
     ++probes;
     longest = std::max(longest, since_last);
     since_last = 0;
-    policy.observe(&acceptance, false, true);
+    policy.observe(&acceptance, false, 0);
   }
   TW_CHECK(probes >= 5 && probes <= 25);
   TW_CHECK(longest >= 500);
@@ -141,7 +141,7 @@ TW_TEST(a_start_must_save_more_than_it_costs) {
     LengthPolicy policy(0);
     for (int32_t tokens = 1; tokens <= 16; ++tokens) policy.observe_step(tokens, 1 + 0.05 * (tokens - 1));
     Acceptance acceptance;
-    for (int i = 0; i < 50; ++i) policy.observe(&acceptance, right, true);
+    for (int i = 0; i < 50; ++i) policy.observe(&acceptance, right, 0);
     return policy;
   };
   LengthPolicy sure = policy_after(true), never = policy_after(false);
@@ -154,6 +154,35 @@ TW_TEST(a_start_must_save_more_than_it_costs) {
   for (int i = 0; i < 10000; ++i) tried += never.worth_starting(50, 100, 1, price);
   TW_CHECK(tried >= 2 && tried <= 3);
   TW_CHECK(LengthPolicy(4).worth_starting(1e9, 1, 1, price));  // a fixed length asks for no reason
+}
+
+// The first token is always right, the second mostly, the third never: whatever a step costs, two are made.
+TW_TEST(lengths_end_where_tokens_are_wrong_at_their_place) {
+  LengthPolicy policy(0);
+  for (int32_t tokens : {1, 2, 3, 4, 5, 6, 8}) policy.observe_step(tokens, 1.0 + 0.05 * (tokens - 1));
+  Acceptance acceptance;
+  for (int i = 0; i < 60; ++i) {
+    policy.observe(&acceptance, true, 0);
+    policy.observe(&acceptance, i % 10 != 0, 1);
+    if (i % 10 != 0) policy.observe(&acceptance, false, 2);
+  }
+  std::vector<Candidate> candidates = {Candidate{&acceptance, kMaxDraft}};
+  policy.decide(candidates, 1, 64);
+  TW_CHECK_EQ(candidates[0].length, 2);
+}
+
+// What sampled answers are told says nothing of greedy ones.
+TW_TEST(greedy_and_sampled_sequences_are_counted_apart) {
+  LengthPolicy policy(0);
+  for (int32_t tokens : {1, 2, 3, 4}) policy.observe_step(tokens, 1.0 + 0.3 * (tokens - 1));
+  Acceptance other;
+  for (int i = 0; i < 60; ++i) policy.observe(&other, i % 8 == 0, 0, true);
+  Acceptance fresh;
+  std::vector<Candidate> greedy = {Candidate{&fresh, 4}}, sampled = {Candidate{&fresh, 4, 0, true}};
+  policy.decide(greedy, 1, 64);
+  policy.decide(sampled, 1, 64);
+  TW_CHECK(greedy[0].length > 0);
+  TW_CHECK_EQ(sampled[0].length, 0);
 }
 
 TW_TEST(a_fixed_length_is_kept_within_the_room) {

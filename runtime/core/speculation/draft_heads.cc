@@ -15,9 +15,10 @@ namespace tensorwright {
 
 namespace {
 
-// So many features of a sequence are kept before the heads compute them, if nothing is proposed meanwhile: a
-// pass of 16 positions costs little more than one of a single position.
-constexpr int32_t kLag = 16;
+// So many features of a sequence are kept before the heads compute them, if nothing is proposed meanwhile.
+constexpr int32_t kLag = 64;
+// A sequence whose proposals were all right has so many more.
+constexpr int32_t kAlways = kMaxDraft + 1;
 
 int32_t checked_width(const Executor& executor) {
   const int32_t width = executor.facts().draft_width;
@@ -61,6 +62,12 @@ int64_t DraftHeads::kept_features() const {
   return kept;
 }
 
+double DraftHeads::start_seconds(const Sequence& sequence) const {
+  const auto found = mirrors_.find({sequence.id, sequence.completion});
+  const int32_t kept = found == mirrors_.end() ? 0 : found->second.end - found->second.first;
+  return kept > kAlways ? cost_.seconds(kept) : 0;
+}
+
 DraftHeads::Mirror* DraftHeads::find(const Sequence& sequence) {
   const auto found = mirrors_.find({sequence.id, sequence.completion});
   return found == mirrors_.end() ? nullptr : &found->second;
@@ -75,8 +82,9 @@ void DraftHeads::computed(const StepPlan& plan) {
     const Sequence& sequence = *chunk.sequence;
     const int32_t count = chunk.tokens + chunk.drafted, start = sequence.computed;
     const float* const next = row + count * features.stride;
-    if (!sequence.sampling->beams()) {
-      Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
+    Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
+    if (start == 0) mirror = {};
+    if (!sequence.sampling->beams() && !mirror.given_up) {
       if (start < mirror.first || start > mirror.end) mirror.first = mirror.end = start;
       mirror.end = start;
       mirror.features.resize(static_cast<size_t>(start - mirror.first) * static_cast<size_t>(width_));
@@ -113,8 +121,9 @@ int32_t DraftHeads::past_written(const Sequence& sequence, int32_t from, int32_t
   return from;
 }
 
-// Computes positions for which many features are kept, all but the last one, which proposals begin with.
-void DraftHeads::prepare(const StepPlan& plan) {
+// Computes positions for which many features are kept, all but the last one, which proposals begin with; or
+// gives the sequence up.
+void DraftHeads::prepare(const StepPlan& plan, const Worth& worth) {
   std::vector<Part> parts;
   int32_t room = options_.max_tokens;
   written_.clear();
@@ -123,7 +132,12 @@ void DraftHeads::prepare(const StepPlan& plan) {
     Mirror* mirror = find(sequence);
     if (!mirror || static_cast<int32_t>(parts.size()) == options_.max_seqs) continue;
     const int32_t last = std::min({mirror->end, sequence.computed, sequence.size() - 1}) - 1;
-    if (last - mirror->first < kLag) continue;
+    if (last - mirror->first < std::min(kLag, options_.max_tokens / 2)) continue;
+    if (!worth(sequence)) {
+      *mirror = {};
+      mirror->given_up = true;
+      continue;
+    }
     const int32_t to = std::min(last, mirror->first + room);
     const int32_t from = past_written(sequence, mirror->first, to);
     drop_features(*mirror, from);
@@ -176,7 +190,8 @@ void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vec
     const Sequence& sequence = *wishes[i].sequence;
     Mirror* mirror = find(sequence);
     const int32_t to = sequence.size() - 1;
-    if (!mirror || mirror->end < to || mirror->first >= to || sequence.computed < to) continue;
+    if (!mirror || mirror->given_up || mirror->end < to || mirror->first >= to || sequence.computed < to)
+      continue;
     if (to - mirror->first > room) continue;
     const int32_t from = past_written(sequence, mirror->first, to);
     drop_features(*mirror, from);

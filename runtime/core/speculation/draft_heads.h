@@ -3,10 +3,11 @@
 // what may follow token i + 1. Its keys and values lie in the sequence's own blocks, at position i; so they
 // are shared, copied and given back with the target's.
 //
-// Every position is computed once with the target's feature. Behind the first proposed token the features
-// are the heads' own; these positions are computed again when the target's are there. A position that comes
-// from the prefix cache, or from another completion, may hold what was computed behind another token: then a
-// proposal is a little worse, and no token of an answer differs.
+// Every position is computed once with the target's feature, when tokens are wanted, or when many features
+// are kept. A sequence for which that is not worth its time is given up: it gets no proposals. Behind the
+// first proposed token the features are the heads' own; these positions are computed again when the target's
+// are there. A position that comes from the prefix cache, or from another completion, may hold what was
+// computed behind another token: then a proposal is a little worse, and no token of an answer differs.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_DRAFT_HEADS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_DRAFT_HEADS_H_
 
@@ -39,11 +40,13 @@ class DraftHeads : public Proposer {
 
   void begin() override;
   void computed(const StepPlan& plan) override;
-  void prepare(const StepPlan& plan) override;
+  void prepare(const StepPlan& plan, const Worth& worth) override;
   bool uses_blocks() const override { return true; }
   void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) override;
   void forget(const Sequence& sequence) override { mirrors_.erase({sequence.id, sequence.completion}); }
   double seconds(int32_t sequences) const override { return cost_.seconds(sequences); }
+  // Those of the positions whose features are kept, but for the few that each proposal leaves.
+  double start_seconds(const Sequence& sequence) const override;
 
   // For tests: the number of sequences whose features are kept, the features, and the tokens computed so far.
   int64_t mirrors() const { return static_cast<int64_t>(mirrors_.size()); }
@@ -60,6 +63,7 @@ class DraftHeads : public Proposer {
     int32_t end = 0;              // the position behind the last kept feature
     std::vector<float> features;  // [end - first, draft_width]
     std::shared_ptr<const Sampling> sampling;
+    bool given_up = false;
   };
   // A sequence in a pass, and its positions there: with the features of the mirror, or with one of the
   // heads'.

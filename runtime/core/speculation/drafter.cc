@@ -6,6 +6,15 @@
 
 namespace tensorwright {
 
+namespace {
+
+// Of so many sequences that are given up one is not.
+constexpr int32_t kTriedSequences = 32;
+
+bool is_sampled(const Sequence& sequence) { return sequence.sampling->temperature > 0; }
+
+}  // namespace
+
 StepTime StepTime::of(const StepPlan& plan) {
   StepTime step;
   step.tokens = plan.tokens;
@@ -35,10 +44,11 @@ int32_t Drafter::most(const Sequence& sequence) const {
   return std::clamp(std::min(left, max_seq_len_ - sequence.size()) - 1, 0, kMaxDraft);
 }
 
-bool Drafter::worth_starting(const Sequence& sequence, int32_t tokens) {
+bool Drafter::worth_starting(const Sequence& sequence, int32_t tokens, int32_t tried) {
   const double start = proposer_->start_seconds(sequence);
   const int32_t left = sequence.sampling->max_tokens - sequence.generated();
-  return policy_.worth_starting(start, left, tokens, [this](int32_t sequences) { return price(sequences); });
+  const auto of = [this](int32_t sequences) { return price(sequences); };
+  return policy_.worth_starting(start, left, tokens, of, tried, is_sampled(sequence));
 }
 
 // Compares the time of proposals with what the proposer says that their tokens take. Where some began, their
@@ -57,7 +67,8 @@ void Drafter::learn_price(std::span<const DraftWish> wishes, bool started, doubl
 std::vector<Candidate> Drafter::candidates(std::span<const DraftWish> wishes) {
   std::vector<Candidate> found;
   for (const DraftWish& wish : wishes)
-    found.push_back({&acceptance_[{wish.sequence->id, wish.sequence->completion}], wish.most});
+    found.push_back({&acceptance_[{wish.sequence->id, wish.sequence->completion}], wish.most, 0,
+                     is_sampled(*wish.sequence)});
   return found;
 }
 
@@ -86,7 +97,8 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   const Clock::time_point start = Clock::now();
   accepted_before_ = stats_.accepted;
   try {
-    proposer_->prepare(plan);
+    proposer_->prepare(
+        plan, [&](const Sequence& sequence) { return worth_starting(sequence, 1, kTriedSequences); });
   } catch (const std::exception&) {
     ++stats_.failures;
   }
@@ -155,7 +167,7 @@ void Drafter::verified(const Sequence& sequence, int32_t place, bool right) {
   stats_.accepted_at[static_cast<size_t>(place)] += right;
   // A record that could not be made is one that says nothing yet.
   if (auto record = acceptance_.find({sequence.id, sequence.completion}); record != acceptance_.end())
-    policy_.observe(&record->second, right, place == 0);
+    policy_.observe(&record->second, right, place, is_sampled(sequence));
 }
 
 void Drafter::forget(const Sequence& sequence) {

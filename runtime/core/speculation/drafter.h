@@ -71,7 +71,7 @@ class Drafter {
 
   void make_drafts(StepPlan& plan, Scheduler& scheduler);
   int32_t most(const Sequence& sequence) const;
-  bool worth_starting(const Sequence& sequence, int32_t tokens);
+  bool worth_starting(const Sequence& sequence, int32_t tokens, int32_t tried = LengthPolicy::kTriedSteps);
   double price(int32_t sequences) const { return dearer_ * proposer_->seconds(sequences); }
   void learn_price(std::span<const DraftWish> wishes, bool started, double seconds);
   std::vector<Candidate> candidates(std::span<const DraftWish> wishes);

@@ -20,8 +20,6 @@ constexpr double kHighest = 0.98;
 constexpr double kMargin = 1.05;
 // What proposals are thought to save at least, as a share of the time, when a start is weighed.
 constexpr double kLeastSaved = 0.01;
-// Of so many refusals to start one is a start. Each step asks again.
-constexpr int32_t kTriedStarts = 4096;
 // The length of a probe.
 constexpr int32_t kProbe = 2;
 
@@ -44,22 +42,40 @@ bool Acceptance::probes() {
   return true;
 }
 
-void LengthPolicy::observe(Acceptance* acceptance, bool right, bool first) {
-  acceptance->observe(right, first);
-  all_.observe(right, first);
+void LengthPolicy::Share::add(bool was_right) {
+  right = kMemory * right + (was_right ? 1 : 0);
+  tried = kMemory * tried + 1;
 }
 
-bool LengthPolicy::worth_starting(double start, int32_t left, int32_t tokens, const Price& price) {
+void LengthPolicy::observe(Acceptance* acceptance, bool right, int32_t place, bool sampled) {
+  acceptance->observe(right, place == 0);
+  all_[sampled].observe(right, place == 0);
+  places_[static_cast<size_t>(place)].add(right);
+  overall_.add(right);
+}
+
+// Returns how likely a token at `place` is right, given that those before it are, of a sequence whose
+// proposals are right so often at all places together.
+double LengthPolicy::at_place(double likelihood, int32_t place) const {
+  if (overall_.tried < kPriorTokens) return likelihood;
+  const double rate = std::max(overall_.right / overall_.tried, 0.05);
+  const Share& share = places_[static_cast<size_t>(place)];
+  const double here = (share.right + kPriorTokens * rate) / (share.tried + kPriorTokens);
+  return std::min(kHighest, likelihood * here / rate);
+}
+
+bool LengthPolicy::worth_starting(double start, int32_t left, int32_t tokens, const Price& price,
+                                  int32_t tried, bool sampled) {
   if (fixed_ > 0 || start <= 0) return true;
-  const double plain = cost_.seconds(tokens), likelihood = all_.likelihood(all_);
+  const double plain = cost_.seconds(tokens), likelihood = all_[sampled].likelihood(all_[sampled]);
   double saved = kLeastSaved, made = 1, reached = 1;
   for (int32_t length = 1; length <= kMaxDraft; ++length) {
-    made += reached *= likelihood;
+    made += reached *= at_place(likelihood, length - 1);
     const double seconds = cost_.seconds(tokens + length) + length * price(1);
     if (plain > 0) saved = std::max(saved, 1 - seconds / plain / made);
   }
   if (start <= saved * left * plain) return true;
-  if (++refused_ < kTriedStarts) return false;
+  if (++refused_ < tried) return false;
   refused_ = 0;
   return true;
 }
@@ -76,7 +92,7 @@ void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32
     double likelihood, reached;
   };
   std::vector<Growing> growing;
-  for (const Candidate& c : candidates) growing.push_back({c.acceptance->likelihood(all_), 1.0});
+  for (const Candidate& c : candidates) growing.push_back({c.acceptance->likelihood(all_[c.sampled]), 1.0});
   double expected = static_cast<double>(candidates.size());
   double best = expected / std::max(cost_.seconds(tokens), 1e-9) * kMargin;
   std::vector<int32_t> lengths(candidates.size(), 0), chosen = lengths;
@@ -86,11 +102,11 @@ void LengthPolicy::decide(std::span<Candidate> candidates, int32_t tokens, int32
     size_t next = candidates.size();
     for (size_t i = 0; i < candidates.size(); ++i) {
       if (lengths[i] >= candidates[i].most) continue;
-      auto gain = [&](size_t j) { return growing[j].reached * growing[j].likelihood; };
+      auto gain = [&](size_t j) { return growing[j].reached * at_place(growing[j].likelihood, lengths[j]); };
       if (next == candidates.size() || gain(i) > gain(next)) next = i;
     }
     if (next == candidates.size()) break;
-    growing[next].reached *= growing[next].likelihood;
+    growing[next].reached *= at_place(growing[next].likelihood, lengths[next]);
     expected += growing[next].reached;
     int32_t& sequences = as_long[static_cast<size_t>(++lengths[next])];
     if (price) proposing += price(sequences + 1) - (sequences > 0 ? price(sequences) : 0);

@@ -4,11 +4,13 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_LENGTH_POLICY_H_
 #define TENSORWRIGHT_RUNTIME_CORE_LENGTH_POLICY_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "runtime/core/speculation/proposer.h"
 #include "runtime/core/speculation/step_cost.h"
 
 namespace tensorwright {
@@ -37,6 +39,7 @@ struct Candidate {
   Acceptance* acceptance;
   int32_t most;
   int32_t length = 0;  // the decision
+  bool sampled = false;
 };
 
 class LengthPolicy {
@@ -46,20 +49,36 @@ class LengthPolicy {
   // Returns the seconds that one more proposed token for each of so many sequences takes.
   using Price = std::function<double(int32_t sequences)>;
   // Whether it is worth `start` seconds to begin with proposals for a sequence that has `left` tokens to go:
-  // they must be less than what proposals are thought to save, or a hundredth of the time that is left. Now
-  // and then a start is tried that is not, because nothing is learnt without.
-  bool worth_starting(double start, int32_t left, int32_t tokens, const Price& price);
+  // they must be less than what proposals are thought to save, or a hundredth of the time that is left. One
+  // of `tried` starts that are not is tried, because nothing is learnt without.
+  bool worth_starting(double start, int32_t left, int32_t tokens, const Price& price,
+                      int32_t tried = kTriedSteps, bool sampled = false);
+  // Each step asks again for a sequence that is refused.
+  static constexpr int32_t kTriedSteps = 4096;
   // Sets the lengths. tokens: those of the step without proposals. room: the most tokens to propose in all.
   void decide(std::span<Candidate> candidates, int32_t tokens, int32_t room, const Price& price = nullptr);
   void observe_step(int32_t tokens, double seconds) { cost_.observe(tokens, seconds); }
   // Counts a verified token of a sequence, as Acceptance::observe does.
-  void observe(Acceptance* acceptance, bool right, bool first);
+  // place: of the token in its proposal.
+  void observe(Acceptance* acceptance, bool right, int32_t place, bool sampled = false);
   const StepCost& cost() const { return cost_; }
 
  private:
+  double at_place(double likelihood, int32_t place) const;
+
   const int32_t fixed_;
   StepCost cost_;
-  Acceptance all_;
+  // Of all sequences that are answered greedily, and of all that are sampled: proposals are right far more
+  // often for the first.
+  std::array<Acceptance, 2> all_;
+  // Of the tokens at each place of all proposals, and of all of them: heads, for example, are right less
+  // often the further ahead they look.
+  struct Share {
+    double right = 0, tried = 0;
+    void add(bool was_right);
+  };
+  std::array<Share, kMaxDraft> places_;
+  Share overall_;
   int32_t refused_ = 0;  // starts since the last one that was tried
 };
 

@@ -5,6 +5,7 @@
 #define TENSORWRIGHT_RUNTIME_CORE_PROPOSER_H_
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -30,8 +31,10 @@ class Proposer {
   // A step was computed: of each chunk of the plan the tokens from sequence->computed on, and its draft.
   // Nothing may be computed before the step's rows were used. What it throws is dropped.
   virtual void computed(const StepPlan& /*plan*/) {}
+  // Whether it is thought to be worth start_seconds() to begin, or to go on, with proposals for a sequence.
+  using Worth = std::function<bool(const Sequence&)>;
   // The next step is planned: its sequences hold their blocks. What it throws is dropped.
-  virtual void prepare(const StepPlan& /*plan*/) {}
+  virtual void prepare(const StepPlan& /*plan*/, const Worth& /*worth*/) {}
   // Whether proposals are computed into the sequences' own blocks: then the blocks for wishes[i].most tokens
   // are there when they are asked for.
   virtual bool uses_blocks() const { return false; }
