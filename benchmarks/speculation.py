@@ -3,9 +3,9 @@
     python benchmarks/speculation.py ENGINE [--speculative ngram ngram,tokens=4] [--batch 1 4] [--rounds 5]
 
 All forms take turns, A B C A B C; the best round of each counts, since other programs only slow a round down, but for a
-first one that warms up. The
-texts are Python sources of this package (code), eight copies of a function (repetition), and random ids. Each is
-answered greedily and with temperature 0.8. The tokens must be the same in all forms, or the run fails.
+first one that warms up. The texts are Python sources of this package (code), eight copies of a function (repetition),
+and random ids. Each is answered greedily and with temperature 0.8. The tokens must be the same in all forms, or the run
+fails.
 """
 
 from __future__ import annotations
