@@ -93,7 +93,7 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   states_.allocate(state_slots);
   populate();
   checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
-  if (heads_) draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, facts_.draft_group);
+  if (heads_) draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, 0, facts_.draft_group);
 }
 
 // Populates the first blocks of every layer and the first states, which the first request gets, then the

@@ -34,7 +34,7 @@ void require_below(const char* name, const std::vector<int32_t>& array, int32_t 
 }  // namespace
 
 StepChecker::StepChecker(const ModelFacts& facts, const StepLimits& limits,
-                         const std::vector<int32_t>& blocks, int32_t group, int64_t steps)
+                         const std::vector<int32_t>& blocks, int64_t steps, int32_t group)
     : facts_(facts), limits_(limits), group_(group), steps_(steps) {
   for (int32_t count : blocks) writers_.emplace_back(static_cast<size_t>(count));
   state_writers_.resize(static_cast<size_t>(limits.state_slots));

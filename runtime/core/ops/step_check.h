@@ -18,10 +18,10 @@ struct StepLimits {
 
 class StepChecker {
  public:
-  // blocks: the allocated blocks of each cache group. group: the only one that counts; -1: all do. steps: the
-  // number that the count of steps begins with, for tests of large numbers.
+  // blocks: the allocated blocks of each cache group. steps: the number that the count of steps begins with,
+  // for tests of large numbers. group: the only one that counts; -1: all do.
   StepChecker(const ModelFacts& facts, const StepLimits& limits, const std::vector<int32_t>& blocks,
-              int32_t group = -1, int64_t steps = 0);
+              int64_t steps = 0, int32_t group = -1);
 
   // Throws Error{"InvalidRequestError"}. The tokens of a sequence must have consecutive positions that end
   // its context. Each slot must be where the block table puts the token's position. Two sequences must not
