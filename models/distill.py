@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tensorwright import LLM, SamplingParams
-from tensorwright.models.train_pico import Recipe, encode, make_optimizer, rate, read_texts
+from tensorwright.models.train_pico import Recipe, encode, read_texts, train_for
 
 LIKELIEST = 16
 """The tokens of each position whose probabilities are kept. What is left over is one class more."""
@@ -166,26 +167,6 @@ def batches(answers: Answers, recipe: Recipe) -> Iterator[Answers]:
             yield answers.part(order[begin : begin + recipe.batch])
 
 
-def train(model: LlamaForCausalLM, answers: Answers, recipe: Recipe, seconds: float) -> int:
-    """Trains for so many seconds and returns the number of steps. The rate follows the time, as in train_pico."""
-    optimizer = make_optimizer(model, recipe)
-    begin = time.perf_counter()
-    for step, batch in enumerate(batches(answers, recipe)):
-        spent = time.perf_counter() - begin
-        if spent >= seconds:
-            return step
-        for group in optimizer.param_groups:
-            group["lr"] = rate(spent / seconds, recipe)
-        loss = divergence(model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 0:
-            click.echo(f"step {step}  {spent:.0f}/{seconds:.0f} s  divergence {loss.item():.3f}")
-    raise AssertionError("batches() never ends")
-
-
 @click.command(help=__doc__)
 @click.option("--engine", type=click.Path(exists=True, path_type=Path), required=True, help="The engine to learn from.")
 @click.option(
@@ -214,7 +195,7 @@ def main(
     model = LlamaForCausalLM.from_pretrained(student, dtype=torch.float32)
     before = agreement(model, held_out)
     recipe = Recipe(seed=seed, peak_rate=peak_rate)
-    steps = train(model, learned, recipe, minutes * 60)
+    steps = train_for(model, batches(learned, recipe), partial(divergence, model), recipe, minutes * 60)
     model.bfloat16()
     model.save_pretrained(out)
     AutoTokenizer.from_pretrained(student).save_pretrained(out)

@@ -29,6 +29,8 @@ NESTED = "transformer_layer_config"
 """The key under which speculators keep the config of the decoder layer."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 DEPTHS = 3
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose frequencies do not depend on the length of a text."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +71,35 @@ def read_options(config: Mapping[str, Any]) -> tuple[LlamaConfig, Eagle3Options]
             f"an EAGLE-3 head must be one Llama layer, not {layer.get('num_hidden_layers', 1)} of "
             f"{layer.get('model_type')!r}"
         )
-    for refused in ("fc_norm",):
-        if config.get(refused):
-            raise UnsupportedModelError(f"an EAGLE-3 head with {refused} is not supported")
+    if config.get("fc_norm"):
+        raise UnsupportedModelError("an EAGLE-3 head with fc_norm is not supported")
     for key in ("architectures", "model_type", "auto_map", "torch_dtype", "dtype"):
         layer.pop(key, None)
     try:
         read = LlamaConfig(**layer)
     except Exception as error:  # config classes validate with exceptions of many types
         raise CheckpointError(f"the head's config.json is none of a Llama layer: {error}") from error
+    rope = (read.rope_parameters or {}).get("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        raise UnsupportedModelError(f"an EAGLE-3 head must have a rope of type {', '.join(ROPE_TYPES)}, not {rope!r}")
     options = Eagle3Options(
-        draft_vocab=int(config.get("draft_vocab_size") or read.vocab_size),
-        target_hidden=int(config.get("target_hidden_size") or read.hidden_size),
+        draft_vocab=_size(config, "draft_vocab_size", read.vocab_size),
+        target_hidden=_size(config, "target_hidden_size", read.hidden_size),
         layers=_layer_ids(config.get(LAYER_IDS)),
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         norm_before_fc=bool(config.get("norm_before_fc", False)),
         norm_output=bool(config.get("norm_output", False)),
     )
     return read, options
+
+
+def _size(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key)
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"the head's config.json: {key} must be a positive whole number, not {value!r}")
+    return value
 
 
 def _layer_ids(value: Any) -> tuple[int, ...] | None:

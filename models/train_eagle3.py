@@ -12,8 +12,8 @@ transformers.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tensorwright.models.distill import gather
 from tensorwright.models.eagle3 import LAYER_IDS, Eagle3Features, Eagle3Head, Eagle3Options
 from tensorwright.models.heads_checkpoint import ARCHITECTURES
-from tensorwright.models.train_pico import Recipe, encode, make_optimizer, rate, read_texts
+from tensorwright.models.train_pico import Recipe, encode, read_texts, train_for
 
 PLACES = 3
 """The places of a proposal that are learned."""
@@ -135,26 +135,6 @@ def windows_of(texts: list[torch.Tensor], recipe: Recipe) -> Iterator[torch.Tens
             yield torch.stack([text[b : b + recipe.sequence] for b in begins.tolist()])
 
 
-def train(model: Trained, target: LlamaForCausalLM, texts: list[torch.Tensor], recipe: Recipe, seconds: float) -> int:
-    """Trains for so many seconds and returns the number of steps."""
-    optimizer = make_optimizer(model, recipe)
-    begin = time.perf_counter()
-    for step, batch in enumerate(windows_of(texts, recipe)):
-        spent = time.perf_counter() - begin
-        if spent >= seconds:
-            return step
-        for group in optimizer.param_groups:
-            group["lr"] = rate(spent / seconds, recipe)
-        loss = loss_of(model, target, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            click.echo(f"step {step}  {spent:.0f}/{seconds:.0f} s  loss {loss.item():.3f}")
-    raise AssertionError("windows_of() never ends")
-
-
 def likely_tokens(text: torch.Tensor, vocab: int, count: int) -> torch.Tensor:
     """Returns the `count` tokens that `text` has most often, ascending, int64 [count]."""
     often = torch.bincount(text, minlength=vocab)
@@ -206,7 +186,7 @@ def main(
     recipe = Recipe(seed=seed, peak_rate=peak_rate)
     windows = min(TESTED, len(held_out) // recipe.sequence)
     tested = held_out[: windows * recipe.sequence].view(windows, recipe.sequence)
-    steps = train(trained, model, texts, recipe, minutes * 60)
+    steps = train_for(trained, windows_of(texts, recipe), partial(loss_of, trained, model), recipe, minutes * 60)
     save(trained, model, out)
     shares = ", ".join(f"{share:.3f}" for share in agreement(trained, model, tested))
     click.echo(f"{steps} steps; the likeliest token was the target's, at each place of a proposal: {shares}")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+Batch = TypeVar("Batch")
 END = "<|endoftext|>"
 VOCAB_SIZE = 8192
 HOLD_OUT_EVERY = 50
@@ -165,6 +167,32 @@ def loss_of(model: torch.nn.Module, window: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(window[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+
+
+def train_for(
+    model: torch.nn.Module,
+    batches: Iterator[Batch],
+    loss_of: Callable[[Batch], torch.Tensor],
+    recipe: Recipe,
+    seconds: float,
+) -> int:
+    """Trains for so many seconds and returns the number of steps. The rate follows the time."""
+    optimizer = make_optimizer(model, recipe)
+    begin = time.perf_counter()
+    for step, batch in enumerate(batches):
+        spent = time.perf_counter() - begin
+        if spent >= seconds:
+            return step
+        for group in optimizer.param_groups:
+            group["lr"] = rate(spent / seconds, recipe)
+        loss = loss_of(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            click.echo(f"step {step}  {spent:.0f}/{seconds:.0f} s  loss {loss.item():.3f}")
+    raise AssertionError("the batches never end")
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """Traces heads that propose tokens to a model: what of the model they read, and the heads themselves.
 
-Heads are a small decoder of its own. Its position i has token i + 1 and the feature of position i, which the model
-computed, and says which token may come behind token i + 1. Behind the first proposed token the feature is its own.
+Heads are a small decoder of their own. Their position i has token i + 1 and the feature of position i, which the model
+computed, and says which token may come behind token i + 1. Behind the first proposed token the feature is their own.
 
     the model:  input_ids, position_ids            -> logits [1, seq, vocab], features [1, seq, width]
     the heads:  input_ids, position_ids, features  -> logits [1, seq, draft vocab], own features [1, seq, width]
@@ -130,8 +130,11 @@ def open_heads(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: Tex
     layers, embedding = _layers(model), model.get_input_embeddings()
     _require(checkpoint, "target_hidden_size", options.target_hidden, target.hidden_size)
     _require(checkpoint, "vocab_size", config.vocab_size, target.vocab_size)
-    with without_storage():
-        features, head = Eagle3Features(config, options), Eagle3Head(config, options)
+    try:
+        with without_storage():
+            features, head = Eagle3Features(config, options), Eagle3Head(config, options)
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:  # such as an unknown activation
+        raise CheckpointError(f"{checkpoint.path}: no heads can be made of config.json: {error!r}") from error
     names = {
         name: _stored_name(checkpoint, name) for name, _ in (*head.named_parameters(), *features.named_parameters())
     }

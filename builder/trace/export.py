@@ -9,7 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
 from tensorwright.builder.trace.load_model import load_model, wide_matrices, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
-from tensorwright.builder.trace.next_token_layer import MTP, open_own_layer
+from tensorwright.builder.trace.next_token_layer import open_own_layer
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
 from tensorwright.builder.trace.trace_other_experts import make_other_experts_opaque
 from tensorwright.builder.trace.trace_recurrences import opaque_recurrences
@@ -39,6 +39,7 @@ from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.heads_checkpoint import HeadsCheckpoint
+from tensorwright.options.build import OWN_HEADS
 
 _EXAMPLE_LENGTH = 7
 _MIN_BOUND = 64  # With a bound near the example's length the exporter would specialise on that length.
@@ -69,7 +70,7 @@ def trace_with_heads(
     """Returns the graph of an engine with heads, which has two outputs, the logits and the features that the heads
     read; and the heads. heads: None means the checkpoint's own layer that predicts further tokens. Raises what
     `trace_for_engine` raises, and CheckpointError for heads of another model."""
-    graph, traced = _trace(checkpoint, "float32", dtype, max_seq_len, MTP if heads is None else heads)
+    graph, traced = _trace(checkpoint, "float32", dtype, max_seq_len, OWN_HEADS if heads is None else heads)
     if traced is None:
         raise TraceError(f"{checkpoint.path}: the heads were not traced")
     return graph, traced
@@ -90,9 +91,10 @@ def _trace(
     arithmetic: str,
     dtype: str,
     max_seq_len: int,
-    heads: HeadsCheckpoint | Literal["mtp"] | None = None,
+    heads: HeadsCheckpoint | str | None = None,
 ) -> tuple[Graph, TracedHeads | None]:
-    """Traces. `arithmetic`: the type that the model computes in; `dtype`: the type of the engine."""
+    """Traces. `arithmetic`: the type that the model computes in; `dtype`: the type of the engine. heads: a checkpoint
+    of heads, or OWN_HEADS."""
     if dtype not in DTYPES:
         raise InvalidOptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if max_seq_len < 2:

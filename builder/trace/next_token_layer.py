@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from typing import Literal
 
 import torch
 from torch import nn
@@ -30,8 +29,8 @@ from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir.weights import Ref, WeightExpr, parse_expr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import Ranges, Tensor
+from tensorwright.options.build import OWN_HEADS
 
-MTP: Literal["mtp"] = "mtp"
 _OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight")
 _QUOTED = re.compile(r'"([^"]+)"')
 
@@ -133,7 +132,7 @@ def open_own_layer(
     weights |= {name: Ref(view.layer + name) for name in _OWN}
     checkpoint.require({view.layer + name: tuple(head.get_parameter(name).shape) for name in _OWN})
     return DraftHeads(
-        kind=MTP,
+        kind=OWN_HEADS,
         width=model.config.get_text_config().hidden_size,
         points=[Point(model.get_decoder().norm, True)],
         features=_Last(),

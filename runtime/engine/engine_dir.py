@@ -63,6 +63,11 @@ class EngineDir(EngineFolder):
         return self.config.limits.state_bytes or 0
 
     @property
+    def draft_vocab(self) -> int:
+        """The tokens that the engine's heads may propose; 0 without heads."""
+        return 0 if self.config.heads is None else self.config.heads.vocab_size
+
+    @property
     def plan(self) -> Path:
         """The plan of an engine of target cpu."""
         return self.file(CPU_PLAN)

@@ -146,7 +146,7 @@ def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
 
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
     """Raises EngineError if config.json and the plan differ, because then they come from two builds."""
-    facts = {name: plan[name] for name in ("vocab_size", "max_seq_len", "block_size")}
+    facts = {name: plan[name] for name in ("vocab_size", "max_seq_len", "block_size", "draft_vocab")}
     sizes = {"kv_block_bytes": sum(plan["block_bytes"]), "state_bytes": plan["state_bytes"]}
     engine.require_same_build(TARGETS[engine.target].files[-1], facts | sizes)
 

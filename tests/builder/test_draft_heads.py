@@ -203,6 +203,14 @@ WRONG: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "no map of tokens": (CheckpointError, "no d2t says which", lacking("d2t"), {}),
     "tokens that the model lacks": (CheckpointError, "tokens below 101", lambda t: t | {"d2t": t["d2t"] + 90}, {}),
+    "a size that is no number": (
+        CheckpointError, "draft_vocab_size must be a positive", None, {"draft_vocab_size": "x"}
+    ),
+    "an unknown activation": (CheckpointError, "no heads can be made", None, {"hidden_act": "never-seen"}),
+    "a rope that follows the length": (
+        UnsupportedModelError, "rope of type default, linear, llama3, yarn, not 'dynamic'", None,
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
     "a norm of each hidden state": (UnsupportedModelError, "fc_norm is not supported", None, {"fc_norm": True}),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from transformers import LlamaForCausalLM
 
 from support.tiny_models import make_tiny
 from tensorwright import LLM, SamplingParams, build
-from tensorwright.models import train_eagle3
-from tensorwright.models.train_eagle3 import PLACES, Trained, likely_tokens, loss_of, places
-from tensorwright.models.train_pico import Recipe
+from tensorwright.models import train_eagle3, train_pico
+from tensorwright.models.train_eagle3 import PLACES, Trained, likely_tokens, loss_of, places, windows_of
+from tensorwright.models.train_pico import Recipe, train_for
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,9 @@ def test_heads_learn_and_an_engine_is_built_of_them(
     window = text[:64].view(1, 64)
     before = float(loss_of(trained, model, window))
     seconds = iter(range(10_000))
-    monkeypatch.setattr(train_eagle3.time, "perf_counter", lambda: float(next(seconds)))  # a step takes a second
-    assert train_eagle3.train(trained, model, [text], Recipe(sequence=32, batch=4, peak_rate=1e-2), 40.0) == 39
+    monkeypatch.setattr(train_pico.time, "perf_counter", lambda: float(next(seconds)))  # a step takes a second
+    recipe = Recipe(sequence=32, batch=4, peak_rate=1e-2)
+    assert train_for(trained, windows_of([text], recipe), partial(loss_of, trained, model), recipe, 40.0) == 39
     monkeypatch.undo()
     assert float(loss_of(trained, model, window)) < before - 0.1  # the target is nearly uniform
     train_eagle3.save(trained, model, tmp_path / "heads")
