@@ -325,4 +325,22 @@ TW_TEST(a_slow_step_now_and_then_condemns_nothing) {
   TW_CHECK(count > 900);
 }
 
+TW_TEST(tokens_that_come_in_threes_and_ones_count_by_their_sum) {
+  Profit profit;
+  int32_t count = 0;
+  for (int32_t i = 0; i < 1000; ++i) {
+    const bool proposed = profit.allows(1);
+    // 0.8 seconds of a token in sum; the mean of 1.6 and 1.6 / 3 is above the second that one takes without.
+    profit.observe(1, proposed, !proposed || i % 2 ? 1 : 3, proposed ? 1.6 : 1.0);
+    count += proposed;
+  }
+  TW_CHECK(count >= 1000 - 3 - 1000 / 128);
+}
+
+TW_TEST(a_slower_machine_is_not_taken_for_proposals_that_do_not_pay) {
+  Profit profit;
+  proposing(profit, 200, 1, 1.0, 1.5, 2);
+  TW_CHECK(proposing(profit, 300, 1, 3.0, 4.5, 2) > 200);
+}
+
 TW_TEST_MAIN()

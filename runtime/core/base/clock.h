@@ -30,6 +30,10 @@ class Clock {
   static inline std::atomic<rep> held_{kRunning};
 };
 
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 }  // namespace tensorwright
 
 #endif  // TENSORWRIGHT_RUNTIME_CORE_CLOCK_H_

@@ -53,7 +53,7 @@ struct SequenceState {
     if (sampling->priority != other.sampling->priority) return sampling->priority > other.sampling->priority;
     return arrival != other.arrival ? arrival < other.arrival : completion < other.completion;
   }
-  double since_arrival() const { return std::chrono::duration<double>(Clock::now() - arrived).count(); }
+  double since_arrival() const { return seconds_since(arrived); }
   // Returns how many places of max_seqs the sequence takes: its own, and those that are kept free for its
   // forks.
   int32_t places() const { return 1 + forks; }

@@ -13,8 +13,10 @@ namespace tensorwright {
 
 namespace {
 
-// So many features of a sequence are kept before the heads compute them, if nothing is proposed meanwhile.
-constexpr int32_t kLag = 64;
+// So many features of a sequence may be kept before the heads compute them, if nothing is proposed meanwhile:
+// as many as fit in these bytes with those of all others, but kLeastKept in any case.
+constexpr int64_t kKeptBytes = int64_t{64} << 20;
+constexpr int32_t kLeastKept = 64;
 // A sequence whose proposals were all right has so many more.
 constexpr int32_t kAlways = kMaxDraft + 1;
 
@@ -26,12 +28,19 @@ int32_t checked_width(const Executor& executor) {
               "way to speculate");
 }
 
+int32_t kept_features_of(const DraftHeadsOptions& options, int32_t width) {
+  const int64_t fit = kKeptBytes / (int64_t{options.max_seqs} * width * static_cast<int64_t>(sizeof(float)));
+  const int64_t pass = std::max(options.max_tokens / 2, 1);
+  return static_cast<int32_t>(std::min(std::max(fit, int64_t{kLeastKept}), pass));
+}
+
 }  // namespace
 
 DraftHeads::DraftHeads(Executor& executor, DraftHeadsOptions options)
     : executor_(executor),
       options_(std::move(options)),
       width_(checked_width(executor)),
+      most_kept_(kept_features_of(options_, width_)),
       draws_(executor.threads(), executor.facts().vocab_size, options_.tokens) {
   const ModelFacts& facts = executor_.facts();
   const std::vector<int32_t>& tokens = options_.tokens;
@@ -47,11 +56,24 @@ DraftHeads::DraftHeads(Executor& executor, DraftHeadsOptions options)
 }
 
 void DraftHeads::begin() {
-  const std::vector<float> features(static_cast<size_t>(kMeasuredTokens) * static_cast<size_t>(width_));
-  measure_steps(
-      executor_.facts(), std::min(options_.max_seqs, options_.max_tokens),
-      [&](const Step& step) { executor_.run_draft(step, features.data()); },
-      [this](int32_t tokens, double seconds) { cost_.observe(tokens, seconds); });
+  const ModelFacts& facts = executor_.facts();
+  const std::vector<float> features(static_cast<size_t>(facts.block_size) * static_cast<size_t>(width_));
+  const auto run = [&](const Step& step) { executor_.run_draft(step, features.data()); };
+  measure_steps(facts, std::min(options_.max_seqs, options_.max_tokens), run,
+                [this](int32_t tokens, double seconds) { cost_.observe(tokens, seconds); });
+  const int32_t many = std::min({facts.block_size, options_.max_tokens, facts.max_seq_len});
+  Step step = prompt_step(facts, many);
+  step.logit_rows.clear();
+  const Clock::time_point begin = Clock::now();
+  run(step);
+  position_s_ = seconds_since(begin) / many;
+}
+
+// Counts a pass that computed many positions and few tokens.
+void DraftHeads::learn_position(int32_t positions, double seconds) {
+  constexpr double kNew = 0.2;
+  const double bounded = std::min(seconds / positions, 4 * position_s_);
+  position_s_ += kNew * (bounded - position_s_);
 }
 
 int64_t DraftHeads::kept_features() const {
@@ -63,7 +85,7 @@ int64_t DraftHeads::kept_features() const {
 double DraftHeads::start_seconds(const Sequence& sequence) const {
   const auto found = mirrors_.find({sequence.id, sequence.completion});
   const int32_t kept = found == mirrors_.end() ? 0 : found->second.end - found->second.first;
-  return kept > kAlways ? cost_.seconds(kept) : 0;
+  return kept > kAlways ? kept * position_s_ : 0;
 }
 
 DraftHeads::Mirror* DraftHeads::find(const Sequence& sequence) {
@@ -130,7 +152,7 @@ void DraftHeads::prepare(const StepPlan& plan, const Worth& worth) {
     Mirror* mirror = find(sequence);
     if (!mirror || static_cast<int32_t>(parts.size()) == options_.max_seqs) continue;
     const int32_t last = std::min({mirror->end, sequence.computed, sequence.size() - 1}) - 1;
-    if (last - mirror->first < std::min(kLag, options_.max_tokens / 2)) continue;
+    if (last - mirror->first < most_kept_) continue;
     if (!worth(sequence)) {
       *mirror = {};
       mirror->given_up = true;
@@ -145,7 +167,9 @@ void DraftHeads::prepare(const StepPlan& plan, const Worth& worth) {
     if ((room -= to - from) == 0) break;
   }
   if (parts.empty()) return;
+  const Clock::time_point begin = Clock::now();
   run(parts);
+  learn_position(step_.tokens(), seconds_since(begin));
   for (const Part& part : parts) drop_features(*part.mirror, part.to);
 }
 
@@ -208,9 +232,13 @@ void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vec
       const float* feature = rows.features.data + static_cast<int64_t>(i) * rows.features.stride;
       std::copy_n(feature, width_, own_.begin() + static_cast<std::ptrdiff_t>(i) * width_);
     }
-    const int32_t tokens = step_.tokens();
+    const int32_t positions = step_.tokens(), tokens = static_cast<int32_t>(parts.size());
     draw(rows.logits, parts);
-    cost_.observe(tokens, std::chrono::duration<double>(Clock::now() - begin).count());
+    if (positions > tokens * kAlways) {
+      learn_position(positions, seconds_since(begin));
+    } else {
+      cost_.observe(tokens, seconds_since(begin));
+    }
   }
 }
 

@@ -80,15 +80,18 @@ class DraftHeads : public Proposer {
   void follow(const Sequence& sequence, Mirror& mirror) const;
   void drop_features(Mirror& mirror, int32_t before) const;
   int32_t past_written(const Sequence& sequence, int32_t from, int32_t to);
+  void learn_position(int32_t positions, double seconds);
   DraftRows run(std::span<const Part> parts);
   void draw(const LogitRows& logits, std::vector<Part>& parts);
 
   Executor& executor_;
   const DraftHeadsOptions options_;
   const int32_t width_;
+  const int32_t most_kept_;  // features of a sequence
   std::map<Name, Mirror> mirrors_;
   DraftDraws draws_;
-  StepCost cost_;
+  StepCost cost_;          // of a pass that proposes so many tokens
+  double position_s_ = 0;  // seconds of a position, where many are computed and few tokens proposed
   Step step_;
   std::vector<float> given_;      // [tokens of a pass, draft_width]
   std::vector<float> own_;        // [sequences of a pass, draft_width]

@@ -203,7 +203,7 @@ void DraftModel::run(const StepPlan& plan, std::vector<Wanted*>& drawing) {
   }
   draw(logits, drawing);
   cost_.observe(plan.tokens,
-                std::chrono::duration<double>(Clock::now() - begin).count());  // the draws as well
+                seconds_since(begin));  // the draws as well
 }
 
 // Remembers the computed tokens of a sequence that has no proposed ones yet, and gives back the blocks that

@@ -81,7 +81,7 @@ std::vector<std::vector<int32_t>> Drafter::propose(std::span<const DraftWish> wi
     ++stats_.failures;
     return std::vector<std::vector<int32_t>>(wishes.size());
   }
-  stats_.propose_s += std::chrono::duration<double>(Clock::now() - start).count();
+  stats_.propose_s += seconds_since(start);
   return drafts;
 }
 
@@ -96,16 +96,20 @@ void Drafter::computed(const StepPlan& plan) {
 void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   const Clock::time_point start = Clock::now();
   accepted_before_ = stats_.accepted;
+  const auto decodes = static_cast<int32_t>(std::ranges::count_if(plan.chunks, &PlannedChunk::decode));
+  const int32_t pause = profit_.pause_left(static_cast<int32_t>(plan.chunks.size()));
+  const auto worth = [&](const Sequence& sequence) {
+    const int32_t left = sequence.sampling->max_tokens - sequence.generated();
+    return left > pause && worth_starting(sequence, 1, kTriedSequences);
+  };
   try {
-    proposer_->prepare(
-        plan, [&](const Sequence& sequence) { return worth_starting(sequence, 1, kTriedSequences); });
+    proposer_->prepare(plan, worth);
   } catch (const std::exception&) {
     ++stats_.failures;
   }
-  const auto decodes = static_cast<int32_t>(std::ranges::count_if(plan.chunks, &PlannedChunk::decode));
   if (options_.tokens == 0 && decodes > 0 && !profit_.allows(decodes)) return;
   make_drafts(plan, scheduler);
-  extend_s_ = std::chrono::duration<double>(Clock::now() - start).count();
+  extend_s_ = seconds_since(start);
 }
 
 // Makes room in the sequences' blocks for what is wished. A wish may get less.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 
 #include "runtime/core/base/clock.h"
 
@@ -16,7 +15,8 @@ constexpr double kMeasureSeconds = 0.5;
 constexpr int kRounds = 3;
 constexpr std::array kSizes = {1, 2, 3, 4, 5, 6, 8, 12, kMeasuredTokens};
 
-// Returns a step of one sequence whose prompt has `tokens` tokens.
+}  // namespace
+
 Step prompt_step(const ModelFacts& facts, int32_t tokens) {
   Step step;
   step.seq_starts = {0, tokens};
@@ -36,25 +36,20 @@ Step prompt_step(const ModelFacts& facts, int32_t tokens) {
   return step;
 }
 
-}  // namespace
-
 void measure_steps(const ModelFacts& facts, int32_t most, const std::function<void(const Step&)>& run,
                    const std::function<void(int32_t, double)>& tell) {
   // One block of each group is there in any case.
   most = std::min({most, facts.block_size, facts.max_seq_len});
   const Clock::time_point begin = Clock::now();
-  auto since = [](Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
   run(prompt_step(facts, 1));  // it touches memory for the first time
   std::array<double, kSizes.size()> best = {};
   for (int round = 0; round < kRounds; ++round) {
     for (size_t i = 0; i < kSizes.size() && kSizes[i] <= most; ++i) {
-      if (since(begin) > kMeasureSeconds && best[0] > 0) break;
+      if (seconds_since(begin) > kMeasureSeconds && best[0] > 0) break;
       const Step step = prompt_step(facts, kSizes[i]);
       const Clock::time_point start = Clock::now();
       run(step);
-      const double seconds = since(start);
+      const double seconds = seconds_since(start);
       best[i] = best[i] > 0 ? std::min(best[i], seconds) : seconds;
     }
   }

@@ -12,6 +12,10 @@ namespace tensorwright {
 // The most tokens of a measured step.
 constexpr int32_t kMeasuredTokens = 16;
 
+// Returns a step of one sequence whose prompt has `tokens` tokens, in the first blocks of the cache, with a
+// row of logits for each.
+Step prompt_step(const ModelFacts& facts, int32_t tokens);
+
 // Runs steps of one sequence of 1 to `most` tokens, in the first blocks of the cache, which nobody may use
 // yet, and tells the tokens and the seconds of each. It begins no further step once kMeasureSeconds are over.
 // facts: those of the model, which must have no recurrent states.

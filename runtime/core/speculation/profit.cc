@@ -2,27 +2,47 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <tuple>
 
 namespace tensorwright {
 
-void Profit::Mean::add(double time) {
-  constexpr double kNew = 0.2;
-  if (counted++ == 0) {
-    value = time;
-  } else {
-    value += kNew * (std::min(time, 4 * value) - value);
-  }
+void Profit::Rate::add(int32_t made, double seconds) {
+  constexpr double kMemory = 31.0 / 32;
+  if (steps_ > 0) seconds = std::min(seconds, 4 * seconds_ / steps_);
+  const auto tokens = static_cast<double>(made);
+  const auto fold = [](double& sum, double value) { sum = kMemory * sum + value; };
+  ++counted_;
+  fold(steps_, 1), fold(seconds_, seconds), fold(made_, tokens);
+  fold(seconds_squared_, seconds * seconds), fold(product_, seconds * tokens),
+      fold(made_squared_, tokens * tokens);
 }
 
-Profit::OfSize& Profit::of(int32_t decodes) {
+double Profit::Rate::variance() const {
+  constexpr double kScatter = 0.05;
+  const double rate = per_token();
+  const double squares = seconds_squared_ - 2 * rate * product_ + rate * rate * made_squared_;
+  const double least = kScatter * kScatter * rate * rate / steps_;
+  return std::max(squares / (made_ * made_), least);
+}
+
+// Whether a token takes longer with proposals, by more than the scatter of the times explains.
+bool Profit::OfSize::loses() const {
+  if (with.counted() < kTries || plain.counted() == 0) return false;
+  const double more = with.per_token() - plain.per_token();
+  if (with.per_token() <= kTolerated * plain.per_token()) return false;
+  return more > kDeviations * std::sqrt(with.variance() + plain.variance());
+}
+
+size_t Profit::index(int32_t decodes) {
   const auto size = static_cast<size_t>(std::bit_width(static_cast<uint32_t>(std::max(decodes, 1) - 1)));
-  return sizes_[std::min(size, sizes_.size() - 1)];
+  return std::min(size, std::tuple_size_v<decltype(sizes_)> - 1);
 }
 
 bool Profit::allows(int32_t decodes) {
-  OfSize& size = of(decodes);
+  OfSize& size = sizes_[index(decodes)];
   if (size.left > 0) {
-    --size.left;
+    if (--size.left == 0) size.with = {};
     return false;
   }
   if (size.asked < kPlainAtFirst) {
@@ -36,14 +56,19 @@ bool Profit::allows(int32_t decodes) {
 
 void Profit::observe(int32_t decodes, bool proposed, int32_t made, double seconds) {
   if (made < 1 || !(seconds > 0)) return;
-  OfSize& size = of(decodes);
-  (proposed ? size.with : size.plain).add(seconds / made);
-  if (!proposed || size.with.counted < kTries || size.plain.counted == 0) return;
-  if (size.with.value > kTolerated * size.plain.value) {
-    size.left = size.pause;
-    size.pause = std::min(2 * size.pause, kLongestPause);
-    size.with = {};
-  } else {
+  OfSize& size = sizes_[index(decodes)];
+  (proposed ? size.with : size.plain).add(made, seconds);
+  if (proposed && size.left == 0) {
+    if (size.loses()) {
+      size.left = size.pause;
+      size.pause = std::min(2 * size.pause, kLongestPause);
+    } else if (size.with.counted() >= kTries) {
+      size.pause = kFirstPause;
+    }
+  } else if (size.left > 0 && size.left % kRevision == 0 && size.with.counted() > 0 &&
+             size.with.per_token() < size.plain.per_token()) {
+    // The steps without are no faster: the whole machine was slower than before.
+    size.left = 0;
     size.pause = kFirstPause;
   }
 }
