@@ -12,6 +12,9 @@ def cpu_features() -> dict[str, bool]:
     What the processor and the operating system offer, by name, less what TENSORWRIGHT_CPU_WITHOUT lists.
     """
 
+def topology() -> dict[str, int]:
+    """The NUMA "nodes" and physical "cores" that this process may use."""
+
 def isa() -> str:
     """
     The selected instruction-set level; IsaError if TENSORWRIGHT_ISA is wrong.
@@ -360,6 +363,13 @@ class EngineOptions:
 
     @load.setter
     def load(self, arg: str, /) -> None: ...
+
+    @property
+    def numa(self) -> str:
+        """'auto', 'off', 'split' or 'interleave'; see executor/numa.h"""
+
+    @numa.setter
+    def numa(self, arg: str, /) -> None: ...
 
     @property
     def populate_bytes(self) -> int:

@@ -61,6 +61,9 @@ class LLM(StrictKeywords):
         threads only draw the tokens.
     load: "map" maps the weights (shared with other processes, read as needed), "copy" copies them into private memory.
         Only target cpu has the choice.
+    numa: what to do on a machine with several NUMA nodes, with load "copy". "split" keeps each thread to a processor,
+        and the part of the weights that it reads on its node; "interleave" keeps threads, and spreads weights over the
+        nodes; "off" leaves both to the system; "auto" splits if every physical core has a thread. Only target cpu.
     enable_prefix_caching: True keeps the keys and values of finished prompts for later prompts with the same beginning.
         None means True if the engine's target can do it; all targets but onnx can.
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
@@ -109,6 +112,7 @@ class LLM(StrictKeywords):
         max_prompt_logprob_rows: int = 64,
         threads: int | None = None,
         load: str = "map",
+        numa: str = "auto",
         enable_prefix_caching: bool | None = None,
         state_snapshots: int | None = None,
         speculative: str | Mapping[str, Any] | None = None,
@@ -142,6 +146,7 @@ class LLM(StrictKeywords):
             max_prompt_logprob_rows=max_prompt_logprob_rows,
             threads=threads,
             load=load,
+            numa=numa,
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
             state_snapshots=state_snapshots,

@@ -1,4 +1,4 @@
-// The processor's features and the choice of kernels in Python.
+// The processor's features, the machine's nodes and the choice of kernels in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +10,7 @@
 
 #include "plugins/common/dispatch.h"
 #include "runtime/bindings/bindings.h"
+#include "runtime/core/base/topology.h"
 
 namespace nb = nanobind;
 
@@ -20,6 +21,14 @@ nb::typed<nb::dict, nb::str, bool> features() {
   const CpuFeatures& f = cpu_features();
   nb::typed<nb::dict, nb::str, bool> d;
   for (const CpuFeatureName& feature : kCpuFeatureNames) d[feature.name] = f.*(feature.field);
+  return d;
+}
+
+nb::typed<nb::dict, nb::str, int> topology() {
+  const Topology machine = Topology::of_machine();
+  nb::typed<nb::dict, nb::str, int> d;
+  d["nodes"] = machine.nodes();
+  d["cores"] = machine.cores();
   return d;
 }
 
@@ -35,6 +44,7 @@ void bind_dispatch(nb::module_& m) {
   m.def("cpu_features", &features,
         "What the processor and the operating system offer, by name, less what TENSORWRIGHT_CPU_WITHOUT "
         "lists.");
+  m.def("topology", &topology, "The NUMA \"nodes\" and physical \"cores\" that this process may use.");
   m.def(
       "isa", [] { return std::string(isa_name(selected_isa())); },
       "The selected instruction-set level; IsaError if TENSORWRIGHT_ISA is wrong.");

@@ -32,14 +32,15 @@ struct PyEngineOptions : EngineOptions {
   Ints draft_token_ids;                   // the target's token for each of the heads'; empty: the same
   int64_t draft_remembered = 0;           // tokens of outputs, of proposer "suffix"
   int32_t draft_least = 2;                // tokens that must be equal before a text is thought to go on alike
-  std::string load = "map";
+  std::string load = "map", numa = "auto";
   size_t populate_bytes = 0;
 };
 
 class PyEngine {
  public:
   PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
-    CpuExecutorOptions executor{options.threads, load_mode(options.load), options.populate_bytes};
+    CpuExecutorOptions executor{options.threads, load_mode(options.load), options.populate_bytes,
+                                numa_of(options.numa)};
     nb::gil_scoped_release release;
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
@@ -50,6 +51,10 @@ class PyEngine {
     if (options.load != "map") {
       throw Error("InvalidOptionError", "[engine] load is an option of the cpu executor, got '" +
                                             options.load + "' for an executor of its own; leave it out");
+    }
+    if (numa_of(options.numa) == Numa::split || numa_of(options.numa) == Numa::interleave) {
+      throw Error("InvalidOptionError", "[engine] numa is an option of the cpu executor, got '" +
+                                            options.numa + "' for an executor of its own; leave it out");
     }
     if (!options.proposer.empty()) {
       throw Error("InvalidOptionError", "[engine] only the cpu executor verifies proposals, got proposer '" +
@@ -158,7 +163,8 @@ class PyEngine {
   // The draft model computes on the threads of the target, between its steps.
   static std::unique_ptr<Proposer> make_draft_model(const PyEngineOptions& options,
                                                     const CpuExecutor& target) {
-    CpuExecutorOptions executor{options.threads, load_mode(options.load), 0, target.team()};
+    CpuExecutorOptions executor{options.threads, load_mode(options.load), 0, numa_of(options.numa),
+                                target.team()};
     auto draft = std::make_unique<CpuExecutor>(options.draft_plan, options.draft_weights, executor);
     EngineOptions limits = options;
     limits.kv_cache_bytes = options.draft_kv_bytes;
@@ -274,6 +280,7 @@ void bind_options(nb::module_& m) {
               "prompt positions in a step whose logits are wanted, for prompt_logprobs")
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
+      .def_rw("numa", &PyEngineOptions::numa, "'auto', 'off', 'split' or 'interleave'; see executor/numa.h")
       .def_rw("populate_bytes", &PyEngineOptions::populate_bytes,
               "memory whose page faults are taken before the first request")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)

@@ -92,6 +92,13 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             f"load={options.load!r}: only engines of target cpu have the choice, this one is of target "
             f"{target.name!r}, which loads its weights itself; leave it out"
         )
+    if options.numa in ("split", "interleave"):
+        require_cpu(engine, f"numa={options.numa!r}")
+        if options.load != "copy":
+            raise InvalidOptionError(
+                f"numa={options.numa!r}: pages of a mapped file belong to all processes that map it, so they cannot be "
+                "placed; set load to 'copy', or leave numa out"
+            )
     if options.enable_prefix_caching and not target.shares_prefixes:
         raise InvalidOptionError(
             f"enable_prefix_caching=True: in engines of target {target.name!r} each sequence has a cache of its own, "
@@ -123,6 +130,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_queue_size=options.max_queue_size,
         state_snapshots=options.state_snapshots or 0,
         speculation=options.speculation,
+        numa=options.numa,
     )
 
 

@@ -86,7 +86,8 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     draft = _set_speculation(native, engine, options)
     try:
         if executor is None:
-            native.load = options.load
+            native.load, native.numa = options.load, options.numa
+            _tell_of_nodes(options)
             native.populate_bytes = populated_bytes()
             started = runtime.Engine(str(engine.plan), str(engine.weights), native)
         else:
@@ -107,6 +108,26 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
         started.shutdown(False)
         raise
     return started
+
+
+def _tell_of_nodes(options: EngineOptions) -> None:
+    """Warns if the engine would be faster with weights on the nodes that read them."""
+    if options.numa != "auto" or options.load != "map":
+        return
+    machine = topology()
+    if machine["nodes"] > 1 and options.threads == machine["cores"]:
+        warnings.warn(
+            f"this machine has {machine['nodes']} NUMA nodes, and mapped weights lie where they were read first: "
+            "load='copy' puts each thread's part on its own node; numa='off' leaves it as it is without this warning",
+            TensorwrightWarning,
+            stacklevel=5,
+        )
+
+
+def topology() -> dict[str, int]:
+    """Returns "nodes" and "cores", the NUMA nodes and physical cores that this process may use."""
+    found: dict[str, int] = load_module().topology()
+    return found
 
 
 def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> EngineDir | None:

@@ -29,6 +29,7 @@ class RuntimeOptions:
     max_queue_size: int
     state_snapshots: int | None = None
     speculation: Speculation | None = None
+    numa: str = "auto"
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -74,3 +75,4 @@ class EngineOptions:
     max_queue_size: int
     state_snapshots: int = 0
     speculation: Speculation | None = None
+    numa: str = "auto"

@@ -31,6 +31,8 @@ class Load(LoadFields):
     """The load of a benchmark: the fields of LoadFields, and options of LLM."""
 
     threads: int | None = None
+    load: str = "map"
+    numa: str = "auto"
     kv_cache_memory: str | None = None
     max_num_tokens: int | None = None
     speculative: str | None = None
@@ -97,7 +99,8 @@ class BenchEngine:
             max_prefill_chunk=None,
             max_prompt_logprob_rows=1,
             threads=load.threads,
-            load="map",
+            load=load.load,
+            numa=load.numa,
             enable_prefix_caching=False,
             max_queue_size=queue,
             speculation=read_speculation(load.speculative, "--"),

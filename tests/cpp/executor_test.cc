@@ -12,6 +12,7 @@
 #include "runtime/core/base/error.h"
 #include "runtime/core/executor/cpu_executor.h"
 #include "tests/cpp/check.h"
+#include "tests/cpp/fake_topology.h"
 #include "tests/cpp/toy_steps.h"
 
 using namespace tensorwright;
@@ -104,6 +105,28 @@ TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
     TW_CHECK(same_bits(logits, expected));
   }
   TW_CHECK_EQ(expected.size(), size_t{ToyPlan::kVocab});
+}
+
+// Two nodes that the machine does not have: threads that it cannot place stay where they are.
+TW_TEST(placed_threads_and_weights_do_not_change_a_bit) {
+  const Files files;
+  ToyPlan toy;
+  files.write(toy.bytes(), toy.data);
+  const Topology topology = FakeTopology(2, 1, 2, 1).read();
+  const std::vector<int> before = usable_processor_ids();
+  std::vector<float> expected;
+  for (const auto& [threads, numa] : {std::pair(1, Numa::off), std::pair(4, Numa::automatic),
+                                      std::pair(3, Numa::split), std::pair(2, Numa::interleave)}) {
+    CpuExecutor executor(files.plan(), files.weights(), {threads, LoadMode::copy, size_t{1} << 20, numa},
+                         &topology);
+    executor.begin_thread();
+    executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
+    TW_CHECK_EQ(executor.team()->placement().nodes, numa == Numa::off ? 1 : 2);
+    const std::vector<float> logits = run(executor, step_of(0, 60, 150));
+    if (expected.empty()) expected = logits;
+    TW_CHECK(same_bits(logits, expected));
+    keep_to_processors(before);
+  }
 }
 
 TW_TEST(copied_blocks_carry_on) {

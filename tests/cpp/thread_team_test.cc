@@ -3,12 +3,14 @@
 
 #include <xmmintrin.h>
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <stdexcept>
 
 #include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
+#include "tests/cpp/fake_topology.h"
 
 using tensorwright::Error;
 using tensorwright::ThreadTeam;
@@ -111,6 +113,56 @@ TW_TEST(denormals_are_flushed_in_tasks_only) {
     TW_CHECK_EQ(_mm_getcsr() & 0x8040u, before & 0x8040u);
     TW_CHECK(half_of_smallest() != 0.0f);
   }
+}
+
+TW_TEST(placed_teams_run_every_task_once) {
+  const tensorwright::FakeTopology fake(2, 3, 5, 2);  // clusters of five threads, and of eight and two
+  for (int threads : {2, 7, 30, 60}) {
+    ThreadTeam team(threads, tensorwright::place_threads(fake.read(), threads));
+    for (int tasks : {1, 5, 29, 30, 31, 500}) {
+      for (int round = 0; round < 20; ++round) {
+        std::vector<int> runs(static_cast<size_t>(tasks), 0);
+        team.run(tasks, [&](int task, int) { ++runs[static_cast<size_t>(task)]; });
+        TW_CHECK_EQ(std::ranges::count(runs, 1), tasks);
+      }
+    }
+  }
+}
+
+TW_TEST(work_for_each_thread_is_not_stolen) {
+  for (int threads : kTeamSizes) {
+    ThreadTeam team(threads);
+    std::vector<std::thread::id> ran(static_cast<size_t>(threads));
+    team.run_on_each([&](int thread) { ran[static_cast<size_t>(thread)] = std::this_thread::get_id(); });
+    TW_CHECK(ran[0] == std::this_thread::get_id());
+    std::ranges::sort(ran);
+    TW_CHECK(std::ranges::adjacent_find(ran) == ran.end());
+    TW_CHECK(ran[0] != std::thread::id());
+  }
+}
+
+// The share of a thread that does not come is taken by the others.
+TW_TEST(shares_of_sleeping_threads_are_stolen) {
+  ThreadTeam team(20);
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<int> ran{0};
+    team.run(200, [&](int, int thread) {
+      if (thread == 3) std::this_thread::sleep_for(std::chrono::microseconds(300));
+      ++ran;
+    });
+    TW_CHECK_EQ(ran.load(), 200);
+  }
+}
+
+TW_TEST(a_team_that_is_alone_keeps_the_time_of_every_task) {
+  ThreadTeam team = ThreadTeam::alone(6);
+  std::vector<int> threads;
+  team.run(4, [&](int, int thread) { threads.push_back(thread); });
+  team.run_on_each([&](int thread) { threads.push_back(thread); });
+  TW_CHECK(threads == (std::vector<int>{0, 1, 3, 4, 0, 1, 2, 3, 4, 5}));
+  TW_CHECK_EQ(team.recorded().size(), size_t{2});
+  TW_CHECK_EQ(team.recorded()[0].size(), size_t{4});
+  for (double seconds : team.recorded()[1]) TW_CHECK(seconds >= 0);
 }
 
 TW_TEST(impossible_sizes_are_refused) {

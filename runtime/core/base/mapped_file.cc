@@ -15,8 +15,6 @@
 namespace tensorwright {
 namespace {
 
-constexpr size_t kReadChunk = size_t{8} << 20;
-
 [[noreturn]] void fail(const std::string& path, const std::string& fault) {
   throw Error("EngineError", concat(path, ": ", fault));
 }
@@ -60,7 +58,8 @@ void read_exactly(int file, const std::string& path, char* to, size_t bytes, siz
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team) {
+MappedFile::MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team,
+                       std::span<const int> page_nodes) {
   const File file(path);
   const uint64_t bytes = file.bytes();
   if (bytes != expected_bytes) {
@@ -74,7 +73,7 @@ MappedFile::MappedFile(const std::string& path, uint64_t expected_bytes, LoadMod
       map(file.descriptor(), path);
       break;
     case LoadMode::copy:
-      copy(file.descriptor(), path, team);
+      copy(file.descriptor(), path, team, page_nodes);
       break;
   }
 }
@@ -99,13 +98,30 @@ void MappedFile::map(int file, const std::string& path) {
 #endif
 }
 
-void MappedFile::copy(int file, const std::string& path, ThreadTeam& team) {
+// A page lies on the node of the thread that writes to it first. So each thread reads pages of its own node,
+// in turns with the other threads there.
+void MappedFile::copy(int file, const std::string& path, ThreadTeam& team, std::span<const int> page_nodes) {
   memory_ = Arena(bytes_, "the weights");
-  const size_t chunks = (bytes_ + kReadChunk - 1) / kReadChunk;
-  team.run(static_cast<int>(chunks), [&](int chunk, int) {
-    const size_t begin = static_cast<size_t>(chunk) * kReadChunk;
-    read_exactly(file, path, memory_.data() + begin, std::min(kReadChunk, bytes_ - begin), begin);
-  });
+  const size_t pages = (bytes_ + kPage - 1) / kPage;
+  const auto read = [&](size_t page) {
+    const size_t begin = page * kPage;
+    read_exactly(file, path, memory_.data() + begin, std::min(kPage, bytes_ - begin), begin);
+  };
+  if (page_nodes.empty()) {
+    team.run(static_cast<int>(pages), [&](int page, int) { read(static_cast<size_t>(page)); });
+  } else {
+    std::vector<std::vector<size_t>> shares(static_cast<size_t>(team.threads()));
+    std::vector<std::vector<size_t>> threads(static_cast<size_t>(team.placement().nodes));
+    for (size_t thread = 0; thread < shares.size(); ++thread)
+      threads[static_cast<size_t>(team.placement().node(static_cast<int>(thread)))].push_back(thread);
+    for (size_t page = 0; page < pages; ++page) {
+      std::vector<size_t>& here = threads[static_cast<size_t>(page_nodes[page])];
+      shares[here[page % here.size()]].push_back(page);
+    }
+    team.run_on_each([&](int thread) {
+      for (size_t page : shares[static_cast<size_t>(thread)]) read(page);
+    });
+  }
   memory_.make_read_only();
   data_ = memory_.data();
 }

@@ -20,8 +20,13 @@ enum class LoadMode {
 
 class MappedFile {
  public:
-  // Throws Error{"EngineError"} that names the file, also if its size is not `expected_bytes`.
-  MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team);
+  // The bytes of a huge page, which lies on one NUMA node.
+  static constexpr size_t kPage = size_t{2} << 20;
+
+  // page_nodes: with `copy`, the node whose threads read each kPage bytes of the file, and so hold them;
+  // empty: any. Throws Error{"EngineError"} that names the file, also if its size is not `expected_bytes`.
+  MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team,
+             std::span<const int> page_nodes = {});
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -31,7 +36,7 @@ class MappedFile {
 
  private:
   void map(int file, const std::string& path);
-  void copy(int file, const std::string& path, ThreadTeam& team);
+  void copy(int file, const std::string& path, ThreadTeam& team, std::span<const int> page_nodes);
 
   const char* data_ = nullptr;
   size_t bytes_ = 0;

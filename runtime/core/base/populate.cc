@@ -54,22 +54,34 @@ void Populator::start(const std::vector<MemoryPiece>& pieces, size_t limit, Thre
   size_t now = 0, bytes = 0;
   while (now < parts.size() && bytes < kAtOnce) bytes += parts[now++].bytes;
   std::atomic<bool> kernel_does{true};
-  team.run(static_cast<int>(now), [&](int task, int) {
-    const MemoryPiece& part = parts[static_cast<size_t>(task)];
-    if (populate(part)) return;
+  const auto populate_now = [&](size_t i) {
+    if (populate(parts[i])) return;
     kernel_does = false;
-    touch(part);
-  });
+    touch(parts[i]);
+  };
+  const Placement& placement = team.placement();
+  if (placement.nodes == 1) {
+    team.run(static_cast<int>(now), [&](int task, int) { populate_now(static_cast<size_t>(task)); });
+  } else {
+    const auto threads = static_cast<size_t>(team.threads());
+    team.run_on_each([&](int thread) {
+      for (auto i = static_cast<size_t>(thread); i < now; i += threads) populate_now(i);
+    });
+  }
   if (!kernel_does || now == parts.size()) return;
-  rest_ = start_thread("the memory of first requests", [this, parts = std::move(parts), now] {
-    for (size_t i = now; i < parts.size() && !stop_; ++i) {
-      const auto begin = std::chrono::steady_clock::now();
-      if (!populate(parts[i])) return;
-      // The thread takes at most a quarter of a processor. The rest is for the requests that arrived
-      // meanwhile.
-      std::this_thread::sleep_for(3 * (std::chrono::steady_clock::now() - begin));
-    }
-  });
+  std::vector<std::vector<int>> nodes;
+  for (int node = 0; node < placement.nodes; ++node) nodes.push_back(placement.on_node(node));
+  rest_ = start_thread("the memory of first requests",
+                       [this, parts = std::move(parts), nodes = std::move(nodes), now] {
+                         for (size_t i = now; i < parts.size() && !stop_; ++i) {
+                           keep_to_processors(nodes[i % nodes.size()]);  // an empty list changes nothing
+                           const auto begin = std::chrono::steady_clock::now();
+                           if (!populate(parts[i])) return;
+                           // The thread takes at most a quarter of a processor. The rest is for the requests
+                           // that arrived meanwhile.
+                           std::this_thread::sleep_for(3 * (std::chrono::steady_clock::now() - begin));
+                         }
+                       });
 }
 
 void Populator::wait() {

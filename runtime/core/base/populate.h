@@ -4,7 +4,7 @@
 // The pieces are in the order in which steps need them. All threads of the engine populate the first kAtOnce
 // bytes when the engine opens. Then a thread of its own, which works a quarter of the time, populates the
 // rest up to the caller's limit. Pages beyond the limit fault when they are first used. The contents of the
-// memory do not change.
+// memory do not change. Where the team is placed on several NUMA nodes, they take turns, part by part.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_POPULATE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_POPULATE_H_
 

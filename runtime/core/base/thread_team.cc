@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
+#include <tuple>
 #include <utility>
 
 #include "runtime/core/base/concat.h"
@@ -20,6 +22,9 @@ constexpr uint32_t kFlushDenormals = 0x8040;  // FTZ | DAZ of MXCSR
 constexpr int kSpinMicroseconds = 50;
 // Epochs are compared modulo 2^32, so every share must be renewed within 2^31 regions.
 constexpr uint64_t kRegionsPerRenewal = uint64_t{1} << 20;
+constexpr uint32_t kBound = uint32_t{1} << 31;  // of the low half of region_
+// The most threads of a cluster: so many that read or count in one line of memory.
+constexpr int kClusterThreads = 8;
 
 using Clock = std::chrono::steady_clock;
 
@@ -62,12 +67,18 @@ int usable_processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+ThreadTeam::ThreadTeam(int threads, Placement placement) : ThreadTeam(threads, std::move(placement), false) {}
+
 // With more threads than processors, threads do not spin: a spinning thread would keep the thread that it
 // waits for from running.
-ThreadTeam::ThreadTeam(int threads)
+ThreadTeam::ThreadTeam(int threads, Placement placement, bool alone)
     : threads_(checked_threads(threads)),
+      placement_(std::move(placement)),
+      alone_(alone),
       spin_us_(threads_ <= usable_processors() ? kSpinMicroseconds : 0),
-      shares_(new Share[static_cast<size_t>(threads_)]) {
+      shares_(new Count[static_cast<size_t>(threads_)]) {
+  make_clusters();
+  if (alone_) return;
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   try {
     for (int thread = 1; thread < threads_; ++thread) {
@@ -79,64 +90,119 @@ ThreadTeam::ThreadTeam(int threads)
   }
 }
 
+// A cluster ends after kClusterThreads threads, and where a cache ends.
+void ThreadTeam::make_clusters() {
+  const auto cache = [this](int thread) {
+    return placement_.processors.empty() ? 0 : placement_.processors[static_cast<size_t>(thread)].cache;
+  };
+  std::vector<std::pair<int, int>> ranges;
+  for (int thread = 0; thread < threads_; ++thread) {
+    const bool begins = ranges.empty() || thread - ranges.back().first == kClusterThreads ||
+                        cache(thread) != cache(thread - 1);
+    if (begins) ranges.emplace_back(thread, thread);
+    ranges.back().second = thread + 1;
+    cluster_of_.push_back(static_cast<int>(ranges.size()) - 1);
+  }
+  const auto count = static_cast<int>(ranges.size());
+  clusters_ = std::vector<Cluster>(ranges.size());
+  for (int i = 0; i < count; ++i) {
+    Cluster& cluster = clusters_[static_cast<size_t>(i)];
+    std::tie(cluster.begin, cluster.end) = ranges[static_cast<size_t>(i)];
+    for (bool near : {true, false}) {
+      for (int step = 0; step < count; ++step) {
+        const int other = (i + step) % count;
+        const int node = placement_.node(ranges[static_cast<size_t>(other)].first);
+        if ((node == placement_.node(cluster.begin)) == near) cluster.order.push_back(other);
+      }
+    }
+  }
+}
+
 ThreadTeam::~ThreadTeam() { stop(); }
 
 void ThreadTeam::stop() {
   stop_.store(true);
-  publish(0, nullptr, nullptr);
+  publish(0, false, nullptr, nullptr);
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadTeam::publish(int tasks, Call call, void* fn) {
+ThreadTeam::PinnedCaller::PinnedCaller(const ThreadTeam& team) {
+  if (team.placement_.processors.empty()) return;
+  before_ = usable_processor_ids();
+  team.pin_caller();
+}
+
+void ThreadTeam::pin(int thread) const {
+  if (!placement_.processors.empty())
+    keep_to_processors(std::span(&placement_.processors[static_cast<size_t>(thread)].id, 1));
+}
+
+void ThreadTeam::publish(int tasks, bool bound, Call call, void* fn) {
   call_ = call;
   fn_ = fn;
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
-  region_.store(uint64_t{epoch} << 32 | static_cast<uint32_t>(tasks), std::memory_order_release);
+  const uint32_t what = static_cast<uint32_t>(tasks) | (bound ? kBound : 0);
+  region_.store(uint64_t{epoch} << 32 | what, std::memory_order_release);
   // Both sides are sequentially consistent: either a worker sees the new epoch, or this thread sees that the
   // worker is parked.
   epoch_.store(epoch, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
 }
 
-void ThreadTeam::run_region(int tasks, Call call, void* fn) {
+void ThreadTeam::run_region(int tasks, bool bound, Call call, void* fn) {
   const DenormalGuard guard;
-  if (threads_ == 1 || tasks <= 1) {
-    std::exception_ptr error;
-    for (int task = 0; task < tasks; ++task) {
-      try {
-        call(fn, task, 0);
-      } catch (...) {
-        if (!error) error = std::current_exception();
-      }
-    }
-    if (error) std::rethrow_exception(error);
-    return;
-  }
-  finished_.store(0, std::memory_order_relaxed);
-  if (++regions_ % kRegionsPerRenewal == 0) renew_shares();
-  publish(tasks, call, fn);
-  const int mine = take_tasks(0);
-  await_finish(tasks - mine);
+  if (threads_ == 1 || alone_ || (tasks <= 1 && !bound)) return run_alone(tasks, call, fn);
+  if (++regions_ % kRegionsPerRenewal == 0) renew_counts();
+  publish(tasks, bound, call, fn);
+  expected_ += static_cast<uint32_t>(tasks - take_tasks(0));
+  await_finish();
   if (failed_.load(std::memory_order_relaxed)) {
     failed_.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(error_, nullptr));
   }
 }
 
+// Runs a region on the calling thread. A team that is alone gives each task the number of the thread whose
+// share it is in.
+void ThreadTeam::run_alone(int tasks, Call call, void* fn) {
+  std::exception_ptr error;
+  std::vector<double> seconds;
+  if (alone_) seconds.reserve(static_cast<size_t>(tasks));
+  for (int task = 0; task < tasks; ++task) {
+    const int thread = alone_ ? static_cast<int>(int64_t{task} * threads_ / tasks) : 0;
+    const Clock::time_point begin = alone_ ? Clock::now() : Clock::time_point();
+    try {
+      call(fn, task, thread);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+    if (alone_) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  if (alone_) recorded_.push_back(std::move(seconds));
+  if (error) std::rethrow_exception(error);
+}
+
+uint32_t ThreadTeam::Count::in(uint32_t epoch) const {
+  const uint64_t now = word.load(std::memory_order_relaxed);
+  return static_cast<uint32_t>(now >> 32) == epoch ? static_cast<uint32_t>(now) : 0;
+}
+
 // Marks every share as all taken in the last region. May be called between regions only.
-void ThreadTeam::renew_shares() {
+void ThreadTeam::renew_counts() {
   const uint64_t word = uint64_t{epoch_.load(std::memory_order_relaxed)} << 32 | UINT32_MAX;
   for (int i = 0; i < threads_; ++i)
-    shares_[static_cast<size_t>(i)].taken.store(word, std::memory_order_relaxed);
+    shares_[static_cast<size_t>(i)].word.store(word, std::memory_order_relaxed);
+  for (Cluster& cluster : clusters_) cluster.drained.word.store(word, std::memory_order_relaxed);
 }
 
 void ThreadTeam::work(int thread) {
   const DenormalGuard guard;
+  pin(thread);
   uint32_t seen = 0;
   for (;;) {
     seen = await_region(seen);
     if (stop_.load(std::memory_order_relaxed)) return;
-    finish(take_tasks(thread));
+    finish(thread, take_tasks(thread));
   }
 }
 
@@ -153,19 +219,34 @@ uint32_t ThreadTeam::await_region(uint32_t seen) {
 // Runs tasks of the current region, first those of its own share, until none is left. Returns the number of
 // tasks it ran.
 int ThreadTeam::take_tasks(int thread) {
-  const uint64_t region = region_.load(std::memory_order_acquire);
-  const auto epoch = static_cast<uint32_t>(region >> 32);
-  const auto tasks = static_cast<int>(static_cast<uint32_t>(region));
+  const uint64_t word = region_.load(std::memory_order_acquire);
+  const auto what = static_cast<uint32_t>(word);
+  const Region region{static_cast<uint32_t>(word >> 32), static_cast<int>(what & ~kBound),
+                      (what & kBound) != 0};
+  int done = run_share(thread, thread, region);
+  if (region.bound) return done;
+  const Cluster& own = cluster_of(thread);
+  for (int other : own.order) {
+    const Cluster& cluster = clusters_[static_cast<size_t>(other)];
+    if (is_drained(cluster, region)) continue;
+    const int size = cluster.end - cluster.begin;
+    // Thieves of one cluster begin behind themselves, so that they do not all ask the same thread first.
+    for (int i = 1; i <= size; ++i) {
+      const int owner = cluster.begin + (thread - own.begin + i) % size;
+      done += run_share(owner, thread, region);
+    }
+  }
+  return done;
+}
+
+// Runs what is left of a share. Returns the number of tasks.
+int ThreadTeam::run_share(int owner, int thread, const Region& region) {
   int done = 0;
-  for (int i = 0; i < threads_; ++i) {
-    const int owner = thread + i < threads_ ? thread + i : thread + i - threads_;
-    for (int task = claim(owner, epoch, tasks); task >= 0; task = claim(owner, epoch, tasks)) {
-      try {
-        call_(fn_, task, thread);
-      } catch (...) {
-        if (!failed_.exchange(true)) error_ = std::current_exception();
-      }
-      ++done;
+  for (int task = claim(owner, region); task >= 0; task = claim(owner, region), ++done) {
+    try {
+      call_(fn_, task, thread);
+    } catch (...) {
+      if (!failed_.exchange(true)) error_ = std::current_exception();
     }
   }
   return done;
@@ -173,36 +254,61 @@ int ThreadTeam::take_tasks(int thread) {
 
 // Returns the next task of a share, or -1. A late thread, which still asks for a region that has ended, gets
 // -1: every share of an ended region reads "all taken" or has a later epoch.
-int ThreadTeam::claim(int owner, uint32_t epoch, int tasks) {
-  const auto begin = static_cast<uint32_t>(int64_t{owner} * tasks / threads_);
-  const auto end = static_cast<uint32_t>((int64_t{owner} + 1) * tasks / threads_);
-  std::atomic<uint64_t>& taken = shares_[static_cast<size_t>(owner)].taken;
+int ThreadTeam::claim(int owner, const Region& region) {
+  const int begin = region.begin(owner, threads_);
+  const auto count = static_cast<uint32_t>(region.begin(owner + 1, threads_) - begin);
+  std::atomic<uint64_t>& taken = shares_[static_cast<size_t>(owner)].word;
   uint64_t word = taken.load(std::memory_order_relaxed);
   for (;;) {
-    const auto age = static_cast<int32_t>(epoch - static_cast<uint32_t>(word >> 32));
+    const auto age = static_cast<int32_t>(region.epoch - static_cast<uint32_t>(word >> 32));
     const uint32_t next = age == 0 ? static_cast<uint32_t>(word) : 0;
-    if (age < 0 || next >= end - begin) return -1;
-    if (taken.compare_exchange_weak(word, uint64_t{epoch} << 32 | (next + 1), std::memory_order_acq_rel,
-                                    std::memory_order_relaxed)) {
-      return static_cast<int>(begin + next);
+    if (age < 0 || next >= count) return -1;
+    if (taken.compare_exchange_weak(word, uint64_t{region.epoch} << 32 | (next + 1),
+                                    std::memory_order_acq_rel, std::memory_order_relaxed)) {
+      if (next + 1 == count) count_drained(cluster_of(owner), region.epoch);
+      return begin + static_cast<int>(next);
     }
   }
 }
 
-void ThreadTeam::finish(int done) {
-  if (done == 0) return;
-  finished_.fetch_add(static_cast<uint32_t>(done), std::memory_order_seq_cst);
-  if (caller_waits_.load(std::memory_order_seq_cst) != 0) finished_.notify_one();
+// Counts a share of which the last task was taken. The region cannot end before this task is done.
+void ThreadTeam::count_drained(Cluster& cluster, uint32_t epoch) {
+  std::atomic<uint64_t>& drained = cluster.drained.word;
+  uint64_t word = drained.load(std::memory_order_relaxed), next = 0;
+  do {
+    const uint32_t before = static_cast<uint32_t>(word >> 32) == epoch ? static_cast<uint32_t>(word) : 0;
+    next = uint64_t{epoch} << 32 | (before + 1);
+  } while (!drained.compare_exchange_weak(word, next, std::memory_order_relaxed));
 }
 
-void ThreadTeam::await_finish(int expected) {
-  const auto target = static_cast<uint32_t>(expected);
-  const auto all = [&] { return finished_.load(std::memory_order_acquire) == target; };
-  if (spin_until(spin_us_, all)) return;
+// Whether nothing is left to take of a cluster's shares. Without enough tasks some shares have none.
+bool ThreadTeam::is_drained(const Cluster& cluster, const Region& region) const {
+  const int tasks = region.begin(cluster.end, threads_) - region.begin(cluster.begin, threads_);
+  const int shares = region.tasks >= threads_ ? cluster.end - cluster.begin : tasks;
+  return cluster.drained.in(region.epoch) >= static_cast<uint32_t>(shares);
+}
+
+void ThreadTeam::finish(int thread, int done) {
+  if (done == 0) return;
+  cluster_of(thread).finished.fetch_add(static_cast<uint32_t>(done), std::memory_order_seq_cst);
+  if (caller_waits_.load(std::memory_order_seq_cst) == 0) return;
+  wakings_.fetch_add(1, std::memory_order_seq_cst);
+  wakings_.notify_one();
+}
+
+uint32_t ThreadTeam::finished() const {
+  uint32_t sum = 0;
+  for (const Cluster& cluster : clusters_) sum += cluster.finished.load(std::memory_order_seq_cst);
+  return sum;
+}
+
+void ThreadTeam::await_finish() {
+  if (spin_until(spin_us_, [&] { return finished() == expected_; })) return;
   caller_waits_.store(1, std::memory_order_seq_cst);
-  for (uint32_t now = finished_.load(std::memory_order_seq_cst); now != target;
-       now = finished_.load(std::memory_order_seq_cst)) {
-    finished_.wait(now, std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t before = wakings_.load(std::memory_order_seq_cst);
+    if (finished() == expected_) break;
+    wakings_.wait(before, std::memory_order_seq_cst);
   }
   caller_waits_.store(0, std::memory_order_relaxed);
 }

@@ -171,6 +171,7 @@ void Engine::shutdown(bool drain, double timeout_s) {
 }
 
 void Engine::loop() {
+  core_.begin_thread();
   while (round()) {
   }
 }

@@ -62,6 +62,8 @@ class EngineCore {
              std::unique_ptr<Proposer> proposer = nullptr);
 
   const ModelFacts& facts() const { return executor_->facts(); }
+  // The thread that will call step() calls this once.
+  void begin_thread() { executor_->begin_thread(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
 
   // Adds a request that has been validated. If it throws, nothing has changed.

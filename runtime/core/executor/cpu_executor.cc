@@ -20,6 +20,13 @@ Plan read_plan(const std::string& path) {
 
 [[noreturn]] void refuse(const std::string& fault) { throw Error("InvalidRequestError", fault); }
 
+std::shared_ptr<ThreadTeam> make_team(const CpuExecutorOptions& options, const Topology* topology) {
+  if (!may_place(options.numa, options.load)) return std::make_shared<ThreadTeam>(options.threads);
+  const Topology found = topology ? *topology : Topology::of_machine();
+  const int threads = options.threads > 0 ? options.threads : usable_processors();
+  return std::make_shared<ThreadTeam>(options.threads, placement_for(options.numa, found, threads));
+}
+
 // plan.cc bounds both factors: at most 2^40 bytes per row, below 2^31 rows.
 Arena activations(uint64_t bytes_per_row, int32_t rows) {
   size_t bytes = 0;
@@ -55,11 +62,12 @@ void check_allocation(const ModelFacts& facts, const std::vector<int32_t>& block
 }  // namespace
 
 CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weights_path,
-                         const CpuExecutorOptions& options)
+                         const CpuExecutorOptions& options, const Topology* topology)
     : plan_(read_plan(plan_path)),
       facts_(plan_.facts()),
-      team_(options.team ? options.team : std::make_shared<ThreadTeam>(options.threads)),
-      weights_(weights_path, plan_.header.weights_bytes, options.load, *team_),
+      team_(options.team ? options.team : make_team(options, topology)),
+      weights_(weights_path, plan_.header.weights_bytes, options.load, *team_,
+               place_weights(plan_, team_->placement(), options.numa)),
       kv_(plan_),
       states_(plan_),
       dispatch_(explain_dispatch()),

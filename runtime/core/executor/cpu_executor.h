@@ -10,6 +10,7 @@
 #include "runtime/core/base/mapped_file.h"
 #include "runtime/core/base/populate.h"
 #include "runtime/core/base/thread_team.h"
+#include "runtime/core/executor/numa.h"
 #include "runtime/core/executor/profile.h"
 #include "runtime/core/executor/weight_reads.h"
 #include "runtime/core/interface/executor.h"
@@ -25,6 +26,7 @@ struct CpuExecutorOptions {
   int threads = 0;  // 0: one per usable processor
   LoadMode load = LoadMode::map;
   size_t populate = 0;  // bytes whose page faults are taken before the first step, see populate.h
+  Numa numa = Numa::automatic;
   // The team of another executor, which never runs at the same time; null: a team of its own. Two teams would
   // wait for each other's spinning threads.
   std::shared_ptr<ThreadTeam> team = nullptr;
@@ -33,9 +35,11 @@ struct CpuExecutorOptions {
 // Computes a step on the calling thread and the team's threads. Two threads must not use it at once.
 class CpuExecutor : public Executor {
  public:
-  // Throws Error{"EngineError"} for files that are missing or wrong, {"IsaError"}, {"InvalidOptionError"}.
+  // topology: for tests; null: the machine's. Throws Error{"EngineError"} for files that are missing or
+  // wrong, {"IsaError"},
+  // {"InvalidOptionError"}.
   CpuExecutor(const std::string& plan_path, const std::string& weights_path,
-              const CpuExecutorOptions& options);
+              const CpuExecutorOptions& options, const Topology* topology = nullptr);
 
   const ModelFacts& facts() const override { return facts_; }
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
@@ -47,6 +51,7 @@ class CpuExecutor : public Executor {
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
 
+  void begin_thread() override { team_->pin_caller(); }
   int threads() const override { return team_->threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   // The kernels in use, and why better ones were refused.

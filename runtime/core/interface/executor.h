@@ -84,6 +84,8 @@ class Executor {
   // has none), and for steps of at most these sizes. The engine calls it once, before any step.
   virtual void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
                         int32_t max_seqs, int32_t state_slots) = 0;
+  // The thread that will call run() calls this once, at its begin.
+  virtual void begin_thread() {}
   // Computes a step and returns its logits. Throws before any effect if the step is malformed.
   virtual LogitRows run(const Step& step) = 0;
   // Copies one block of a group, for copy-on-write.

@@ -10,6 +10,8 @@ from tensorwright.number_checks import MAX_INT32
 from tensorwright.options.declare import At, Door, Rule, Size, declare, whole_number
 
 LOADS = ("map", "copy")
+NUMA = ("auto", "off", "split", "interleave")
+"""What an engine does on several NUMA nodes; runtime/core/executor/numa.h has the same names."""
 VOCABULARY_TIMES = ("lazy", "eager")
 """The times at which the vocabulary can be read for guided decoding."""
 GENERATION_CONFIGS = ("model", "neutral")
@@ -27,6 +29,11 @@ _SNAPSHOTS = whole_number(f"a whole number of at most {MAX_SNAPSHOTS}", low=0, h
 _BUILT_FOR = "or what a TensorRT engine was built for"
 _QUEUE = "The most requests that may wait"
 _LOAD = "How the weights are read: mapped from the file, or copied into memory."
+_NUMA = (
+    "On a machine with several NUMA nodes, with load=copy: split keeps threads to processors and each thread's part "
+    "of the weights on its node, interleave spreads the weights over the nodes, off leaves both to the system, auto "
+    "splits where every core has a thread."
+)
 _VOCABULARY = "When the vocabulary is read for guided decoding: at the first guided request, or beside the start."
 _TEMPLATE = "Jinja in place of the model's own chat template, or the name of one of the model's."
 
@@ -109,7 +116,20 @@ class EngineFields:
         at={
             Door.LLM: At(),
             Door.SERVE: At(),
+            Door.BENCH: At(),
             Door.TRITON_REPO: At(f"{_LOAD} [default: map]", default=None),
+            Door.TRITON: At(),
+        },
+    )
+    numa: str = declare(
+        "auto",
+        choices=NUMA,
+        help=_NUMA,
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(),
+            Door.BENCH: At(),
+            Door.TRITON_REPO: At(f"{_NUMA} [default: auto]", default=None),
             Door.TRITON: At(),
         },
     )

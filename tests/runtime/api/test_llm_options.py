@@ -47,6 +47,8 @@ def ids(count: int) -> dict[str, Any]:
         ({"threads": -1}, "threads must be"),
         ({"threads": 2000}, "threads must be a positive integer of at most 1024, got 2000"),
         ({"load": "slow"}, "map, copy, got 'slow'"),
+        ({"numa": "on"}, "numa must be one of auto, off, split, interleave, got 'on'"),
+        ({"numa": "split"}, "numa='split': pages of a mapped file .* set load to 'copy'"),
         ({"guided_vocabulary": "early"}, "guided_vocabulary must be one of lazy, eager, got 'early'"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False, got 'no'"),
         ({"dtype": "bfloat16"}, "built as float32"),

@@ -183,6 +183,8 @@ def test_what_does_not_apply_is_refused(start: Any) -> None:
             call()
     with pytest.raises(InvalidOptionError, match="load is an option of the cpu executor, got 'copy'"):
         start(ToyExecutor(), load="copy")
+    with pytest.raises(InvalidOptionError, match="numa is an option of the cpu executor, got 'split'"):
+        start(ToyExecutor(), numa="split")
     with pytest.raises(TensorwrightError, match="must have the method facts, <class 'object'> has none"):
         _runtime.Engine(object(), options(ToyExecutor()))
 

@@ -178,6 +178,7 @@ def test_fewer_slots_than_requests_wait_and_aborts_free_one(engine: Path, model:
     ("options", "said"),
     [
         ({"load": "copy"}, "load='copy': only engines of target cpu"),
+        ({"numa": "interleave"}, "numa='interleave' needs an engine of target cpu"),
         ({"enable_prefix_caching": True}, "each sequence has a cache of its own"),
         ({"dtype": "float16"}, "is an engine built as float32"),
     ],
