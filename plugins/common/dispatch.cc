@@ -2,6 +2,8 @@
 #include "plugins/common/dispatch.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -23,6 +25,14 @@ uint64_t saved_states(uint32_t leaf1_ecx) {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+// Asks Linux for tiles, whose state is large: it gives them to processes that ask
+// (Documentation/arch/x86/xstate.rst). Threads that start later have them too.
+bool may_use_tiles(uint64_t states) {
+  constexpr uint64_t kTileStates = 0x60000;  // the configuration and the data
+  constexpr long kAskForState = 0x1023, kTileData = 18;
+  return (states & kTileStates) == kTileStates && syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+}
+
 CpuFeatures read_features() {
   CpuFeatures f;
   uint32_t a = 0, b = 0, c = 0, d = 0;
@@ -37,6 +47,8 @@ CpuFeatures read_features() {
   f.avx2 = ymm && (b & bit_AVX2) && f16c;
   f.avx512 = zmm && f.avx2 && f.fma && (b & kAvx512) == kAvx512;
   f.avx512_vnni = f.avx512 && (c & bit_AVX512VNNI);
+  constexpr uint32_t kTiles = bit_AMX_TILE | bit_AMX_INT8;
+  f.amx_int8 = f.avx512_vnni && (d & kTiles) == kTiles && may_use_tiles(states);
   if (levels >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
     f.avx512_bf16 = f.avx512 && (a & bit_AVX512BF16);
     f.avx_vnni = f.avx2 && (a & bit_AVXVNNI);
@@ -118,6 +130,7 @@ CpuFeatures features_without(CpuFeatures f, const std::string& names) {
   f.avx512_bf16 = f.avx512_bf16 && f.avx512;
   f.avx512_vnni = f.avx512_vnni && f.avx512;
   f.avx_vnni = f.avx_vnni && f.avx2;
+  f.amx_int8 = f.amx_int8 && f.avx512_vnni;  // few rows are computed without tiles
   return f;
 }
 
@@ -159,6 +172,8 @@ static const char* lacks(Extra extra, const CpuFeatures& f) {
       return f.avx512_vnni ? "" : "AVX512-VNNI";
     case Extra::avx_vnni:
       return f.avx_vnni ? "" : "AVX-VNNI";
+    case Extra::amx_int8:
+      return f.amx_int8 ? "" : "AMX-INT8";
   }
   return "";
 }

@@ -19,6 +19,7 @@ enum class Isa { scalar, avx2, avx512 };
 
 struct CpuFeatures {
   bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false, avx_vnni = false;
+  bool amx_int8 = false;
 };
 struct CpuFeatureName {
   const char* name;
@@ -31,6 +32,7 @@ inline constexpr CpuFeatureName kCpuFeatureNames[] = {
     {"avx512_bf16", &CpuFeatures::avx512_bf16},
     {"avx512_vnni", &CpuFeatures::avx512_vnni},
     {"avx_vnni", &CpuFeatures::avx_vnni},
+    {"amx_int8", &CpuFeatures::amx_int8},
 };
 
 // The features that the processor and the operating system offer. CPUID is read once per process. The
@@ -49,7 +51,7 @@ const char* isa_name(Isa isa);
 Isa selected_isa();
 
 // Instructions that a kernel needs beyond its level.
-enum class Extra { none, bf16, vnni, avx_vnni };
+enum class Extra { none, bf16, vnni, avx_vnni, amx_int8 };
 
 template <typename Fn>
 struct KernelEntry {

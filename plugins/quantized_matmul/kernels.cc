@@ -13,12 +13,14 @@
   void tw_quantized_matmul_##kind##_avx512vnni(const tw_quantized_matmul_args*);
 #define TW_KERNEL(kind, set, isa, extra) \
   {"quantized_matmul_" #kind "_" #set, Isa::isa, Extra::extra, tw_quantized_matmul_##kind##_##set}
-#define TW_LIST_KERNELS(kind)                                                           \
-  {TW_KERNEL(kind, avx512vnni, avx512, vnni), TW_KERNEL(kind, avxvnni, avx2, avx_vnni), \
-   TW_KERNEL(kind, avx2, avx2, none), TW_KERNEL(kind, scalar, scalar, none)}
+#define TW_LIST_KERNELS(kind)                                                          \
+  TW_KERNEL(kind, avx512vnni, avx512, vnni), TW_KERNEL(kind, avxvnni, avx2, avx_vnni), \
+      TW_KERNEL(kind, avx2, avx2, none), TW_KERNEL(kind, scalar, scalar, none)
 
 extern "C" {
 TW_FOR_EACH_QUANTIZED(TW_DECLARE_KERNELS)
+void tw_quantized_matmul_i8_amx(const tw_quantized_matmul_args*);
+void tw_quantized_matmul_w4a8_amx(const tw_quantized_matmul_args*);
 void tw_quantize_weights_scalar(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx2(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx512(const tw_quantize_weights_args*);
@@ -30,10 +32,21 @@ void tw_quantize_rows_avx512(const tw_quantize_rows_args*);
 namespace tensorwright {
 
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype) {
-#define TW_OF(dtype, kind, name)                                                           \
-  case dtype: {                                                                            \
-    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = TW_LIST_KERNELS(kind); \
-    return kTable;                                                                         \
+#define TW_OF(dtype, kind, name)                                                             \
+  case dtype: {                                                                              \
+    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_LIST_KERNELS(kind)}; \
+    return kTable;                                                                           \
+  }
+  // Formats whose sums are over whole rows have a kernel more.
+  if (dtype == TW_I8) {
+    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_KERNEL(i8, amx, avx512, amx_int8),
+                                                                     TW_LIST_KERNELS(i8)};
+    return kTable;
+  }
+  if (dtype == TW_W4A8) {
+    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_KERNEL(w4a8, amx, avx512, amx_int8),
+                                                                     TW_LIST_KERNELS(w4a8)};
+    return kTable;
   }
   switch (dtype) {
     TW_FOR_EACH_QUANTIZED(TW_OF)

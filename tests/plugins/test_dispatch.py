@@ -63,7 +63,9 @@ def dispatch_of(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False, env=env)
 
 
-@pytest.mark.parametrize("without", ["avx2", "avx512", "avx512_vnni,avx512_bf16", "avx_vnni", "fma,avx_vnni"])
+@pytest.mark.parametrize(
+    "without", ["avx2", "avx512", "avx512_vnni,avx512_bf16", "avx_vnni", "fma,avx_vnni", "amx_int8"]
+)
 def test_a_processor_can_be_taken_for_a_smaller_one(without: str) -> None:
     done = dispatch_of(TENSORWRIGHT_CPU_WITHOUT=without, TENSORWRIGHT_ISA="")
     assert done.returncode == 0, done.stderr

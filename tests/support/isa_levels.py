@@ -36,7 +36,7 @@ np.save(out, np.concatenate(rows))
 print(_runtime.isa(), *(taken for _, taken, _ in _runtime.explain_dispatch()))
 """
 LEVELS = ("scalar", "avx2", "avx512")
-OTHER_NAMES = {"avxvnni": "avx2"}
+OTHER_NAMES = {"avxvnni": "avx2", "amx": "avx512"}
 """Instructions that belong to a level whose name they do not begin with."""
 PRESENT = [level for level in LEVELS if level == "scalar" or _runtime.cpu_features()[level]]
 VECTOR_LEVELS = [
