@@ -73,7 +73,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry of the table of a dtype or of a format of quantized weights."""
+    """One entry of the table of a dtype or of a format of quantized weights. index: among those that run here."""
 
     dtype: str
     index: int
@@ -85,12 +85,22 @@ class Kernel:
         return None if self.dtype in DTYPES else parse_format(self.dtype)
 
     @property
-    def name(self) -> str:
+    def table(self) -> list[tuple[str, str, bool]]:
+        """(name, instruction set, whether it runs here) of all kernels, best first."""
         if self.format is None:
-            return _testing.matmul_table(DTYPES.index(self.dtype))[self.index][0]
+            return list(_testing.matmul_table(DTYPES.index(self.dtype)))
         if self.format.keeps_activations:
-            return _testing.weight_only_matmul_table(DTYPES.index(self.activations))[self.index][0]
-        return _testing.quantized_matmul_table(NUMBERS[self.format.codec])[self.index][0]
+            return list(_testing.weight_only_matmul_table(DTYPES.index(self.activations)))
+        return list(_testing.quantized_matmul_table(NUMBERS[self.format.codec]))
+
+    @property
+    def place(self) -> int:
+        """Its place in the table."""
+        return [i for i, (_, _, runs) in enumerate(self.table) if runs][self.index]
+
+    @property
+    def name(self) -> str:
+        return self.table[self.place][0]
 
     @property
     def ceiling(self) -> str:
@@ -111,12 +121,12 @@ class Kernel:
             "threads": threads, "repeats": repeats, "copies": copies,
         }  # fmt: skip
         if self.format is None:
-            return _testing.time_matmul(DTYPES.index(self.dtype), self.index, **how)
+            return _testing.time_matmul(DTYPES.index(self.dtype), self.place, **how)
         weights = (NUMBERS[self.format.codec], self.format.group)
         if self.format.keeps_activations:
             x = DTYPES.index(self.activations)
-            return _testing.time_weight_only_matmul(x, self.index, *weights, **how)
-        return _testing.time_quantized_matmul(*weights, self.index, **how)
+            return _testing.time_weight_only_matmul(x, self.place, *weights, **how)
+        return _testing.time_quantized_matmul(*weights, self.place, **how)
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,7 @@ def main() -> None:
     parser.add_argument("--activations", choices=DTYPES, default="bfloat16", help="of weight-only formats")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 96, 512])
-    parser.add_argument("--kernel", type=int, default=0, help="index in the table, best first")
+    parser.add_argument("--kernel", type=int, default=0, help="index among the kernels that run here, best first")
     parser.add_argument("--seconds", type=float, default=0.5, help="time given to each figure")
     options = parser.parse_args()
     for model in options.model:
