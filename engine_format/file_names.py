@@ -5,6 +5,8 @@ from __future__ import annotations
 CONFIG = "config.json"
 CHECKSUMS = "checksums.txt"
 REPORT = "build-report.json"
+TUNING = "tuning.json"
+"""What `tensorwright tune` measured on machines; no part of the engine's identity either."""
 GRAPH = "graph.txt"
 """The graph at stage "cached", as text."""
 KEPT_WEIGHTS = "weights.safetensors"

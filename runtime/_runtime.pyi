@@ -1,6 +1,6 @@
 """The C++ runtime: executor and engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, overload
 
 import numpy
@@ -102,6 +102,11 @@ class CpuExecutor:
 
     def copy_state(self, source: int, target: int) -> None:
         """Copies the states of all recurrent layers from one slot to another."""
+
+    def set_work_cut(self, values: Mapping[str, int]) -> None:
+        """
+        Cuts the products of the next steps by these sizes, by name; see base/work_cut.h. Results are the same. Raises InvalidOptionError.
+        """
 
     def profile(self, enable: bool) -> None:
         """Turns profiling on, from zero, or off."""
@@ -370,6 +375,15 @@ class EngineOptions:
 
     @numa.setter
     def numa(self, arg: str, /) -> None: ...
+
+    @property
+    def work_cut(self) -> dict[str, int]:
+        """
+        How products are cut into tasks, by name; see base/work_cut.h. Raises InvalidOptionError.
+        """
+
+    @work_cut.setter
+    def work_cut(self, arg: Mapping[str, int], /) -> None: ...
 
     @property
     def populate_bytes(self) -> int:

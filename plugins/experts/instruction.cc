@@ -89,7 +89,8 @@ void GroupedProduct::run(ThreadTeam& team, const std::vector<int32_t>& starts, c
   tasks_[0] = 0;
   for (size_t expert = 0; expert < tilings_.size(); ++expert) {
     const int32_t rows = starts[expert + 1] - starts[expert];
-    if (rows > 0) tilings_[expert] = tile_matmul(rows, panels_, x_row_bytes, panel_bytes_, team.threads());
+    if (rows > 0)
+      tilings_[expert] = tile_matmul(rows, panels_, x_row_bytes, panel_bytes_, team.threads(), team.cut());
     tasks_[expert + 1] = tasks_[expert] + (rows > 0 ? tilings_[expert].tasks() : 0);
   }
   team.run(tasks_.back(), [&](int task, int) {

@@ -68,7 +68,7 @@ class HeadProducts : public Operation {
     }
     const int64_t x_row_bytes =
         row_ > 0 ? row_ : int64_t{k_} * static_cast<int64_t>(tw_dtype_bytes(x_.dtype));
-    const MatmulTiling t = tile_matmul(rows, panels_, x_row_bytes, panel_bytes_, team.threads());
+    const MatmulTiling t = tile_matmul(rows, panels_, x_row_bytes, panel_bytes_, team.threads(), team.cut());
     team.run(heads_ * t.tasks(),
              [&](int task, int) { run_tile(view, t, task / t.tasks(), task % t.tasks()); });
   }

@@ -33,7 +33,7 @@ struct Product {
   template <typename Body>
   void run_tiles(const StepView& view, ThreadTeam& team, int64_t x_row_bytes, Body&& body) const {
     const int32_t rows = x.rows(view);
-    const MatmulTiling t = tile_matmul(rows, panels, x_row_bytes, panel_bytes, team.threads());
+    const MatmulTiling t = tile_matmul(rows, panels, x_row_bytes, panel_bytes, team.threads(), team.cut());
     team.run(t.tasks(), [&](int task, int) {
       const int32_t row = t.row(task), panel = t.panel(task);
       tw_matmul_args args = arguments(view, row);

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "plugins/matmul/kernel.h"
+#include "runtime/core/base/work_cut.h"
 
 namespace tensorwright {
 
@@ -21,15 +22,10 @@ struct MatmulTiling {
 
 // x_row_bytes, panel_bytes: the bytes of one row of x and of one panel of w, as the kernel reads them.
 inline MatmulTiling tile_matmul(int32_t rows, int32_t panels, int64_t x_row_bytes, int64_t panel_bytes,
-                                int threads) {
-  // A task has at least this many bytes of weights. With one block of rows that is some microseconds. With
-  // more rows tasks are larger, because a kernel fetches ahead only inside a task.
-  constexpr int64_t kTaskBytes = 64 << 10, kFlatTaskBytes = 512 << 10;
-  constexpr int64_t kRowTileBytes = 256 << 10, kPanelBlockBytes = 512 << 10;
-  constexpr int64_t kFairRows = 96;       // a tile is not made smaller than this for fairness
-  constexpr int64_t kTasksPerThread = 4;  // small matrices are cut finer, so that threads end together
+                                int threads, const WorkCut& cut = {}) {
+  constexpr int64_t kFairRows = 96;  // a tile is not made smaller than this for fairness
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t most = std::clamp<int64_t>(kRowTileBytes / std::max<int64_t>(1, x_row_bytes), 24, 192);
+  const int64_t most = std::clamp<int64_t>(cut.row_tile_bytes / std::max<int64_t>(1, x_row_bytes), 24, 192);
   // Threads end together if every block of panels has as many tiles of rows for each of them.
   int64_t cuts = ceil_div(rows, most);
   const int64_t fair_cuts = ceil_div(cuts, threads) * threads;
@@ -40,11 +36,11 @@ inline MatmulTiling tile_matmul(int32_t rows, int32_t panels, int64_t x_row_byte
       even == rows ? rows : static_cast<int32_t>(ceil_div(even, TW_MATMUL_ROW_BLOCK) * TW_MATMUL_ROW_BLOCK);
   t.row_tiles = static_cast<int32_t>(ceil_div(rows, t.row_tile));
   const int64_t units = ceil_div(panels, TW_MATMUL_PANEL_BLOCK);
-  const int64_t task_bytes = t.row_tiles > 1              ? kPanelBlockBytes
-                             : rows > TW_MATMUL_ROW_BLOCK ? kFlatTaskBytes
-                                                          : kTaskBytes;
+  const int64_t task_bytes = t.row_tiles > 1              ? cut.panel_block_bytes
+                             : rows > TW_MATMUL_ROW_BLOCK ? cut.flat_task_bytes
+                                                          : cut.task_bytes;
   const int64_t wanted = task_bytes / (TW_MATMUL_PANEL_BLOCK * panel_bytes);
-  const int64_t fair = units * t.row_tiles / (kTasksPerThread * threads);
+  const int64_t fair = units * t.row_tiles / (cut.tasks_per_thread * threads);
   const int64_t take = std::min(units, std::max<int64_t>(1, std::min(wanted, fair)));
   t.panel_block = static_cast<int32_t>(take) * TW_MATMUL_PANEL_BLOCK;
   t.panel_blocks = static_cast<int32_t>(ceil_div(panels, t.panel_block));

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import warnings
 from pathlib import Path
 
@@ -32,6 +34,17 @@ def default_threads(proc: Path = PROC, cgroup: Path = CGROUP, cpus: Path = CPUS)
     cores = {_core(cpus, cpu) for cpu in allowed}
     quotas = [quota for folder in _groups(proc, cgroup, "cpu") if (quota := _cpu_quota(folder)) is not None]
     return max(1, min([len(cores), *(int(quota) for quota in quotas)]))
+
+
+def processor(proc: Path = PROC) -> tuple[str, set[str]]:
+    """Returns the name of the processor, and the flags of its features as the kernel writes them."""
+    try:
+        text = (proc / "cpuinfo").read_text()
+    except OSError:
+        return platform.machine(), set()
+    model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+    return model[1] if model else platform.machine(), set(flags[1].split()) if flags else set()
 
 
 def choose_threads(asked: int | None) -> int:

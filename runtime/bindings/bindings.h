@@ -3,10 +3,14 @@
 #define TENSORWRIGHT_RUNTIME_BINDINGS_BINDINGS_H_
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 
+#include <cstdint>
+#include <map>
 #include <string>
 
 #include "runtime/core/base/mapped_file.h"
+#include "runtime/core/base/work_cut.h"
 #include "runtime/core/executor/profile.h"
 
 namespace tensorwright {
@@ -20,6 +24,12 @@ void bind_engine(nanobind::module_& m);    // the served engine
 void bind_step(nanobind::module_& m);      // the step that an executor written in Python runs
 
 LoadMode load_mode(const std::string& name);  // throws Error{"InvalidOptionError"}
+
+// A WorkCut by the names of its fields. work_cut() takes the defaults for those that are left out, and throws
+// Error{"InvalidOptionError"} for another name, and for a number that is out of range.
+using WorkCutValues = std::map<std::string, int64_t>;
+WorkCutValues work_cut_values(const WorkCut& cut);
+WorkCut work_cut(const WorkCutValues& values);
 
 // Python types that _runtime.pyi describes.
 using Facts = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;

@@ -33,6 +33,7 @@ struct PyEngineOptions : EngineOptions {
   int64_t draft_remembered = 0;           // tokens of outputs, of proposer "suffix"
   int32_t draft_least = 2;                // tokens that must be equal before a text is thought to go on alike
   std::string load = "map", numa = "auto";
+  WorkCut cut;
   size_t populate_bytes = 0;
 };
 
@@ -40,7 +41,7 @@ class PyEngine {
  public:
   PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
     CpuExecutorOptions executor{options.threads, load_mode(options.load), options.populate_bytes,
-                                numa_of(options.numa)};
+                                numa_of(options.numa), options.cut};
     nb::gil_scoped_release release;
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
@@ -163,8 +164,8 @@ class PyEngine {
   // The draft model computes on the threads of the target, between its steps.
   static std::unique_ptr<Proposer> make_draft_model(const PyEngineOptions& options,
                                                     const CpuExecutor& target) {
-    CpuExecutorOptions executor{options.threads, load_mode(options.load), 0, numa_of(options.numa),
-                                target.team()};
+    CpuExecutorOptions executor{
+        options.threads, load_mode(options.load), 0, numa_of(options.numa), options.cut, target.team()};
     auto draft = std::make_unique<CpuExecutor>(options.draft_plan, options.draft_weights, executor);
     EngineOptions limits = options;
     limits.kv_cache_bytes = options.draft_kv_bytes;
@@ -281,6 +282,10 @@ void bind_options(nb::module_& m) {
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
       .def_rw("numa", &PyEngineOptions::numa, "'auto', 'off', 'split' or 'interleave'; see executor/numa.h")
+      .def_prop_rw(
+          "work_cut", [](const PyEngineOptions& self) { return work_cut_values(self.cut); },
+          [](PyEngineOptions& self, const WorkCutValues& values) { self.cut = work_cut(values); },
+          "How products are cut into tasks, by name; see base/work_cut.h. Raises InvalidOptionError.")
       .def_rw("populate_bytes", &PyEngineOptions::populate_bytes,
               "memory whose page faults are taken before the first request")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)

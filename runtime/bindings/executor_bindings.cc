@@ -178,6 +178,11 @@ class PyCpuExecutor {
 
   void enable_profile(bool enable) { executor_.profile().enable(enable); }
 
+  void set_work_cut(const WorkCutValues& values) {
+    const std::lock_guard lock(mutex_);
+    executor_.team()->set_cut(work_cut(values));
+  }
+
   const Profile& profile() { return executor_.profile(); }
 
   Facts weight_reads() const {
@@ -251,6 +256,27 @@ LoadMode load_mode(const std::string& name) {
   throw Error("InvalidOptionError", concat("load must be 'map' or 'copy', is '", name, "'"));
 }
 
+WorkCutValues work_cut_values(const WorkCut& cut) {
+  WorkCutValues values;
+  for (const WorkCutField& field : kWorkCutFields) values[field.name] = cut.*(field.field);
+  return values;
+}
+
+WorkCut work_cut(const WorkCutValues& values) {
+  WorkCut cut;
+  for (const auto& [name, value] : values) {
+    const auto* found = std::ranges::find(kWorkCutFields, name, &WorkCutField::name);
+    if (found == std::end(kWorkCutFields))
+      throw Error("InvalidOptionError", concat("work_cut has no '", name, "'"));
+    if (value < found->least || value > found->most) {
+      throw Error("InvalidOptionError",
+                  concat("work_cut: ", name, " must be ", found->least, " to ", found->most, ", is ", value));
+    }
+    cut.*(found->field) = value;
+  }
+  return cut;
+}
+
 void bind_executor(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<PyCpuExecutor>(m, "CpuExecutor",
@@ -289,6 +315,10 @@ void bind_executor(nb::module_& m) {
            "Copies one KV block in all layers of a cache group.")
       .def("copy_state", &PyCpuExecutor::copy_state, "source"_a, "target"_a,
            "Copies the states of all recurrent layers from one slot to another.")
+      .def(
+          "set_work_cut", &PyCpuExecutor::set_work_cut, "values"_a,
+          "Cuts the products of the next steps by these sizes, by name; see base/work_cut.h. Results are the "
+          "same. Raises InvalidOptionError.")
       .def("profile", &PyCpuExecutor::enable_profile, "enable"_a, "Turns profiling on, from zero, or off.")
       .def(
           "profile_table",

@@ -168,6 +168,23 @@ def evaluate(
         evaluate_files(engine, files, 512 if window is None else window, threads, as_json, options)
 
 
+@cli.command()
+@click.argument("engine")
+@click.option("--seconds", type=float, default=30.0, show_default=True, help="About how long it measures.")
+@click.option("--clear", is_flag=True, help="Forget what was found on this machine instead.")
+@click.option("--json", "as_json", is_flag=True, help="What was found as one JSON object.")
+def tune(engine: str, seconds: float, clear: bool, as_json: bool) -> None:
+    """Measure which number of threads and which sizes of tasks make ENGINE fastest on this machine.
+
+    What is better than the defaults is kept in ENGINE/tuning.json, and is the default from then on, on machines like
+    this one. Nothing else should run meanwhile. No token depends on it.
+    """
+    with nothing_begun:
+        from tensorwright.runtime.commands.tune import tune_engine
+
+    tune_engine(engine, seconds, clear, as_json)
+
+
 @cli.group()
 def bench() -> None:
     """How fast an engine or a server is with made-up requests."""

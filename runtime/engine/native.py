@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tensorwright.engine_format.file_names import TUNING
 from tensorwright.engine_format.targets import TARGETS
-from tensorwright.errors import MissingDependencyError, OutOfMemoryError, TensorwrightWarning
+from tensorwright.errors import EngineError, MissingDependencyError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime.base.host import available_memory
 from tensorwright.runtime.engine.draft_engine import open_draft, read_draft_tokens
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
+from tensorwright.runtime.engine.tuning import REMEDY as TUNING_REMEDY
+from tensorwright.runtime.engine.tuning import Tuning, find_tuning, this_machine
 from tensorwright.sizes import format_size
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
     """Sizes the KV cache and starts the engine. Returns the engine and the options that it runs with."""
     asked = options.kv_cache_bytes
     resolved = resolve_options(options, engine, asked or 0)
+    if engine.target not in EXECUTORS:
+        resolved = _with_tuning(resolved, options, engine)
     batch, tokens = resolved.max_batch_size, resolved.max_num_tokens
     if engine.target not in EXECUTORS:
         prefixes = resolved.enable_prefix_caching
@@ -87,6 +93,7 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     try:
         if executor is None:
             native.load, native.numa = options.load, options.numa
+            native.work_cut = options.work_cut
             _tell_of_nodes(options)
             native.populate_bytes = populated_bytes()
             started = runtime.Engine(str(engine.plan), str(engine.weights), native)
@@ -110,6 +117,28 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     return started
 
 
+def _with_tuning(resolved: EngineOptions, asked: RuntimeOptions, engine: EngineDir) -> EngineOptions:
+    """Returns the options with what `tensorwright tune` found best here, where the caller asked for nothing else."""
+    tuning = tuning_of(engine)
+    if tuning is None:
+        return resolved
+    sizes = work_cut_defaults()
+    unknown = sorted(set(tuning.work_cut) - set(sizes))
+    if unknown:
+        raise EngineError(f"{engine.path / TUNING}: work_cut has no {', '.join(unknown)}; {TUNING_REMEDY}")
+    threads = resolved.threads
+    if asked.threads is None and tuning.threads is not None:
+        threads = min(tuning.threads, len(os.sched_getaffinity(0)))
+    return replace(resolved, threads=threads, work_cut=tuning.work_cut)
+
+
+def tuning_of(engine: EngineDir) -> Tuning | None:
+    """Returns what was found best for the engine on this machine. Raises EngineError for a wrong file."""
+    if not (engine.path / TUNING).exists():  # it is not asked what machine this is
+        return None
+    return find_tuning(engine.path, this_machine(topology()["nodes"]))
+
+
 def _tell_of_nodes(options: EngineOptions) -> None:
     """Warns if the engine would be faster with weights on the nodes that read them."""
     if options.numa != "auto" or options.load != "map":
@@ -122,6 +151,12 @@ def _tell_of_nodes(options: EngineOptions) -> None:
             TensorwrightWarning,
             stacklevel=5,
         )
+
+
+def work_cut_defaults() -> dict[str, int]:
+    """Returns the sizes by which products are cut into tasks, by the names of runtime/core/base/work_cut.h."""
+    sizes: dict[str, int] = dict(load_module().EngineOptions().work_cut)
+    return sizes
 
 
 def topology() -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import check_values
@@ -61,7 +61,7 @@ class EngineOptions:
 
     kv_cache_bytes: the size of the KV cache in bytes, without the states of recurrent layers. state_snapshots: the
     states that are kept besides those of max_batch_size sequences; 0 for a model without states. speculation: None if
-    nothing is proposed.
+    nothing is proposed. work_cut: the sizes of runtime/core/base/work_cut.h that are not the defaults.
     """
 
     kv_cache_bytes: int
@@ -76,3 +76,4 @@ class EngineOptions:
     state_snapshots: int = 0
     speculation: Speculation | None = None
     numa: str = "auto"
+    work_cut: Mapping[str, int] = field(default_factory=dict)

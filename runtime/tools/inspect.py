@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -37,8 +38,14 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "total_bytes": sum(entry.size for entry in engine.files.values()),
         "kernels": native.dispatch_choices() if engine.target == "cpu" else [],
         "weight_reads": native.weight_reads(engine) if engine.target == "cpu" else None,
+        "tuning": _tuning(engine),
         "build_report": _build_report(engine),
     }
+
+
+def _tuning(engine: EngineDir) -> dict[str, Any] | None:
+    tuning = native.tuning_of(engine) if engine.target == "cpu" else None
+    return None if tuning is None else asdict(tuning)
 
 
 def quantize_config(engine: EngineDir) -> str:
@@ -93,6 +100,9 @@ def show(facts: dict[str, Any], console: Console) -> None:
     for choice in facts["kernels"]:
         refused = "; ".join(choice["refused"])
         kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
+    if tuning := facts["tuning"]:
+        chosen = {"threads": tuning["threads"] or "the default"} | tuning["work_cut"]
+        _show_pairs(console, "Tuned for this machine", chosen)
     if kernels:
         _show_pairs(console, "Kernels on this machine", kernels)
 

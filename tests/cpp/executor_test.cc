@@ -108,16 +108,19 @@ TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
 }
 
 // Two nodes that the machine does not have: threads that it cannot place stay where they are.
-TW_TEST(placed_threads_and_weights_do_not_change_a_bit) {
+TW_TEST(placed_threads_and_other_cuts_do_not_change_a_bit) {
   const Files files;
   ToyPlan toy;
   files.write(toy.bytes(), toy.data);
   const Topology topology = FakeTopology(2, 1, 2, 1).read();
   const std::vector<int> before = usable_processor_ids();
   std::vector<float> expected;
-  for (const auto& [threads, numa] : {std::pair(1, Numa::off), std::pair(4, Numa::automatic),
-                                      std::pair(3, Numa::split), std::pair(2, Numa::interleave)}) {
-    CpuExecutor executor(files.plan(), files.weights(), {threads, LoadMode::copy, size_t{1} << 20, numa},
+  const WorkCut fine{4 << 10, 4 << 10, 16 << 10, 16 << 10, 64};
+  const WorkCut coarse{16 << 20, 16 << 20, 16 << 20, 16 << 20, 1};
+  for (const auto& [threads, numa, cut] :
+       {std::tuple(1, Numa::off, WorkCut()), std::tuple(4, Numa::automatic, WorkCut()),
+        std::tuple(3, Numa::split, fine), std::tuple(2, Numa::interleave, coarse)}) {
+    CpuExecutor executor(files.plan(), files.weights(), {threads, LoadMode::copy, size_t{1} << 20, numa, cut},
                          &topology);
     executor.begin_thread();
     executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);

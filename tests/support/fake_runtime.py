@@ -193,7 +193,12 @@ class FakeEngine:
 def fake_module() -> Any:
     """What native.load_module gives, with everything but Engine."""
     choices = [("matmul", "matmul_scalar", ["matmul_avx512: needs AVX-512"])]
-    return SimpleNamespace(EngineOptions=SimpleNamespace, Sampling=SimpleNamespace, explain_dispatch=lambda: choices)
+    return SimpleNamespace(
+        EngineOptions=SimpleNamespace,
+        Sampling=SimpleNamespace,
+        explain_dispatch=lambda: choices,
+        topology=lambda: {"nodes": 1, "cores": 1},
+    )
 
 
 def byte_tokenizer() -> Tokenizer:

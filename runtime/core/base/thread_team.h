@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "runtime/core/base/topology.h"
+#include "runtime/core/base/work_cut.h"
 
 namespace tensorwright {
 
@@ -53,6 +54,9 @@ class ThreadTeam {
 
   int threads() const { return threads_; }
   const Placement& placement() const { return placement_; }
+  // How operations cut their work. It may be set between regions.
+  const WorkCut& cut() const { return cut_; }
+  void set_cut(const WorkCut& cut) { cut_ = cut; }
   // Keeps the calling thread to the processor of thread 0. The thread that calls run() calls it once.
   void pin_caller() const { pin(0); }
 
@@ -143,6 +147,7 @@ class ThreadTeam {
   const int threads_;
   const Placement placement_;
   const bool alone_;
+  WorkCut cut_;
   const int spin_us_;
   std::unique_ptr<Count[]> shares_;  // [threads]: the tasks that are taken of each thread's share
   std::vector<Cluster> clusters_;

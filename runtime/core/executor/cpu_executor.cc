@@ -21,10 +21,15 @@ Plan read_plan(const std::string& path) {
 [[noreturn]] void refuse(const std::string& fault) { throw Error("InvalidRequestError", fault); }
 
 std::shared_ptr<ThreadTeam> make_team(const CpuExecutorOptions& options, const Topology* topology) {
-  if (!may_place(options.numa, options.load)) return std::make_shared<ThreadTeam>(options.threads);
-  const Topology found = topology ? *topology : Topology::of_machine();
-  const int threads = options.threads > 0 ? options.threads : usable_processors();
-  return std::make_shared<ThreadTeam>(options.threads, placement_for(options.numa, found, threads));
+  Placement placement;
+  if (may_place(options.numa, options.load)) {
+    const Topology found = topology ? *topology : Topology::of_machine();
+    const int threads = options.threads > 0 ? options.threads : usable_processors();
+    placement = placement_for(options.numa, found, threads);
+  }
+  auto team = std::make_shared<ThreadTeam>(options.threads, std::move(placement));
+  team->set_cut(options.cut);
+  return team;
 }
 
 // plan.cc bounds both factors: at most 2^40 bytes per row, below 2^31 rows.

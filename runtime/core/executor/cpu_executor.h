@@ -27,6 +27,7 @@ struct CpuExecutorOptions {
   LoadMode load = LoadMode::map;
   size_t populate = 0;  // bytes whose page faults are taken before the first step, see populate.h
   Numa numa = Numa::automatic;
+  WorkCut cut = {};
   // The team of another executor, which never runs at the same time; null: a team of its own. Two teams would
   // wait for each other's spinning threads.
   std::shared_ptr<ThreadTeam> team = nullptr;

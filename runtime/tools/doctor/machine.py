@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorwright
 from tensorwright.errors import TensorwrightError
-from tensorwright.runtime.base.host import available_memory, default_threads
+from tensorwright.runtime.base.host import available_memory, default_threads, processor
 
 PROC = Path("/proc")
 SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8")
@@ -19,7 +19,7 @@ SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx
 
 def examine_machine(proc: Path = PROC) -> dict[str, Any]:
     """Returns the facts by name. kernels: the kernel taken for each family, or the error if there are none."""
-    model, flags = _processor(proc)
+    model, flags = processor(proc)
     return {
         "tensorwright": tensorwright.__version__,
         "python": platform.python_version(),
@@ -32,16 +32,6 @@ def examine_machine(proc: Path = PROC) -> dict[str, Any]:
         "cpu_without": os.environ.get("TENSORWRIGHT_CPU_WITHOUT"),
         "kernels": _kernels(),
     }
-
-
-def _processor(proc: Path) -> tuple[str, set[str]]:
-    try:
-        text = (proc / "cpuinfo").read_text()
-    except OSError:
-        return platform.machine(), set()
-    model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
-    return model[1] if model else platform.machine(), set(flags[1].split()) if flags else set()
 
 
 def _kernels() -> dict[str, Any]:

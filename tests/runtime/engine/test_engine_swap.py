@@ -100,7 +100,7 @@ def test_what_is_mapped_is_what_was_checked(
         change(engine.path / name)
         return made[-1]
 
-    module = SimpleNamespace(Engine=start, EngineOptions=runtime.EngineOptions)
+    module = SimpleNamespace(Engine=start, EngineOptions=runtime.EngineOptions, topology=runtime.topology)
     monkeypatch.setattr(native, "load_module", lambda: module)
     options = EngineOptions(1 << 24, 4, 64, 64, 4, 1, "map", True, 8)
     with pytest.raises(EngineError, match=f"{Path(name).name}: was changed or replaced while the engine was opened"):
