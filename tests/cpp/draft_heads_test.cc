@@ -127,6 +127,19 @@ TW_TEST(features_are_computed_in_time_where_nothing_is_proposed) {
   TW_CHECK_EQ(c.stale_rows(), 0);
 }
 
+TW_TEST(no_features_are_asked_for_that_nobody_keeps) {
+  EngineOptions o = with_tokens(options(200, 4, 64), 3);
+  Case c = Case::make(o);
+  Request beams = request(0, {1, 2, 3}, 10);
+  beams.sampling.beam_width = 4;
+  beams.sampling.n = 4;
+  const int64_t before = c.executor->feature_steps();
+  run_core(c.core, {beams});
+  TW_CHECK_EQ(c.executor->feature_steps(), before);
+  run_core(c.core, {request(1, {1, 2, 3}, 10)});
+  TW_CHECK(c.executor->feature_steps() > before);
+}
+
 TW_TEST(beams_have_no_proposals) {
   EngineOptions o = with_tokens(options(200, 4, 64), 3);
   Case c = Case::make(o);

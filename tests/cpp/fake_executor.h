@@ -86,12 +86,15 @@ class FakeExecutor : public tensorwright::Executor {
     logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
     for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
     if (late) throw std::runtime_error("late poison");
-    if (features_wanted_) fill_features(step);
+    if (features_wanted_) ++feature_steps_, fill_features(step);
     return {logits_.data(), stride(), step.rows()};
   }
 
   void want_features(bool wanted) override { features_wanted_ = wanted; }
-  tensorwright::FeatureRows features() const override { return {features_.data(), facts_.draft_width}; }
+  tensorwright::FeatureRows features() const override {
+    if (!features_wanted_) return {};
+    return {features_.data(), facts_.draft_width};
+  }
 
   tensorwright::DraftRows run_draft(const tensorwright::Step& step, const float* features) override {
     check(step);
@@ -122,6 +125,8 @@ class FakeExecutor : public tensorwright::Executor {
   }
   // The rows of heads whose cache did not hold the sequence's own hashes.
   int64_t stale_rows() const { return stale_; }
+  // The steps that computed features.
+  int64_t feature_steps() const { return feature_steps_; }
 
   void copy_block(int32_t group, int32_t from, int32_t to) override {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
@@ -271,6 +276,7 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<float> logits_, features_, own_;
   std::vector<DraftEntry> draft_cache_;  // [slots]
   bool features_wanted_ = false;
+  int64_t feature_steps_ = 0;
   int64_t stale_ = 0;
   int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0;
   int64_t steps_ = 0, copies_ = 0;

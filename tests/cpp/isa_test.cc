@@ -215,7 +215,7 @@ TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
   CpuFeatures features;
   features.avx2 = features.fma = features.avx512 = true;
   constexpr std::pair<int, const char*> kKinds[] = {
-      {TW_I8, "i8"}, {TW_I4, "i4"}, {TW_MXFP4, "mxfp4"}, {TW_U4_F16, "u4_f16"}, {TW_I3, "i3"}};
+      {TW_U8, "u8"}, {TW_I4, "i4"}, {TW_MXFP4, "mxfp4"}, {TW_U4_F16, "u4_f16"}, {TW_I3, "i3"}};
   for (const auto& [dtype, kind] : kKinds) {
     const std::string name = std::string("quantized_matmul_") + kind + "_";
     std::string refused;
@@ -231,6 +231,19 @@ TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
     TW_CHECK_EQ(taken(dtype, CpuFeatures{}, &refused), name + "scalar");
     features.avx512 = true;
   }
+}
+
+TW_TEST(tiles_are_taken_where_the_processor_has_them_and_vnni) {
+  CpuFeatures features;
+  features.avx2 = features.fma = features.avx512 = features.avx512_vnni = true;
+  std::string refused;
+  TW_CHECK_EQ(taken(TW_I8, features, &refused), "quantized_matmul_i8_avx512vnni");
+  TW_CHECK_EQ(refused, "quantized_matmul_i8_amx: needs AMX-INT8, which this processor lacks");
+  features.amx_int8 = true;
+  TW_CHECK_EQ(taken(TW_I8, features, &refused), "quantized_matmul_i8_amx");
+  TW_CHECK_EQ(taken(TW_W4A8, features, &refused), "quantized_matmul_w4a8_amx");
+  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_avx512vnni");
+  TW_CHECK(!features_without(features, "avx512_vnni").amx_int8);
 }
 
 TW_TEST(swiglu) {

@@ -97,14 +97,14 @@ DraftHeads::Mirror* DraftHeads::find(const Sequence& sequence) {
 // wrong proposal, a preemption or a prefix from the cache it begins anew from there.
 void DraftHeads::computed(const StepPlan& plan) {
   const FeatureRows features = executor_.features();
+  if (!features.data) return;  // nobody keeps them
   const float* row = features.data;
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
     const int32_t count = chunk.tokens + chunk.drafted, start = sequence.computed;
     const float* const next = row + count * features.stride;
     Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
-    if (start == 0) mirror = {};
-    if (!sequence.sampling->beams() && !mirror.given_up) {
+    if (!mirror.given_up) {
       if (start < mirror.first || start > mirror.end) mirror.first = mirror.end = start;
       mirror.end = start;
       mirror.features.resize(static_cast<size_t>(start - mirror.first) * static_cast<size_t>(width_));
@@ -141,9 +141,27 @@ int32_t DraftHeads::past_written(const Sequence& sequence, int32_t from, int32_t
   return from;
 }
 
+// Asks for the features of the step only if a sequence is to keep them: one that begins is given up at once
+// where it is not worth it.
+void DraftHeads::want_features(const StepPlan& plan, const Worth& worth) {
+  bool wanted = false;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
+    Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
+    if (sequence.computed == 0) {
+      mirror = {};
+      mirror.given_up = !worth(sequence);
+    }
+    if (sequence.sampling->beams()) mirror.given_up = true;
+    wanted = wanted || !mirror.given_up;
+  }
+  executor_.want_features(wanted);
+}
+
 // Computes positions for which many features are kept, all but the last one, which proposals begin with; or
 // gives the sequence up.
 void DraftHeads::prepare(const StepPlan& plan, const Worth& worth) {
+  want_features(plan, worth);
   std::vector<Part> parts;
   int32_t room = options_.max_tokens;
   written_.clear();

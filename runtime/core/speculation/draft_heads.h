@@ -77,6 +77,7 @@ class DraftHeads : public Proposer {
   };
 
   Mirror* find(const Sequence& sequence);
+  void want_features(const StepPlan& plan, const Worth& worth);
   void follow(const Sequence& sequence, Mirror& mirror) const;
   void drop_features(Mirror& mirror, int32_t before) const;
   int32_t past_written(const Sequence& sequence, int32_t from, int32_t to);
