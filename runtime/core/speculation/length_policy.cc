@@ -13,8 +13,9 @@ namespace {
 constexpr double kMemory = 0.95;
 // What is known of all sequences counts as much as so many tokens of one sequence.
 constexpr double kPriorTokens = 4;
-// Before anything is known, every second token is thought to be right.
-constexpr double kFirstLikelihood = 0.5;
+// Before anything is known, three of four tokens are thought to be right, as if so many had been tried: a few
+// proposals that do not pay cost little, and nothing is learnt without them.
+constexpr double kFirstLikelihood = 0.75, kFirstTried = 2;
 constexpr double kHighest = 0.98;
 // A longer proposal must promise so much more than it costs, because both are estimates.
 constexpr double kMargin = 1.05;
@@ -32,7 +33,7 @@ void Acceptance::observe(bool right, bool first) {
 }
 
 double Acceptance::likelihood(const Acceptance& all) const {
-  const double prior = all.tried_ > 0 ? (all.right_ + kFirstLikelihood) / (all.tried_ + 1) : kFirstLikelihood;
+  const double prior = (all.right_ + kFirstTried * kFirstLikelihood) / (all.tried_ + kFirstTried);
   return std::min(kHighest, (right_ + kPriorTokens * prior) / (tried_ + kPriorTokens));
 }
 
