@@ -147,8 +147,9 @@ void DraftHeads::want_features(const StepPlan& plan, const Worth& worth) {
   bool wanted = false;
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
-    Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
-    if (sequence.computed == 0) {
+    const auto [at, fresh] = mirrors_.try_emplace({sequence.id, sequence.completion});
+    Mirror& mirror = at->second;
+    if (fresh || sequence.computed == 0) {
       mirror = {};
       mirror.given_up = !worth(sequence);
     }
