@@ -27,8 +27,8 @@ from tensorwright.runtime import _testing
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 
-CLUSTER = 8
-"""The most threads of a cluster, as in runtime/core/base/thread_team.cc."""
+CLUSTER: int = _testing.CLUSTER_THREADS
+"""The most threads of a cluster."""
 
 
 @dataclass(frozen=True)

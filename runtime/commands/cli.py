@@ -170,7 +170,9 @@ def evaluate(
 
 @cli.command()
 @click.argument("engine")
-@click.option("--seconds", type=float, default=30.0, show_default=True, help="About how long it measures.")
+@click.option(
+    "--seconds", type=float, default=30.0, show_default=True, help="About how long; a slow model takes longer."
+)
 @click.option("--clear", is_flag=True, help="Forget what was found on this machine instead.")
 @click.option("--json", "as_json", is_flag=True, help="What was found as one JSON object.")
 def tune(engine: str, seconds: float, clear: bool, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.engine.executors import require_cpu
-from tensorwright.runtime.engine.tuning import Tuning, this_machine, write_tuning
+from tensorwright.runtime.engine.tuning import Tuning, check_writable, write_tuning
 from tensorwright.runtime.tools.tune import stage_names, tune
 
 
@@ -26,20 +26,13 @@ def tune_engine(engine: str, seconds: float, clear: bool, as_json: bool) -> None
         raise InvalidOptionError(f"--seconds must be a positive number, got {seconds}")
     opened = open_engine(engine)
     require_cpu(opened, "tensorwright tune")
-    machine = this_machine(native.topology()["nodes"])
+    machine = native.this_machine()
+    check_writable(opened.path)
     if clear:
         write_tuning(opened.path, None, machine)
         return
     with progress_bar("measuring", len(stage_names()), sys.stderr.isatty() and not as_json) as advance:
-        begun: list[str] = []
-
-        def tell(stage: str) -> None:
-            if begun:
-                advance(1)
-            begun.append(stage)
-
-        found = tune(opened, seconds, tell)
-        advance(1)
+        found = tune(opened, seconds, lambda: advance(1))
     path = write_tuning(opened.path, found, machine)
     if as_json:
         click.echo(json.dumps({"path": str(path), **asdict(found)}, indent=2))

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from tensorwright.engine_format.file_names import TUNING
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import EngineError, MissingDependencyError, OutOfMemoryError, TensorwrightWarning
-from tensorwright.runtime.base.host import available_memory
+from tensorwright.runtime.base.host import available_memory, default_threads, processor
 from tensorwright.runtime.engine.draft_engine import open_draft, read_draft_tokens
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
 from tensorwright.runtime.engine.tuning import REMEDY as TUNING_REMEDY
-from tensorwright.runtime.engine.tuning import Tuning, find_tuning, this_machine
+from tensorwright.runtime.engine.tuning import Tuning, find_tuning
 from tensorwright.sizes import format_size
 
 if TYPE_CHECKING:
@@ -136,7 +136,12 @@ def tuning_of(engine: EngineDir) -> Tuning | None:
     """Returns what was found best for the engine on this machine. Raises EngineError for a wrong file."""
     if not (engine.path / TUNING).exists():  # it is not asked what machine this is
         return None
-    return find_tuning(engine.path, this_machine(topology()["nodes"]))
+    return find_tuning(engine.path, this_machine())
+
+
+def this_machine() -> tuple[str, int, int]:
+    """Returns what a machine is known by in tuning.json: processor, cores and NUMA nodes."""
+    return processor()[0], default_threads(), topology()["nodes"]
 
 
 def _tell_of_nodes(options: EngineOptions) -> None:

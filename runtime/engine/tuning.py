@@ -18,10 +18,9 @@ from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.number_checks import is_int
 from tensorwright.options.engine import MAX_THREADS
-from tensorwright.runtime.base.host import default_threads, processor
 
 FORMAT = "tensorwright-tuning"
-REMEDY = "run tensorwright tune again, or remove the file: the engine does not need it"
+REMEDY = "remove it: the engine does not need it, and tensorwright tune writes another"
 MAX_BYTES = 1 << 20
 
 
@@ -43,11 +42,6 @@ class Tuning:
     @property
     def machine(self) -> tuple[str, int, int]:
         return self.processor, self.cores, self.nodes
-
-
-def this_machine(nodes: int) -> tuple[str, int, int]:
-    """Returns what a machine is known by. nodes: NUMA nodes that this process may use."""
-    return processor()[0], default_threads(), nodes
 
 
 def read_tunings(folder: Path) -> list[Tuning]:
@@ -92,6 +86,13 @@ def _is_count(value: Any) -> bool:
 def find_tuning(folder: Path, machine: tuple[str, int, int]) -> Tuning | None:
     """Returns the choices of a machine, if there are any. Raises EngineError for a wrong file."""
     return next((tuning for tuning in read_tunings(folder) if tuning.machine == machine), None)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises EngineError if write_tuning() could not put a file there, or would meet a wrong one."""
+    read_tunings(folder)
+    if not os.access(folder, os.W_OK):
+        raise EngineError(f"{folder / TUNING}: cannot be written; give the engine a folder of yours")
 
 
 def write_tuning(folder: Path, tuning: Tuning | None, machine: tuple[str, int, int]) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 from tensorwright.runtime.base.host import default_threads
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.engine.tuning import Tuning, this_machine
+from tensorwright.runtime.engine.tuning import Tuning
 
 LEAST_GAIN = 1.03
 FACTORS = (0.25, 0.5, 2.0, 4.0)
@@ -152,9 +152,11 @@ def thread_choices(cores: int, processors: int) -> list[int]:
     return [cores, *sorted({*powers, cores // 2, processors} - {cores, 0})]
 
 
-def tune(engine: EngineDir, seconds: float, tell: Callable[[str], None] = lambda stage: None) -> Tuning:
-    """Returns the best choices on this machine, measured in about `seconds`. tell: is called at the begin of each of
-    stages(engine)."""
+def tune(engine: EngineDir, seconds: float, ended: Callable[[], None] = lambda: None) -> Tuning:
+    """Returns the best choices on this machine, measured in about `seconds`, or in LEAST_ROUNDS of each value.
+
+    ended: is called at the end of each of stage_names().
+    """
     cores = default_threads()
     works = works_for(engine.max_seq_len)
     opened = {cores: Steps(engine, cores, works)}
@@ -174,21 +176,22 @@ def tune(engine: EngineDir, seconds: float, tell: Callable[[str], None] = lambda
     default = best = Setting(cores)
     stages = stage_names()
     for stage in stages[:-1]:
-        tell(stage)
         if stage == "threads":
             tried = [Setting(threads) for threads in thread_choices(cores, len(os.sched_getaffinity(0)))]
         else:
             tried = [best, *(best.with_cut(stage, value) for value in cut_choices(stage))]
         if len(tried) > 1:
             best = tried[best_of(compare(tried, names, run, seconds / len(stages)))]
-    tell(stages[-1])
+        for others in set(opened) - {default.threads, best.threads}:
+            del opened[others]  # they have caches of their own
+        ended()
     times = compare([default] if best == default else [default, best], names, run, seconds / len(stages))
+    ended()
     if gain(times[-1], times[0]) < 1:
         best, times = default, times[:1]
     measured = {work: {"default": min(times[0][work]), "tuned": min(times[-1][work])} for work in names}
-    processor, cores, nodes = this_machine(native.topology()["nodes"])
     threads = None if best.threads == default.threads else best.threads
-    return Tuning(processor, cores, nodes, threads, dict(best.work_cut), measured)
+    return Tuning(*native.this_machine(), threads, dict(best.work_cut), measured)
 
 
 def stage_names() -> list[str]:

@@ -43,6 +43,13 @@ EngineOptions with_tokens(EngineOptions o, int32_t tokens) {
   return o;
 }
 
+Request four_beams(int32_t tokens) {
+  Request beams = request(0, {1, 2, 3}, tokens);
+  beams.sampling.beam_width = 4;
+  beams.sampling.n = 4;
+  return beams;
+}
+
 void expect_as_alone(Outcomes& outcomes, const std::vector<Request>& requests) {
   for (const Request& r : requests)
     for (int32_t i = 0; i < r.sampling.n; ++i)
@@ -130,9 +137,7 @@ TW_TEST(features_are_computed_in_time_where_nothing_is_proposed) {
 TW_TEST(no_features_are_asked_for_that_nobody_keeps) {
   EngineOptions o = with_tokens(options(200, 4, 64), 3);
   Case c = Case::make(o);
-  Request beams = request(0, {1, 2, 3}, 10);
-  beams.sampling.beam_width = 4;
-  beams.sampling.n = 4;
+  const Request beams = four_beams(10);
   const int64_t before = c.executor->feature_steps();
   run_core(c.core, {beams});
   TW_CHECK_EQ(c.executor->feature_steps(), before);
@@ -143,9 +148,7 @@ TW_TEST(no_features_are_asked_for_that_nobody_keeps) {
 TW_TEST(beams_have_no_proposals) {
   EngineOptions o = with_tokens(options(200, 4, 64), 3);
   Case c = Case::make(o);
-  Request r = request(0, {1, 2, 3}, 20);
-  r.sampling.beam_width = 4;
-  r.sampling.n = 4;
+  const Request r = four_beams(20);
   Outcomes outcomes = run_core(c.core, {r});
   EngineCore plain(fake(), options(200, 4, 64));
   Outcomes expected = run_core(plain, {r});

@@ -1,6 +1,9 @@
 // Speculation in EngineCore: whatever is proposed, every request says what it says alone, to the last bit of
 // its logprobs, and gives back what it took.
 #include <array>
+#include <chrono>
+#include <memory>
+#include <thread>
 
 #include "runtime/core/engine/engine_core.h"
 #include "tests/cpp/guided_cases.h"
@@ -158,6 +161,45 @@ TW_TEST(a_model_with_states_is_refused) {
   TW_CHECK_ERROR(EngineCore(fake(with_states(1)), options(60, 2, 64), nullptr,
                             std::make_unique<ScriptedProposer>(Script{}, ScriptedBehaviour{})),
                  "InvalidOptionError");
+}
+
+namespace {
+
+// Proposes slowly and wrongly, and keeps what it is told of the worth of going on.
+class SlowProposer : public ScriptedProposer {
+ public:
+  SlowProposer(Script script, bool* always_worth)
+      : ScriptedProposer(std::move(script), {.wrong_in = 1, .short_ones = false}),
+        always_worth_(always_worth) {}
+  void prepare(const StepPlan& plan, const Worth& worth) override {
+    for (const PlannedChunk& chunk : plan.chunks) *always_worth_ = *always_worth_ && worth(*chunk.sequence);
+  }
+  void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) override {
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    ScriptedProposer::propose(wishes, drafts);
+  }
+
+ private:
+  bool* const always_worth_;
+};
+
+}  // namespace
+
+TW_TEST(a_fixed_number_is_proposed_though_it_does_not_pay) {
+  for (const int32_t fixed : {0, 2}) {
+    EngineOptions o = options(100, 1, 64);
+    o.speculation.tokens = fixed;
+    std::vector<Request> requests;
+    Script script;
+    for (int64_t id = 0; id < 20; ++id) {
+      requests.push_back(request(id, {1, 2, 3}, 12));
+      script[{id, 0}] = whole(requests.back(), solo_completion(requests.back(), 0));
+    }
+    bool always_worth = true;
+    EngineCore core(fake(), o, nullptr, std::make_unique<SlowProposer>(script, &always_worth));
+    for (const Request& r : requests) run_core(core, {r});
+    TW_CHECK_EQ(always_worth, fixed > 0);
+  }
 }
 
 TW_TEST_MAIN()

@@ -49,7 +49,7 @@ def test_program(cpp_build: Path, program: str) -> None:
 
 @pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 @pytest.mark.parametrize("processor", EMULATED)
-@pytest.mark.parametrize("program", ["isa_test", "matmul_test", "attention_test", "executor_test chunks"])
+@pytest.mark.parametrize("program", ["isa_test", "matmul_test", "attention_test", "executor_test chunks", "amx_test"])
 def test_program_on_another_processor(cpp_build: Path, processor: str, program: str) -> None:
     """A stray instruction of a better set dies here, as it would on the real processor."""
     environment = {name: value for name, value in os.environ.items() if name != "TENSORWRIGHT_ISA"}

@@ -12,6 +12,7 @@
 #include <string.h>
 
 namespace amx_model {
+namespace {  // it is compiled with flags of an instruction set, and must not leak
 
 struct Tile {
   int rows = 0, bytes = 0;  // of a row
@@ -24,20 +25,20 @@ struct Unit {
   long products = 0;  // since the program began
 };
 
-inline thread_local Unit unit;
+thread_local Unit unit;
 
-inline void require(bool holds, const char* what) {
+void require(bool holds, const char* what) {
   if (holds) return;
   fprintf(stderr, "amx: %s\n", what);
   abort();
 }
 
-inline Tile& tile(int number) {
+Tile& tile(int number) {
   require(unit.configured, "a tile is used that is not configured");
   return unit.tiles[number];
 }
 
-inline void configure(const void* from) {
+void configure(const void* from) {
   uint8_t bytes[64];
   memcpy(bytes, from, 64);
   require(bytes[0] == 1 && bytes[1] == 0, "the palette must be 1, and the first row 0");
@@ -56,18 +57,18 @@ inline void configure(const void* from) {
   unit.configured = true;
 }
 
-inline void release() { unit = {false, {}, unit.products}; }
+void release() { unit = {false, {}, unit.products}; }
 
-inline void zero(int number) { memset(tile(number).data, 0, sizeof(Tile::data)); }
+void zero(int number) { memset(tile(number).data, 0, sizeof(Tile::data)); }
 
-inline void load(int number, const void* base, long stride) {
+void load(int number, const void* base, long stride) {
   Tile& t = tile(number);
   memset(t.data, 0, sizeof t.data);
   for (int row = 0; row < t.rows; ++row)
     memcpy(t.data[row], (const char*)base + row * stride, (size_t)t.bytes);
 }
 
-inline void store(int number, void* base, long stride) {
+void store(int number, void* base, long stride) {
   const Tile& t = tile(number);
   for (int row = 0; row < t.rows; ++row) memcpy((char*)base + row * stride, t.data[row], (size_t)t.bytes);
 }
@@ -97,6 +98,7 @@ void multiply(int to, int first, int second) {
   ++unit.products;
 }
 
+}  // namespace
 }  // namespace amx_model
 
 #undef _tile_loadd

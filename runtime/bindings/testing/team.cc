@@ -93,6 +93,7 @@ std::vector<Seconds> task_seconds(const std::string& plan, const std::string& we
 }
 
 void bind(nb::module_& m) {
+  m.attr("CLUSTER_THREADS") = ThreadTeam::kClusterThreads;
   m.def("region_seconds", &region_seconds, "threads"_a, "tasks"_a, "regions"_a, "placed"_a = false,
         nb::call_guard<nb::gil_scoped_release>(), "The seconds of regions of tasks that do nothing.");
   m.def("task_seconds", &task_seconds, "plan"_a, "weights"_a, "threads"_a, "sequences"_a, "tokens"_a,

@@ -1,6 +1,5 @@
 #include "runtime/core/base/thread_team.h"
 
-#include <sched.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
@@ -23,8 +22,6 @@ constexpr int kSpinMicroseconds = 50;
 // Epochs are compared modulo 2^32, so every share must be renewed within 2^31 regions.
 constexpr uint64_t kRegionsPerRenewal = uint64_t{1} << 20;
 constexpr uint32_t kBound = uint32_t{1} << 31;  // of the low half of region_
-// The most threads of a cluster: so many that read or count in one line of memory.
-constexpr int kClusterThreads = 8;
 
 using Clock = std::chrono::steady_clock;
 
@@ -59,11 +56,8 @@ DenormalGuard::DenormalGuard(bool flush) : saved_(_mm_getcsr()) {
 DenormalGuard::~DenormalGuard() { _mm_setcsr(saved_); }
 
 int usable_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) {
-    return std::min(CPU_COUNT(&set), ThreadTeam::kMaxThreads);
-  }
+  const auto usable = static_cast<int>(usable_processor_ids().size());
+  if (usable > 0) return std::min(usable, ThreadTeam::kMaxThreads);
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

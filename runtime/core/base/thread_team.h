@@ -51,6 +51,8 @@ class ThreadTeam {
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   static constexpr int kMaxThreads = 1024;
+  // The most threads of a cluster, which count in one line of memory.
+  static constexpr int kClusterThreads = 8;
 
   int threads() const { return threads_; }
   const Placement& placement() const { return placement_; }

@@ -97,7 +97,9 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   const Clock::time_point start = Clock::now();
   accepted_before_ = stats_.accepted;
   const auto decodes = static_cast<int32_t>(std::ranges::count_if(plan.chunks, &PlannedChunk::decode));
-  const int32_t pause = profit_.pause_left(static_cast<int32_t>(plan.chunks.size()));
+  // A fixed number is proposed whether it pays or not.
+  const bool watched = options_.tokens == 0;
+  const int32_t pause = watched ? profit_.pause_left(static_cast<int32_t>(plan.chunks.size())) : 0;
   const auto worth = [&](const Sequence& sequence) {
     const int32_t left = sequence.sampling->max_tokens - sequence.generated();
     return left > pause && worth_starting(sequence, 1, kTriedSequences);
@@ -107,7 +109,7 @@ void Drafter::extend(StepPlan& plan, Scheduler& scheduler) {
   } catch (const std::exception&) {
     ++stats_.failures;
   }
-  if (options_.tokens == 0 && decodes > 0 && !profit_.allows(decodes)) return;
+  if (watched && decodes > 0 && !profit_.allows(decodes)) return;
   make_drafts(plan, scheduler);
   extend_s_ = seconds_since(start);
 }

@@ -14,7 +14,7 @@ from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.commands.cli import cli
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
-from tensorwright.runtime.engine.tuning import Tuning, find_tuning, read_tunings, this_machine, write_tuning
+from tensorwright.runtime.engine.tuning import Tuning, find_tuning, read_tunings, write_tuning
 from tensorwright.runtime.tools import tune as tool
 from tensorwright.runtime.tools.inspect import describe
 from tensorwright.runtime.tools.tune import Setting, best_of, compare, thread_choices, works_for
@@ -124,7 +124,7 @@ def engine(pico_engine: Path, tmp_path: Path) -> Path:
 
 
 def test_an_engine_runs_with_what_is_kept(engine: Path) -> None:
-    machine = this_machine(native.topology()["nodes"])
+    machine = native.this_machine()
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=1)
 
     def answer(**options: object) -> tuple[int, object]:
@@ -157,6 +157,10 @@ def test_the_command_measures_and_keeps(engine: Path) -> None:
     assert read_tunings(engine) == [Tuning(**found)]
     shown = CliRunner().invoke(cli, ["tune", str(engine), "--clear"], catch_exceptions=False)
     assert (shown.exit_code, shown.stdout, (engine / "tuning.json").exists()) == (0, "", False)
+    (engine / "tuning.json").write_text("{}")
+    refused = CliRunner().invoke(cli, ["tune", str(engine)])  # before it measures
+    assert isinstance(refused.exception, EngineError)
+    assert "remove it" in str(refused.exception)
     for seconds in ("0", "nan"):
         wrong = CliRunner().invoke(cli, ["tune", str(engine), "--seconds", seconds])
         assert isinstance(wrong.exception, InvalidOptionError)
