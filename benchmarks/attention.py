@@ -40,7 +40,7 @@ MODELS = {
 def ceilings(dtype: str, threads: int, dot: bool) -> tuple[float, float]:
     """Returns (bytes per second, operations per second of attention)."""
     fma = _runtime.ceiling("float32", threads, 3)
-    peak = 2 / (1 / fma + 1 / _runtime.ceiling("bfloat16", threads, 3)) if dot else fma
+    peak = 2 / (1 / fma + 1 / _runtime.ceiling("bfloat16 avx512", threads, 3)) if dot else fma
     return _runtime.ceiling("read", threads, 3), peak
 
 

@@ -151,7 +151,8 @@ def main() -> None:
                     flush=True,
                 )
     measured = {}
-    for threads in sorted({1, 2, len(os.sched_getaffinity(0))} & set(range(1, len(os.sched_getaffinity(0)) + 1))):
+    usable = len(os.sched_getaffinity(0))
+    for threads in sorted({usable, *(count for count in (1, 2, 4, 8, 16, 32, 64) if count < usable)}):
         for tasks in (threads, 4 * threads):
             seconds = _testing.region_seconds(threads, tasks, 20000)
             measured[f"{threads} threads, {tasks} tasks"] = statistics.median(seconds)

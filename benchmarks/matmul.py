@@ -103,11 +103,21 @@ class Kernel:
         return self.table[self.place][0]
 
     @property
+    def level(self) -> str:
+        """Returns the set of instructions that has a ceiling of its own, or nothing: tiles have the highest."""
+        last = self.name.rpartition("_")[2]
+        return "avx512" if last == "avx512vnni" else "avx2" if last == "avx2" else ""
+
+    @property
     def ceiling(self) -> str:
         """Returns the ceiling of its operations. A kernel that widens bfloat16 multiplies in float32."""
         if self.format is not None and not self.format.keeps_activations:
-            return "int8 avx2" if self.name.endswith("avx2") else "int8"
-        return "float32 avx2" if self.name.endswith("avx2") else "bfloat16" if self.name.endswith("bf16") else "float32"
+            return f"int8 {self.level}" if self.level else "int8"
+        if self.name.endswith("avx512bf16"):
+            return "bfloat16 avx512"
+        return (
+            "bfloat16" if self.name.endswith("amx") else f"float32 {self.level}" if self.level == "avx2" else "float32"
+        )
 
     def bytes(self, shape: Shape) -> int:
         """Returns the bytes of the weights as stored, with scales."""

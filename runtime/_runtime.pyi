@@ -25,7 +25,7 @@ def explain_dispatch() -> list[tuple[str, str, list[str]]]:
 
 def ceiling(what: str, threads: int = 1, repeats: int = 3) -> float:
     """
-    Best measured rate per second: "read" (bytes), "float32", "float32 avx2", "bfloat16", "int8" or "int8 avx2" (operations).
+    Best measured rate per second: "read" (bytes), "float32", "bfloat16" or "int8" (operations), or that of a set of instructions: "float32 avx2", "int8 avx2", "int8 avx512", "bfloat16 avx512".
     """
 
 def quantize_panels(dtype: int, group: int, source: Annotated[NDArray, dict(shape=(None, None), device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], first: int = 0, step: int = 1) -> tuple[float, float, bool]:

@@ -5,7 +5,7 @@
 
 A step that fails or takes too long never stops the next one. FOLDER gets report.json, with each step's outcome, and a
 log of each step. tensorwright need not be installed: without its C++ runtime all steps but those of an engine run. The
-machine needs Python, numpy, pytest and cuda-bindings; Triton only where the bundle lacks a kernel.
+machine needs Python, numpy, pytest and cuda-bindings, for whole steps torch; Triton if the bundle lacks a kernel.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ PARTS = (
          "{python} benchmarks/gpu/gpu_attention.py --json {json}", 110),
     Part("int4", "how near are int4 products", "{python} benchmarks/gpu/int4_gemv.py --json {json}", 45),
     Part("tiles", "which tiles of attention are fastest", "{python} benchmarks/gpu/gpu_tiles.py --json {json}", 170),
+    Part("step", "what does a whole step of our kernels and cuBLAS take",
+         "{python} benchmarks/gpu/gpu_step.py --json {json}", 120),
     Part("memcheck", "is there an access out of bounds",
          f"{SANITIZER} --tool memcheck {PYTEST} -x {ATTENTION} -k block_sizes", 60),
     Part("racecheck", "is there a race in shared memory",

@@ -119,6 +119,7 @@ def specs_of_benchmarks(sm: int) -> Iterator[KernelSpec]:
     import gpu_attention
     import gpu_candidates
     import gpu_ceilings
+    import gpu_step
     import gpu_tiles
     import int4_gemv
 
@@ -127,6 +128,7 @@ def specs_of_benchmarks(sm: int) -> Iterator[KernelSpec]:
     yield from int4_gemv.specs(sm)
     yield from gpu_tiles.specs(sm)
     yield from gpu_candidates.specs(sm)
+    yield from gpu_step.specs(sm)
 
 
 def _compiled(job: tuple[KernelSpec, int]) -> CompiledKernel | str:

@@ -30,6 +30,12 @@ float tw_ceiling_int8_avx512vnni(int64_t iterations);
 // each.
 float tw_ceiling_int8_avx2(int64_t iterations);
 
+// `iterations` times 4 independent products of tiles of int8: 4 * 16 * 16 * 64 * 2 operations each.
+float tw_ceiling_int8_amx(int64_t iterations);
+
+// `iterations` times 4 independent products of tiles of bf16: 4 * 16 * 16 * 32 * 2 operations each.
+float tw_ceiling_bf16_amx(int64_t iterations);
+
 #ifdef __cplusplus
 }
 #endif

@@ -47,8 +47,9 @@ CpuFeatures read_features() {
   f.avx2 = ymm && (b & bit_AVX2) && f16c;
   f.avx512 = zmm && f.avx2 && f.fma && (b & kAvx512) == kAvx512;
   f.avx512_vnni = f.avx512 && (c & bit_AVX512VNNI);
-  constexpr uint32_t kTiles = bit_AMX_TILE | bit_AMX_INT8;
-  f.amx_int8 = f.avx512_vnni && (d & kTiles) == kTiles && may_use_tiles(states);
+  const bool tiles = f.avx512 && (d & bit_AMX_TILE) && may_use_tiles(states);
+  f.amx_int8 = tiles && f.avx512_vnni && (d & bit_AMX_INT8);
+  f.amx_bf16 = tiles && (d & bit_AMX_BF16);
   if (levels >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
     f.avx512_bf16 = f.avx512 && (a & bit_AVX512BF16);
     f.avx_vnni = f.avx2 && (a & bit_AVXVNNI);
@@ -131,6 +132,7 @@ CpuFeatures features_without(CpuFeatures f, const std::string& names) {
   f.avx512_vnni = f.avx512_vnni && f.avx512;
   f.avx_vnni = f.avx_vnni && f.avx2;
   f.amx_int8 = f.amx_int8 && f.avx512_vnni;  // few rows are computed without tiles
+  f.amx_bf16 = f.amx_bf16 && f.avx512;
   return f;
 }
 
@@ -174,6 +176,8 @@ static const char* lacks(Extra extra, const CpuFeatures& f) {
       return f.avx_vnni ? "" : "AVX-VNNI";
     case Extra::amx_int8:
       return f.amx_int8 ? "" : "AMX-INT8";
+    case Extra::amx_bf16:
+      return f.amx_bf16 ? "" : "AMX-BF16";
   }
   return "";
 }

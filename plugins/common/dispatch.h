@@ -19,7 +19,7 @@ enum class Isa { scalar, avx2, avx512 };
 
 struct CpuFeatures {
   bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false, avx_vnni = false;
-  bool amx_int8 = false;
+  bool amx_int8 = false, amx_bf16 = false;
 };
 struct CpuFeatureName {
   const char* name;
@@ -33,6 +33,7 @@ inline constexpr CpuFeatureName kCpuFeatureNames[] = {
     {"avx512_vnni", &CpuFeatures::avx512_vnni},
     {"avx_vnni", &CpuFeatures::avx_vnni},
     {"amx_int8", &CpuFeatures::amx_int8},
+    {"amx_bf16", &CpuFeatures::amx_bf16},
 };
 
 // The features that the processor and the operating system offer. CPUID is read once per process. The
@@ -51,7 +52,7 @@ const char* isa_name(Isa isa);
 Isa selected_isa();
 
 // Instructions that a kernel needs beyond its level.
-enum class Extra { none, bf16, vnni, avx_vnni, amx_int8 };
+enum class Extra { none, bf16, vnni, avx_vnni, amx_int8, amx_bf16 };
 
 template <typename Fn>
 struct KernelEntry {

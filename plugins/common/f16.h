@@ -28,7 +28,7 @@ static inline uint16_t tw_f32_to_f16(float value) {
   memcpy(&bits, &value, sizeof bits);
   const uint32_t size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
   if (size >= 0x38800000u)
-    return (uint16_t)(sign | ((size + 0xfffu + (size >> 13 & 1u)) >> 13) - (112u << 10));
+    return (uint16_t)(sign | (((size + 0xfffu + (size >> 13 & 1u)) >> 13) - (112u << 10)));
   float magnitude;
   memcpy(&magnitude, &size, sizeof magnitude);
   // Adding 0.5 leaves the multiple of 2^-24 in the last bits, rounded to nearest even.

@@ -9,6 +9,7 @@ void tw_matmul_bf16_scalar(const tw_matmul_args*);
 void tw_matmul_bf16_avx512(const tw_matmul_args*);
 void tw_matmul_bf16_avx2(const tw_matmul_args*);
 void tw_matmul_bf16_avx512bf16(const tw_matmul_args*);
+void tw_matmul_bf16_amx(const tw_matmul_args*);
 }
 
 namespace tensorwright {
@@ -20,6 +21,7 @@ std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
       {"matmul_f32_scalar", Isa::scalar, Extra::none, tw_matmul_f32_scalar},
   };
   static constexpr KernelEntry<tw_matmul_fn> kBf16[] = {
+      {"matmul_bf16_amx", Isa::avx512, Extra::amx_bf16, tw_matmul_bf16_amx},
       {"matmul_bf16_avx512bf16", Isa::avx512, Extra::bf16, tw_matmul_bf16_avx512bf16},
       {"matmul_bf16_avx512", Isa::avx512, Extra::none, tw_matmul_bf16_avx512},
       {"matmul_bf16_avx2", Isa::avx2, Extra::none, tw_matmul_bf16_avx2},

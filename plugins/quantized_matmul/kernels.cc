@@ -5,12 +5,14 @@
 
 #include "runtime/core/base/error.h"
 
-// The next two macros declare the kernels of one kind of weights, and list them, best first.
+// The next macros declare the kernels of one kind of weights, and list them, best first.
 #define TW_DECLARE_KERNELS(dtype, kind, name)                                 \
   void tw_quantized_matmul_##kind##_scalar(const tw_quantized_matmul_args*);  \
   void tw_quantized_matmul_##kind##_avx2(const tw_quantized_matmul_args*);    \
   void tw_quantized_matmul_##kind##_avxvnni(const tw_quantized_matmul_args*); \
   void tw_quantized_matmul_##kind##_avx512vnni(const tw_quantized_matmul_args*);
+#define TW_DECLARE_TILES(dtype, kind, name) \
+  void tw_quantized_matmul_##kind##_amx(const tw_quantized_matmul_args*);
 #define TW_KERNEL(kind, set, isa, extra) \
   {"quantized_matmul_" #kind "_" #set, Isa::isa, Extra::extra, tw_quantized_matmul_##kind##_##set}
 #define TW_LIST_KERNELS(kind)                                                          \
@@ -19,8 +21,7 @@
 
 extern "C" {
 TW_FOR_EACH_QUANTIZED(TW_DECLARE_KERNELS)
-void tw_quantized_matmul_i8_amx(const tw_quantized_matmul_args*);
-void tw_quantized_matmul_w4a8_amx(const tw_quantized_matmul_args*);
+TW_FOR_EACH_IN_TILES(TW_DECLARE_TILES)
 void tw_quantize_weights_scalar(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx2(const tw_quantize_weights_args*);
 void tw_quantize_weights_avx512(const tw_quantize_weights_args*);
@@ -32,28 +33,25 @@ void tw_quantize_rows_avx512(const tw_quantize_rows_args*);
 namespace tensorwright {
 
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype) {
-#define TW_OF(dtype, kind, name)                                                             \
+#define TW_IN_TILES(dtype, kind, name)                                                                       \
+  case dtype: {                                                                                              \
+    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_KERNEL(kind, amx, avx512, amx_int8), \
+                                                                     TW_LIST_KERNELS(kind)};                 \
+    return kTable;                                                                                           \
+  }
+#define TW_IN_REGISTERS(dtype, kind, name)                                                   \
   case dtype: {                                                                              \
     static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_LIST_KERNELS(kind)}; \
     return kTable;                                                                           \
   }
-  // Formats whose sums are over whole rows have a kernel more.
-  if (dtype == TW_I8) {
-    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_KERNEL(i8, amx, avx512, amx_int8),
-                                                                     TW_LIST_KERNELS(i8)};
-    return kTable;
-  }
-  if (dtype == TW_W4A8) {
-    static constexpr KernelEntry<tw_quantized_matmul_fn> kTable[] = {TW_KERNEL(w4a8, amx, avx512, amx_int8),
-                                                                     TW_LIST_KERNELS(w4a8)};
-    return kTable;
-  }
   switch (dtype) {
-    TW_FOR_EACH_QUANTIZED(TW_OF)
+    TW_FOR_EACH_IN_TILES(TW_IN_TILES)
+    TW_FOR_EACH_IN_REGISTERS(TW_IN_REGISTERS)
     default:
       throw Error("EngineError", "no weights have dtype " + std::to_string(dtype));
   }
-#undef TW_OF
+#undef TW_IN_TILES
+#undef TW_IN_REGISTERS
 }
 
 std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels() {

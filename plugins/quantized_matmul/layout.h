@@ -82,30 +82,33 @@ enum tw_quantized_dtype {
 enum { TW_SPARSE_BLOCK = 32, TW_SPARSE_PLACES = 64 };
 
 // Calls of(dtype, kind, name) for every dtype of quantized weights but TW_FP8, which no kernel of
-// quantized_matmul multiplies: the tables of kernels follow this list.
+// quantized_matmul multiplies: the tables of kernels follow this list. Those of the first part have a kernel
+// for AMX.
 // kind: as in the names of kernels; name: that of the format, without the group.
 // clang-format off: one dtype per line
-#define TW_FOR_EACH_QUANTIZED(of)         \
-  of(TW_I8, i8, "int8")                   \
-  of(TW_I4, i4, "int4")                   \
+#define TW_FOR_EACH_IN_TILES(of)      \
+  of(TW_I8, i8, "int8")               \
+  of(TW_I4, i4, "int4")               \
+  of(TW_U8, u8, "uint8")              \
+  of(TW_U4, u4, "uint4")              \
+  of(TW_I8_F16, i8_f16, "int8:fp16")  \
+  of(TW_I4_F16, i4_f16, "int4:fp16")  \
+  of(TW_U8_F16, u8_f16, "uint8:fp16") \
+  of(TW_U4_F16, u4_f16, "uint4:fp16") \
+  of(TW_I3, i3, "int3")               \
+  of(TW_I2, i2, "int2")               \
+  of(TW_U3, u3, "uint3")              \
+  of(TW_U2, u2, "uint2")              \
+  of(TW_I3_F16, i3_f16, "int3:fp16")  \
+  of(TW_I2_F16, i2_f16, "int2:fp16")  \
+  of(TW_U3_F16, u3_f16, "uint3:fp16") \
+  of(TW_U2_F16, u2_f16, "uint2:fp16") \
+  of(TW_W4A8, w4a8, "w4a8")
+#define TW_FOR_EACH_IN_REGISTERS(of)      \
   of(TW_MXFP4, mxfp4, "mxfp4")            \
-  of(TW_U8, u8, "uint8")                  \
-  of(TW_U4, u4, "uint4")                  \
-  of(TW_I8_F16, i8_f16, "int8:fp16")      \
-  of(TW_I4_F16, i4_f16, "int4:fp16")      \
-  of(TW_U8_F16, u8_f16, "uint8:fp16")     \
-  of(TW_U4_F16, u4_f16, "uint4:fp16")     \
-  of(TW_I3, i3, "int3")                   \
-  of(TW_I2, i2, "int2")                   \
-  of(TW_U3, u3, "uint3")                  \
-  of(TW_U2, u2, "uint2")                  \
-  of(TW_I3_F16, i3_f16, "int3:fp16")      \
-  of(TW_I2_F16, i2_f16, "int2:fp16")      \
-  of(TW_U3_F16, u3_f16, "uint3:fp16")     \
-  of(TW_U2_F16, u2_f16, "uint2:fp16")     \
-  of(TW_W4A8, w4a8, "w4a8")                \
   of(TW_I8_SPARSE, i8_sparse, "int8:2:4") \
   of(TW_I4_SPARSE, i4_sparse, "int4:2:4")
+#define TW_FOR_EACH_QUANTIZED(of) TW_FOR_EACH_IN_TILES(of) TW_FOR_EACH_IN_REGISTERS(of)
 // clang-format on
 
 // How a group holds its weights, and its scales. TW_CODES: whole numbers of fewer bits than 8, from 0 on.

@@ -9,34 +9,17 @@
 // of x is 16 rows with 64 columns. 4 products use 4 tiles of operands, so that loads take half of their time.
 // Weights with steps are decoded for all rows first (x86_avx512_steps.h), to unsigned bytes.
 //
-// Formats with a scale for each group, and fewer rows than a tile has, are computed without AMX.
-// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18; volume 2,
-// LDTILECFG and TDPBSSD.
+// Groups with scales of their own: x86_amx_groups.h. Few rows are computed without AMX.
+// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBSSD.
+#include "plugins/common/x86_amx.h"
+
+#include "plugins/quantized_matmul/x86_amx_groups.h"
 #include "plugins/quantized_matmul/x86_avx512_cut.h"
 
 namespace {
 
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileLines = 16;  // of 64 bytes: 4 columns of K of 16 rows of weights
-
-// The operand of LDTILECFG: all 8 tiles have 16 rows of 64 bytes.
-struct alignas(64) TileConfig {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-constexpr TileConfig kTileConfig = {
-    1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-
-// While it lives, the thread has tiles. Without it the processor keeps no state of them.
-class Tiles {
- public:
-  // GCC's intrinsic says of the first 8 bytes only that they are read; these are constant.
-  Tiles() { _tile_loadconfig(&kTileConfig); }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
+constexpr int64_t kTileLines = 16;          // of 64 bytes: 4 columns of K of 16 rows of weights
+constexpr int64_t kLeastRowsOfGroups = 32;  // with fewer, decoding takes as long as tiles save
 
 // The last lines of panels, and the columns of x that they multiply, filled up with zeros to whole tiles.
 struct Rest {
@@ -81,7 +64,7 @@ void sum_tiles(const Tile& t, int32_t (*sums)[kTileRows * kLanes]) {
     for (int64_t row = 0; row < A * kTileRows; ++row)
       memcpy(rest.x[row], x + row * t.x_stride, (size_t)lines * 4);
     for (int64_t p = 0; p < P; ++p) memcpy(rest.w[p], w + p * t.w_stride, (size_t)lines * 64);
-    __asm__ volatile("" ::: "memory");  // GCC's intrinsic does not say that the loads read memory
+    before_tile_loads();
     add_products<kUnsigned, A, P>(rest.x[0], 64, rest.w[0], kTileLines * 64);
   }
   _tile_stored(0, sums[0], 64);
@@ -146,16 +129,32 @@ struct InTiles {
   }
 };
 
+// The kernel of one dtype.
+template <int kDtype>
+void run_in_tiles(const tw_quantized_matmul_args* a) {
+  if constexpr (tw_has_steps(kDtype)) {
+    if (a->matmul.rows <= kMostRows) return run_in_registers<kDtype>(a);
+    const Tiles tiles(kAllTiles);
+    matmul_in_blocks<InTiles<Blocks, true>, kDtype>(a);
+  } else {
+    if (a->group >= kSmallestGroup && a->matmul.rows >= kLeastRowsOfGroups)
+      return matmul_of_groups<kDtype>(a);
+    if constexpr (tw_quantizes(kDtype, 0)) {
+      if (a->group == 0 && a->matmul.rows >= kTileRows) {
+        const Tiles tiles(kAllTiles);
+        return matmul<InTiles<Whole, false>>(a, kDtype);
+      }
+    }
+    run_in_registers<kDtype>(a);
+  }
+}
+
 }  // namespace
 
-extern "C" void tw_quantized_matmul_i8_amx(const tw_quantized_matmul_args* a) {
-  if (a->group != 0 || a->matmul.rows < kTileRows) return run_in_registers<TW_I8>(a);
-  const Tiles tiles;
-  matmul<InTiles<Whole, false>>(a, TW_I8);
-}
-
-extern "C" void tw_quantized_matmul_w4a8_amx(const tw_quantized_matmul_args* a) {
-  if (a->matmul.rows <= kMostRows) return run_in_registers<TW_W4A8>(a);
-  const Tiles tiles;
-  matmul_in_blocks<InTiles<Blocks, true>, TW_W4A8>(a);
-}
+#ifndef TW_AMX_KERNEL  // a test gives them other names
+#define TW_AMX_KERNEL(kind) tw_quantized_matmul_##kind##_amx
+#endif
+#define TW_AMX(dtype, kind, name) \
+  extern "C" void TW_AMX_KERNEL(kind)(const tw_quantized_matmul_args* a) { run_in_tiles<dtype>(a); }
+TW_FOR_EACH_IN_TILES(TW_AMX)
+#undef TW_AMX

@@ -56,8 +56,12 @@ std::vector<Peak> peaks() {
   return {{"float32", has.avx512, tw_ceiling_fma_avx512, 16 * 32},
           {"float32", true, tw_ceiling_fma_avx2, 12 * 16},
           {"float32 avx2", true, tw_ceiling_fma_avx2, 12 * 16},
+          {"bfloat16", has.amx_bf16, tw_ceiling_bf16_amx, 4 * 16384},
           {"bfloat16", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
+          {"bfloat16 avx512", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
+          {"int8", has.amx_int8, tw_ceiling_int8_amx, 4 * 32768},
           {"int8", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
+          {"int8 avx512", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
           {"int8", true, tw_ceiling_int8_avx2, 8 * 64},
           {"int8 avx2", true, tw_ceiling_int8_avx2, 8 * 64}};
 }
@@ -77,7 +81,8 @@ double ceiling(const std::string& what, int threads, int repeats) {
   }
   throw Error(
       "InvalidOptionError",
-      "ceiling must be read, float32, float32 avx2, int8, int8 avx2 or (with AVX512-BF16) bfloat16, not " +
+      "ceiling must be read, float32, float32 avx2, int8, int8 avx2 or, where the processor has it, int8 "
+      "avx512, bfloat16 or bfloat16 avx512, not " +
           what);
 }
 
@@ -86,9 +91,10 @@ double ceiling(const std::string& what, int threads, int repeats) {
 void bind_ceilings(nb::module_& m) {
   m.def("ceiling", &ceiling, "what"_a, "threads"_a = 1, "repeats"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(),
-        "Best measured rate per second: \"read\" (bytes), \"float32\", \"float32 avx2\", \"bfloat16\", "
-        "\"int8\" or "
-        "\"int8 avx2\" (operations).");
+        "Best measured rate per second: \"read\" (bytes), \"float32\", \"bfloat16\" or \"int8\" "
+        "(operations), or "
+        "that of a set of instructions: \"float32 avx2\", \"int8 avx2\", \"int8 avx512\", \"bfloat16 "
+        "avx512\".");
 }
 
 }  // namespace tensorwright

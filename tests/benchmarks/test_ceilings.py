@@ -17,12 +17,15 @@ from tensorwright.runtime import _runtime
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMON = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*COMMON, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+AMX = [*AVX512, "-mavx512vnni", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]
 PEAKS = [
     ("x86_avx2", COMMON, "tw_ceiling_fma_avx2", r"vfn?m(?:add|sub)\d+ps", 12),
     ("x86_avx2", COMMON, "tw_ceiling_int8_avx2", r"vpmaddubsw", 8),
     ("x86_avx512", AVX512, "tw_ceiling_fma_avx512", r"vfn?m(?:add|sub)\d+ps", 16),
     ("x86_avx512bf16", [*AVX512, "-mavx512bf16"], "tw_ceiling_bf16_avx512bf16", r"vdpbf16ps", 16),
     ("x86_avx512vnni", [*AVX512, "-mavx512vnni"], "tw_ceiling_int8_avx512vnni", r"vpdpbusd", 16),
+    ("x86_amx", AMX, "tw_ceiling_int8_amx", r"tdpbssd", 4),
+    ("x86_amx", AMX, "tw_ceiling_bf16_amx", r"tdpbf16ps", 4),
 ]
 
 
@@ -38,7 +41,7 @@ def test_the_compiler_merges_no_accumulators(
     body = assembly.split(f"\n{function}:")[1].split(".cfi_endproc")[0]
     assert len(re.findall(instruction, body)) == count
     if instruction != "vpmaddubsw":  # sums in place: as many registers as instructions
-        assert len(set(re.findall(rf"{instruction}\s.*%([xyz]mm\d+)\s*$", body, re.MULTILINE))) == count
+        assert len(set(re.findall(rf"{instruction}\s.*%([xyzt]mm\d+)\s*$", body, re.MULTILINE))) == count
 
 
 @pytest.mark.parametrize("what", ["read", "float32", "float32 avx2", "int8", "int8 avx2"])
@@ -47,7 +50,7 @@ def test_every_ceiling_is_measured(what: str) -> None:
 
 
 def test_an_unknown_ceiling_is_refused() -> None:
-    with pytest.raises(errors.InvalidOptionError, match=r"int8 avx2 or .* not int3"):
+    with pytest.raises(errors.InvalidOptionError, match=r"int8 avx2 or, .* not int3"):
         _runtime.ceiling("int3", 1, 1)
 
 

@@ -41,7 +41,8 @@ std::vector<char> packed(int dtype, int rows, int k, unsigned seed) {
   return panels;
 }
 
-// What every runnable entry of `table` writes, the reference last. bf16 dot instructions round otherwise.
+// What every runnable entry of `table` writes, the reference last. bf16 dot instructions and tiles round
+// otherwise.
 template <typename Fn, typename Args>
 void expect_same_bits(std::span<const KernelEntry<Fn>> table, Args args, void* Args::* at, size_t bytes) {
   std::vector<char> expected(bytes), got(bytes);
@@ -49,7 +50,8 @@ void expect_same_bits(std::span<const KernelEntry<Fn>> table, Args args, void* A
   table.back().fn(&args);
   args.*at = got.data();
   for (const auto& entry : table) {
-    if (entry.extra == Extra::bf16 || !refusal(entry.isa, entry.extra, Isa::avx512).empty()) continue;
+    if (entry.extra == Extra::bf16 || entry.extra == Extra::amx_bf16) continue;
+    if (!refusal(entry.isa, entry.extra, Isa::avx512).empty()) continue;
     std::fill(got.begin(), got.end(), '\xff');
     entry.fn(&args);
     if (got != expected) tw_test::fail(entry.name, 0, "does not give the bits of the reference");
@@ -215,19 +217,19 @@ TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
   CpuFeatures features;
   features.avx2 = features.fma = features.avx512 = true;
   constexpr std::pair<int, const char*> kKinds[] = {
-      {TW_U8, "u8"}, {TW_I4, "i4"}, {TW_MXFP4, "mxfp4"}, {TW_U4_F16, "u4_f16"}, {TW_I3, "i3"}};
+      {TW_U8, "u8"}, {TW_I4, "i4"}, {TW_U8_F16, "u8_f16"}, {TW_U4_F16, "u4_f16"}, {TW_I3, "i3"}};
   for (const auto& [dtype, kind] : kKinds) {
     const std::string name = std::string("quantized_matmul_") + kind + "_";
     std::string refused;
     TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx2");
-    TW_CHECK_EQ(refused, name + "avx512vnni: needs AVX512-VNNI, which this processor lacks");
+    TW_CHECK_EQ(refused, name + "amx: needs AMX-INT8, which this processor lacks");
     features.avx_vnni = true;
     TW_CHECK_EQ(taken(dtype, features, &refused), name + "avxvnni");
     features.avx512_vnni = true;
     TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx512vnni");
     features.avx512 = features.avx512_vnni = features.avx_vnni = false;
     TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx2");
-    TW_CHECK_EQ(refused, name + "avx512vnni: needs AVX-512 (F, BW, VL, DQ), which this processor lacks");
+    TW_CHECK_EQ(refused, name + "amx: needs AVX-512 (F, BW, VL, DQ), which this processor lacks");
     TW_CHECK_EQ(taken(dtype, CpuFeatures{}, &refused), name + "scalar");
     features.avx512 = true;
   }
@@ -242,8 +244,21 @@ TW_TEST(tiles_are_taken_where_the_processor_has_them_and_vnni) {
   features.amx_int8 = true;
   TW_CHECK_EQ(taken(TW_I8, features, &refused), "quantized_matmul_i8_amx");
   TW_CHECK_EQ(taken(TW_W4A8, features, &refused), "quantized_matmul_w4a8_amx");
-  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_avx512vnni");
+  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_amx");
+  TW_CHECK_EQ(taken(TW_MXFP4, features, &refused), "quantized_matmul_mxfp4_avx512vnni");
+  TW_CHECK_EQ(taken(TW_I4_SPARSE, features, &refused), "quantized_matmul_i4_sparse_avx512vnni");
   TW_CHECK(!features_without(features, "avx512_vnni").amx_int8);
+
+  const auto of_floats = [&] {
+    DispatchChoice choice;
+    choose("matmul", matmul_kernels(TW_BF16), Isa::avx512, &choice, features);
+    return choice.taken;
+  };
+  features.avx512_bf16 = true;
+  TW_CHECK_EQ(of_floats(), "matmul_bf16_avx512bf16");
+  features.amx_bf16 = true;
+  TW_CHECK_EQ(of_floats(), "matmul_bf16_amx");
+  TW_CHECK(!features_without(features, "avx512").amx_bf16);
 }
 
 TW_TEST(swiglu) {

@@ -64,7 +64,7 @@ def dispatch_of(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "without", ["avx2", "avx512", "avx512_vnni,avx512_bf16", "avx_vnni", "fma,avx_vnni", "amx_int8"]
+    "without", ["avx2", "avx512", "avx512_vnni,avx512_bf16", "avx_vnni", "fma,avx_vnni", "amx_int8", "amx_bf16"]
 )
 def test_a_processor_can_be_taken_for_a_smaller_one(without: str) -> None:
     done = dispatch_of(TENSORWRIGHT_CPU_WITHOUT=without, TENSORWRIGHT_ISA="")
@@ -80,6 +80,8 @@ def test_a_processor_can_be_taken_for_a_smaller_one(without: str) -> None:
         assert not any(present for name, present in features.items() if "512" in name)
         assert "avx512" not in {level_of(kernel) for kernel in kernels}
     assert not any(kernel.endswith("_" + name.replace("_", "")) for kernel in kernels for name in names)
+    tiles = {"amx_bf16" if kernel.endswith("bf16_amx") else "amx_int8" for kernel in kernels if kernel.endswith("_amx")}
+    assert not tiles & set(names)
 
 
 def test_an_unknown_feature_is_an_error() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.isa_levels import rounds_otherwise
 from support.made_matmul import Matmul, kernel_params, same_bits, stored, widened
 from support.sweep import sweep
 from tensorwright.errors import InvalidOptionError, IsaError
@@ -26,7 +27,7 @@ PANEL = 16
 def exact_kernels(dtype: int) -> list[int]:
     """Those that must agree bit for bit: all but bf16 dot instructions."""
     table = _testing.matmul_table(dtype)
-    return [i for i, (name, _, runnable) in enumerate(table) if runnable and not name.endswith("avx512bf16")]
+    return [i for i, (name, _, runnable) in enumerate(table) if runnable and not rounds_otherwise(name)]
 
 
 @pytest.mark.parametrize(("dtype", "index"), KERNELS)

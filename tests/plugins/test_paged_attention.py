@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.isa_levels import rounds_otherwise
 from support.paged import DTYPES, Sequence, best_runnable
 from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
@@ -32,7 +33,7 @@ def fast(dtype: str) -> int:
 def exact_kernels(dtype: str) -> list[int]:
     """The kernels of `dtype` that must agree bit for bit: all but those with bf16 dot instructions."""
     table = _testing.attention_table(DTYPES.index(dtype))
-    return [i for i, (name, _, runnable) in enumerate(table) if runnable and not name.endswith("avx512bf16")]
+    return [i for i, (name, _, runnable) in enumerate(table) if runnable and not rounds_otherwise(name)]
 
 
 def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:

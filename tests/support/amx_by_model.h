@@ -6,6 +6,7 @@
 #define TENSORWRIGHT_TESTS_SUPPORT_AMX_BY_MODEL_H_
 
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,14 +74,19 @@ void store(int number, void* base, long stride) {
   for (int row = 0; row < t.rows; ++row) memcpy((char*)base + row * stride, t.data[row], (size_t)t.bytes);
 }
 
+void require_shapes(int to, int first, int second) {
+  const Tile &a = tile(first), &b = tile(second), &c = tile(to);
+  require(to != first && to != second && first != second, "operands of a product must differ");
+  require(a.rows == c.rows && b.bytes == c.bytes && a.bytes == 4 * b.rows && c.bytes % 4 == 0,
+          "shapes of a product do not fit");
+}
+
 // kUnsigned: the bytes of the second operand are unsigned.
 template <bool kUnsigned>
 void multiply(int to, int first, int second) {
   Tile& c = tile(to);
   const Tile &a = tile(first), &b = tile(second);
-  require(to != first && to != second && first != second, "operands of a product must differ");
-  require(a.rows == c.rows && b.bytes == c.bytes && a.bytes == 4 * b.rows && c.bytes % 4 == 0,
-          "shapes of a product do not fit");
+  require_shapes(to, first, second);
   for (int m = 0; m < c.rows; ++m) {
     for (int n = 0; n < c.bytes / 4; ++n) {
       uint32_t sum;  // it wraps, as the processor's does
@@ -98,6 +104,40 @@ void multiply(int to, int first, int second) {
   ++unit.products;
 }
 
+// a * b + c, rounded once to the nearest; numbers too small for float32's usual form are zeros.
+float fused(float a, float b, float c) {
+  const auto flushed = [](float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; };
+  return flushed(fmaf(flushed(a), flushed(b), flushed(c)));
+}
+
+float widened(const uint8_t* bf16) {
+  uint16_t half;
+  memcpy(&half, bf16, 2);
+  const uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Pairs of columns: even ones and odd ones are summed apart, in ascending order.
+[[maybe_unused]] void multiply_bf16(int to, int first, int second) {
+  Tile& c = tile(to);
+  const Tile &a = tile(first), &b = tile(second);
+  require_shapes(to, first, second);
+  for (int m = 0; m < c.rows; ++m) {
+    for (int n = 0; n < c.bytes / 4; ++n) {
+      float part[2] = {0, 0}, sum;
+      for (int k = 0; k < b.rows; ++k)
+        for (int i = 0; i < 2; ++i)
+          part[i] = fused(widened(a.data[m] + 4 * k + 2 * i), widened(b.data[k] + 4 * n + 2 * i), part[i]);
+      memcpy(&sum, c.data[m] + 4 * n, 4);
+      sum = fused(1, fused(1, part[0], part[1]), sum);
+      memcpy(c.data[m] + 4 * n, &sum, 4);
+    }
+  }
+  ++unit.products;
+}
+
 }  // namespace
 }  // namespace amx_model
 
@@ -106,6 +146,7 @@ void multiply(int to, int first, int second) {
 #undef _tile_zero
 #undef _tile_dpbssd
 #undef _tile_dpbsud
+#undef _tile_dpbf16ps
 #define _tile_loadconfig amx_model::configure
 #define _tile_release amx_model::release
 #define _tile_zero amx_model::zero
@@ -113,5 +154,6 @@ void multiply(int to, int first, int second) {
 #define _tile_stored amx_model::store
 #define _tile_dpbssd amx_model::multiply<false>
 #define _tile_dpbsud amx_model::multiply<true>
+#define _tile_dpbf16ps amx_model::multiply_bf16
 
 #endif  // TENSORWRIGHT_TESTS_SUPPORT_AMX_BY_MODEL_H_

@@ -45,6 +45,11 @@ VECTOR_LEVELS = [
 ]
 
 
+def rounds_otherwise(kernel: str) -> bool:
+    """Whether a kernel multiplies bfloat16 by instructions that round in an order of their own."""
+    return kernel.endswith(("avx512bf16", "bf16_amx"))
+
+
 def level_of(kernel: str) -> str:
     """The level that a kernel's name says: its own, or that of the instructions which it has besides."""
     last = kernel.rpartition("_")[2]

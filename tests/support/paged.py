@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from support.isa_levels import rounds_otherwise
 from tensorwright.plugins.paged_attention.attention import attend
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.paged_attention.quantize import GROUP, QUERY_LEVELS_OF, quantize_heads, restore_heads
@@ -92,7 +93,7 @@ class Sequence:
     def rounds_weights(self, kernel: int) -> bool:
         """Whether the kernel rounds weights to bfloat16, since it sums V by dot products of pairs."""
         number = KV_NUMBERS[self.kv] if self.kv else DTYPES.index(self.dtype)
-        return _testing.attention_table(number)[kernel][0].endswith("avx512bf16")
+        return rounds_otherwise(_testing.attention_table(number)[kernel][0])
 
     def tolerance(self, kernel: int, y_dtype: str = "float32") -> float:
         """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
