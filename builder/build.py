@@ -134,8 +134,8 @@ def build(
     For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
-    means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 heads trained for the model, a
-    directory or a hub name, or "mtp", the checkpoint's own layer that predicts further tokens; the engine can propose
+    means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 or Medusa heads trained for the model,
+    a directory or a hub name, or "mtp", the checkpoint's own layer that predicts further tokens; the engine can propose
     tokens to itself with them (docs/speculation.md).
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()

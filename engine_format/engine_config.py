@@ -199,13 +199,15 @@ class HeadsRecord:
     """The heads of an engine that propose tokens."""
 
     kind: str
-    """What they are: "eagle3", or "mtp", the model's own layer that predicts further tokens."""
+    """What they are: "eagle3", "medusa", or "mtp", the model's own layer that predicts further tokens."""
     width: int
     """The columns of a feature."""
     vocab_size: int
     """The tokens that they may propose."""
     source: SourceRecord | None = field(default=None, metadata=OPTIONAL)
     """The files that they are made from; absent if these are the model's."""
+    at_once: int | None = field(default=None, metadata=OPTIONAL)
+    """The tokens that they say at once; absent if it is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Opens a checkpoint of heads that propose tokens to a model (EAGLE-3): config.json and weights in safetensors."""
+"""Opens a checkpoint of heads that propose tokens to a model (EAGLE-3, Medusa): config.json, weights in safetensors."""
 
 from __future__ import annotations
 
@@ -10,30 +10,44 @@ from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import HEADS, find_checkpoint, read_json_file, weight_files
 from tensorwright.models.dtypes import Tensor
+from tensorwright.models.safetensors_file import SafetensorsFile
 from tensorwright.models.stored_tensors import StoredTensors
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 """The names of EAGLE-3 heads in config.json: of the authors, of vLLM, of speculators."""
+EAGLE3, MEDUSA = "eagle3", "medusa"
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+"""The file of the authors' Medusa heads."""
 
 
 class HeadsCheckpoint:
-    """An opened checkpoint of heads. Raises CheckpointError, and UnsupportedModelError for what is no EAGLE-3 head.
+    """An opened checkpoint of heads. Raises CheckpointError, and UnsupportedModelError for heads of another kind.
 
-    path: the directory. config: the content of config.json. names: the names of all tensors, sorted.
+    path: the directory. config: the content of config.json. kind: EAGLE3 or MEDUSA. names: the names of all tensors,
+    sorted.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self.config: dict[str, Any] = read_json_file(path / CONFIG, "heads have one: give the directory that holds it")
+        self.kind = self._kind()
+        authors = path / MEDUSA_WEIGHTS
+        files = [SafetensorsFile(authors)] if self.kind == MEDUSA and authors.is_file() else weight_files(path)
+        self.stored = StoredTensors(path, files)
+        self.names = self.stored.names
+
+    def _kind(self) -> str:
         named = self.config.get("architectures")
         known = isinstance(named, list) and any(name in ARCHITECTURES for name in named)
-        if not known and self.config.get("speculators_model_type") != "eagle3":
-            raise UnsupportedModelError(
-                f"{path}: heads must be of EAGLE-3 (architectures {', '.join(ARCHITECTURES)}), config.json says "
-                f"{named!r}; a whole model can be a draft at run time: --speculative draft,model=ENGINE"
-            )
-        self.stored = StoredTensors(path, weight_files(path))
-        self.names = self.stored.names
+        if known or self.config.get("speculators_model_type") == EAGLE3:
+            return EAGLE3
+        if self.config.get("model_type") == MEDUSA or "medusa_num_heads" in self.config:
+            return MEDUSA
+        raise UnsupportedModelError(
+            f"{self.path}: heads must be of EAGLE-3 (architectures {', '.join(ARCHITECTURES)}) or Medusa "
+            f"(medusa_num_heads, or model_type medusa), config.json says {named!r}; a whole model can be a draft at "
+            "run time: --speculative draft,model=ENGINE"
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self.stored

@@ -137,8 +137,14 @@ class _TokenMajor:
         self.recurrences = {id(n): self.read_recurrence(n) for n in graph.nodes if n.op in FORMS}
         matches = self.attentions | self.recurrences
         self.inside = {id(n) for m in matches.values() for n in m.nodes} - set(matches)
-        self.tail = find_tail(graph)
         self.heads = any(value.name == GIVEN_FEATURES for value in graph.inputs)
+        # Heads that look at no other position (Medusa) run only for the rows whose logits are wanted, from the
+        # features on.
+        self.tail = (
+            []
+            if self.heads and not graph.find("attention") and not graph.find("latent_attention")
+            else find_tail(graph)
+        )
         # Heads may propose fewer tokens than they read.
         self.vocabulary = graph.facts.vocab_size if self.heads else int(graph.outputs[0].shape[-1])
 
@@ -192,9 +198,8 @@ class _TokenMajor:
 
     def convert(self, node: Node) -> None:
         if node.op == "input" and node.output.name == GIVEN_FEATURES:
-            self.moved[node.output] = self.emit(
-                "input", (), {}, ("float32", ("tokens", node.output.shape[-1])), FEATURES
-            )
+            given = self.emit("input", (), {}, ("float32", ("tokens", node.output.shape[-1])), FEATURES)
+            self.moved[node.output] = given if self.tail else self.result(given)
         elif node.op == "input":
             self.moved[node.output] = self.metadata[RENAMED.get(node.output.name, node.output.name)]
         elif node.op in STORED:
@@ -286,7 +291,7 @@ class _TokenMajor:
                 raise self.refusal(node, "slices or joins positions, which is not per token")
             attrs["dim"] = 1
         operands = self.operands(node)
-        if node is self.tail[0]:
+        if self.tail and node is self.tail[0]:
             rows = self.metadata["logit_rows"]
             operands = [
                 self.emit("gather_rows", [v, rows], {}) if v is not None and v.shape[:1] == ("tokens",) else v

@@ -59,7 +59,10 @@ EXCEPTIONS = {
     "runtime/commands/cli.py": ("builder",),  # `tensorwright build`
 }
 # The only places outside builder/ that see torch or transformers.
-MAY_IMPORT_TORCH = {"models/train_pico.py", "models/distill.py", "models/eagle3.py", "models/train_eagle3.py"}
+MAY_IMPORT_TORCH = {
+    "models/train_pico.py", "models/distill.py", "models/eagle3.py", "models/train_eagle3.py", "models/medusa.py",
+    "models/train_medusa.py",
+}  # fmt: skip
 # Compiling and interpreting GPU kernels; nothing at run time imports Triton.
 MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|interpret_child|unpack)\.py")
 

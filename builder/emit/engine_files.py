@@ -50,7 +50,8 @@ def heads_record(heads: DraftHeads, checkpoint: HeadsCheckpoint | None, vocab_si
     model's."""
     tokens = heads.draft_tokens
     source = None if checkpoint is None else _files_record(checkpoint.source_files, checkpoint.path, None)
-    return HeadsRecord(heads.kind, heads.width, vocab_size if tokens is None else len(tokens), source)
+    at_once = heads.at_once if heads.at_once > 1 else None
+    return HeadsRecord(heads.kind, heads.width, vocab_size if tokens is None else len(tokens), source, at_once)
 
 
 def _files_record(paths: Iterable[Path], folder: Path, quantization: str | None) -> SourceRecord:

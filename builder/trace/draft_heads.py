@@ -2,6 +2,7 @@
 
 Heads are a small decoder of their own. Their position i has token i + 1 and the feature of position i, which the model
 computed, and says which token may come behind token i + 1. Behind the first proposed token the feature is their own.
+Medusa heads (medusa_heads.py) read the feature alone, and say several tokens at once: so many times the vocabulary.
 
     the model:  input_ids, position_ids            -> logits [1, seq, vocab], features [1, seq, width]
     the heads:  input_ids, position_ids, features  -> logits [1, seq, draft vocab], own features [1, seq, width]
@@ -26,9 +27,8 @@ from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models.dtypes import WEIGHTS
 from tensorwright.models.eagle3 import Eagle3Features, Eagle3Head, read_options
-from tensorwright.models.heads_checkpoint import HeadsCheckpoint
+from tensorwright.models.heads_checkpoint import EAGLE3, HeadsCheckpoint
 
-EAGLE3 = "eagle3"
 _STORED_LAYER = ("midlayer.", "layers.0.")
 """How the names of the layer's tensors begin: of the authors, and of speculators."""
 
@@ -62,6 +62,8 @@ class DraftHeads:
     draft_tokens: np.ndarray | None
     wide: list[str] = field(default_factory=list)
     """The stored matrices that stay in float32."""
+    at_once: int = 1
+    """The tokens that they say at once: logits have so many times the vocabulary."""
 
     def passes_of_features(self, quantized: bool) -> dict[str, int]:
         """Returns how many more times passes fire on the model because of the features. quantized: whether the
@@ -72,6 +74,13 @@ class DraftHeads:
             "recognise_rms_norm": sum(isinstance(part, LlamaRMSNorm) for part in parts),
             "quantize_weights": products if quantized else 0,
         }
+
+
+class Last(nn.Module):
+    """The feature is the one value that was seen."""
+
+    def forward(self, seen: list[torch.Tensor]) -> torch.Tensor:
+        return seen[0]
 
 
 class LogitsAndFeatures(nn.Module):
@@ -120,16 +129,16 @@ def _watched(points: list[Point]) -> Iterator[dict[int, torch.Tensor]]:
             handle.remove()
 
 
-def open_heads(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: TextWeights) -> DraftHeads:
-    """Returns the heads of a checkpoint of their own, for `model`, whose parameters have the expressions `weights`.
+def open_eagle3(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: TextWeights) -> DraftHeads:
+    """Returns the EAGLE-3 heads of a checkpoint for `model`, whose parameters have the expressions `weights`.
 
     Raises CheckpointError for heads of another model, or with missing or mis-shaped weights, and UnsupportedModelError.
     """
     target = model.config.get_text_config()
     config, options = read_options(checkpoint.config)
     layers, embedding = _layers(model), model.get_input_embeddings()
-    _require(checkpoint, "target_hidden_size", options.target_hidden, target.hidden_size)
-    _require(checkpoint, "vocab_size", config.vocab_size, target.vocab_size)
+    require_same(checkpoint, "target_hidden_size", options.target_hidden, target.hidden_size)
+    require_same(checkpoint, "vocab_size", config.vocab_size, target.vocab_size)
     try:
         with without_storage():
             features, head = Eagle3Features(config, options), Eagle3Head(config, options)
@@ -140,7 +149,7 @@ def open_heads(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: Tex
     }
     shared: dict[str, WeightExpr] = {}
     if names["embed_tokens.weight"] not in checkpoint:
-        _require(checkpoint, "hidden_size", config.hidden_size, target.hidden_size)
+        require_same(checkpoint, "hidden_size", config.hidden_size, target.hidden_size)
         shared["embed_tokens.weight"] = weights.expressions[_name_of(model, embedding)]
     parameters = dict((*head.named_parameters(), *features.named_parameters()))
     checkpoint.require(
@@ -161,7 +170,8 @@ def open_heads(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: Tex
     )
 
 
-def _require(checkpoint: HeadsCheckpoint, field: str, says: int, has: int) -> None:
+def require_same(checkpoint: HeadsCheckpoint, field: str, says: int, has: int) -> None:
+    """Raises CheckpointError unless what heads say of their model is what the model has."""
     if says != has:
         raise CheckpointError(f"{checkpoint.path}: the heads are of another model: their {field} is {says}, not {has}")
 

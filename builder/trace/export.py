@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tensorwright.builder.trace.draft_heads import DraftHeads, LogitsAndFeatures, open_heads
+from tensorwright.builder.trace.draft_heads import DraftHeads, LogitsAndFeatures, open_eagle3
 from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_bias_length import fix_bias_length
 from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
@@ -28,6 +28,7 @@ from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
 from tensorwright.builder.trace.load_model import load_model, wide_matrices, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
+from tensorwright.builder.trace.medusa_heads import open_medusa
 from tensorwright.builder.trace.next_token_layer import open_own_layer
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
 from tensorwright.builder.trace.trace_other_experts import make_other_experts_opaque
@@ -38,7 +39,7 @@ from tensorwright.errors import InvalidOptionError, TraceError, UnsupportedModel
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.models.heads_checkpoint import HeadsCheckpoint
+from tensorwright.models.heads_checkpoint import MEDUSA, HeadsCheckpoint
 from tensorwright.options.build import OWN_HEADS
 
 _EXAMPLE_LENGTH = 7
@@ -113,7 +114,7 @@ def _trace(
     _move_stored_buffers(model, weights.expressions)
     opened = None
     if isinstance(heads, HeadsCheckpoint):
-        opened = open_heads(heads, model, weights)
+        opened = (open_medusa if heads.kind == MEDUSA else open_eagle3)(heads, model, weights)
     elif heads is not None:
         opened = open_own_layer(checkpoint, model, arithmetic, dtype, max_seq_len)
     expressions = weights.expressions if opened is None else weights.expressions | opened.feature_weights

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tensorwright.builder.trace.draft_heads import DraftHeads, Point
+from tensorwright.builder.trace.draft_heads import DraftHeads, Last, Point
 from tensorwright.builder.trace.fix_bias_length import fix_bias_length
 from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
 from tensorwright.builder.trace.fix_indexers import fix_indexers
@@ -98,13 +98,6 @@ class NextTokenHead(nn.Module):
         return self.base.get_output_embeddings()(normed), normed
 
 
-class _Last(nn.Module):
-    """The feature is the one value that was seen."""
-
-    def forward(self, seen: list[torch.Tensor]) -> torch.Tensor:
-        return seen[0]
-
-
 def open_own_layer(
     checkpoint: Checkpoint, model: PreTrainedModel, arithmetic: str, dtype: str, max_seq_len: int
 ) -> DraftHeads:
@@ -135,7 +128,7 @@ def open_own_layer(
         kind=OWN_HEADS,
         width=model.config.get_text_config().hidden_size,
         points=[Point(model.get_decoder().norm, True)],
-        features=_Last(),
+        features=Last(),
         head=head.eval(),
         feature_weights={},
         head_weights=weights,

@@ -13,6 +13,7 @@
 #include "runtime/core/executor/cpu_executor.h"
 #include "runtime/core/speculation/draft_heads.h"
 #include "runtime/core/speculation/draft_model.h"
+#include "runtime/core/speculation/heads_at_once.h"
 #include "runtime/core/speculation/ngram_proposer.h"
 
 namespace nb = nanobind;
@@ -153,8 +154,10 @@ class PyEngine {
       return std::make_unique<NgramProposer>(options.draft_least, options.draft_remembered);
     if (options.proposer == "draft") return make_draft_model(options, target);
     if (options.proposer == "heads") {
-      return std::make_unique<DraftHeads>(
-          target, DraftHeadsOptions{options.max_batch_size, options.max_num_tokens, options.draft_token_ids});
+      const HeadsOptions heads{options.max_batch_size, options.max_num_tokens, options.draft_token_ids};
+      if (target.facts().draft_width > 0 && tokens_at_once(target.facts(), heads.tokens) > 1)
+        return std::make_unique<HeadsAtOnce>(target, heads);
+      return std::make_unique<DraftHeads>(target, heads);
     }
     throw Error(
         "InvalidOptionError",

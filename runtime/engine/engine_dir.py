@@ -64,8 +64,9 @@ class EngineDir(EngineFolder):
 
     @property
     def draft_vocab(self) -> int:
-        """The tokens that the engine's heads may propose; 0 without heads."""
-        return 0 if self.config.heads is None else self.config.heads.vocab_size
+        """The tokens that the engine's heads may propose, as many times as they say tokens at once; 0 without heads."""
+        heads = self.config.heads
+        return 0 if heads is None else heads.vocab_size * (heads.at_once or 1)
 
     @property
     def plan(self) -> Path:

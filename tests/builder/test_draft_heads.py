@@ -1,4 +1,4 @@
-"""Engines with EAGLE-3 heads: what the model and the heads compute equals torch, and the logits are those without."""
+"""Engines with heads (EAGLE-3, MTP, Medusa): the model and the heads equal torch, and the logits are those without."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.made_heads import TorchHeads, make_heads
+from support.made_medusa import TorchMedusa, make_medusa
 from support.made_mtp import TorchMtp, make_mtp
 from support.ragged import Ragged
 from support.tiny_models import make_tiny
@@ -58,7 +59,7 @@ def test_features_and_heads_equal_torch(case: str, tmp_path: Path) -> None:
     compare(engine, plain, TorchHeads(heads, target))
 
 
-def compare(engine: Path, plain: Path, theirs: TorchHeads | TorchMtp) -> None:
+def compare(engine: Path, plain: Path, theirs: TorchHeads | TorchMtp | TorchMedusa) -> None:
     """Compares an engine with heads with one without, bit by bit, and its features and heads with torch."""
     names = list(TOKENS)
     feeds = [(name, TOKENS[name]) for name in names]
@@ -119,6 +120,27 @@ def test_a_checkpoint_without_such_a_layer_is_refused(family: str, tmp_path: Pat
         build(target, tmp_path / "out", accuracy="none", heads="mtp")
 
 
+MEDUSA: dict[str, tuple[str, dict[str, Any]]] = {
+    "authors": ("llama", {}),
+    "two blocks": ("qwen2", {"blocks": 2, "heads": 2, "prefix": "medusa_head."}),
+    "the model's output matrix": ("mistral", {"shared": True, "heads": 5}),
+    "vllm": ("llama", {"form": "vllm", "bias": False, "heads": 6, "prefix": "medusa_heads."}),
+    "experts": ("qwen3_moe", {"form": "vllm"}),
+    "norms around": ("gemma2", {}),
+}
+
+
+@pytest.mark.parametrize("case", MEDUSA)
+def test_medusa_heads_equal_torch(case: str, tmp_path: Path) -> None:
+    family, config = MEDUSA[case]
+    target = make_tiny(tmp_path / "model", family, num_hidden_layers=LAYERS["num_hidden_layers"])
+    heads = make_medusa(tmp_path / "heads", target, **config)
+    plain = build(target, tmp_path / "plain", dtype="float32", accuracy="none").path
+    result = build(target, tmp_path / "engine", dtype="float32", accuracy="none", heads=heads, verify=True)
+    assert (result.config["heads"]["kind"], result.config["heads"]["vocab_size"]) == ("medusa", 101)
+    compare(result.path, plain, TorchMedusa(heads, target))
+
+
 def without_states(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name != "state_slots"}
 
@@ -134,16 +156,25 @@ def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return make_mtp(tmp_path_factory.mktemp("mtp") / "model", "glm4_moe_lite_experts", **sizes), "mtp"
 
 
+@pytest.fixture(scope="module")
+def with_medusa(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("medusa")
+    target = make_tiny(folder / "model", "llama")
+    return target, make_medusa(folder / "heads", target)
+
+
 @pytest.mark.parametrize(
     ("heads", "options"),
     [
+        ("with_medusa", {"dtype": "bfloat16"}),
+        ("with_medusa", {"quantize": "w8a8", "kv_cache_dtype": "int8"}),
         ("pair", {"dtype": "bfloat16"}),
         ("pair", {"quantize": "int4"}),
         ("pair", {"quantize": "w8a8", "kv_cache_dtype": "int8"}),
         ("with_mtp", {"dtype": "bfloat16"}),
         ("with_mtp", {"quantize": "int8"}),
     ],
-    ids=["bfloat16", "int4", "w8a8 and int8 cache", "mtp", "mtp in int8"],
+    ids=["medusa", "medusa in w8a8", "bfloat16", "int4", "w8a8 and int8 cache", "mtp", "mtp in int8"],
 )
 def test_every_format_answers_as_without_heads(
     heads: str, options: Any, request: pytest.FixtureRequest, tmp_path: Path
@@ -173,6 +204,49 @@ def test_the_record_says_what_the_heads_are(pair: tuple[Path, Path], tmp_path: P
     assert str(tmp_path) not in json.dumps(config)
     assert config["sizes"]["cpu/draft_tokens.bin"] == 4 * 40
     assert "heads" not in build(target, tmp_path / "plain", accuracy="none").config
+
+
+WRONG_MEDUSA: dict[str, tuple[type[Exception], str, Any]] = {
+    "another model's width": (CheckpointError, "their hidden_size is 48, not 32", {"hidden_size": 48}),
+    "another vocabulary": (CheckpointError, "their vocab_size is 77, not 101", {"vocab_size": 77}),
+    "a part of the vocabulary": (UnsupportedModelError, "truncated vocabulary", {"truncated_vocab_size": 64}),
+    "one head": (CheckpointError, "must be 2 to 16, config.json says 1", {"num_heads": 1}),
+    "a head more": (CheckpointError, r"heads.3.blocks.0.weight: missing", {"num_heads": 4}),
+    "a head less": (CheckpointError, r"\d tensors are no part of 2 Medusa heads with 1 blocks", {"num_heads": 2}),
+    "blocks that are not there": (CheckpointError, r"heads.0.blocks.1.weight: missing", {"num_hidden_layers": 2}),
+    "no number": (CheckpointError, "as medusa_num_layers or num_hidden_layers: None", {"num_hidden_layers": None}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MEDUSA)
+def test_wrong_medusa_heads_are_refused_by_name(case: str, with_medusa: tuple[Path, Path], tmp_path: Path) -> None:
+    error, message, config = WRONG_MEDUSA[case]
+    target, _ = with_medusa
+    heads = make_medusa(tmp_path / "heads", target, form="vllm")
+    whole = json.loads((heads / "config.json").read_text(encoding="utf-8")) | config
+    (heads / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    with pytest.raises(error, match=message):
+        build(target, tmp_path / "out", accuracy="none", heads=heads)
+    assert not (tmp_path / "out").exists()
+
+
+def test_medusa_heads_as_pickles_are_refused(with_medusa: tuple[Path, Path], tmp_path: Path) -> None:
+    target, _ = with_medusa
+    heads = make_medusa(tmp_path / "heads", target)
+    (heads / "medusa_lm_head.safetensors").rename(heads / "medusa_lm_head.pt")
+    with pytest.raises(CheckpointError, match=r"safetensors and GGUF are read, not medusa_lm_head.pt"):
+        build(target, tmp_path / "out", accuracy="none", heads=heads)
+
+
+def test_an_engine_says_no_more_than_its_medusa_heads(with_medusa: tuple[Path, Path], tmp_path: Path) -> None:
+    target, heads = with_medusa
+    result = build(target, tmp_path / "engine", accuracy="none", heads=heads)
+    assert result.config["heads"]["at_once"] == 3
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    with LLM(result.path, speculative="heads,tokens=8", kv_cache_memory="1MiB") as llm:
+        llm.generate([{"prompt_token_ids": TOKENS["a"]}], params)
+        stats = llm.get_stats()
+    assert 0 < stats["draft_tokens"] <= 3 * stats["drafts"]
 
 
 def rewrite(heads: Path, folder: Path, tensors: Any = None, config: Any = None) -> Path:

@@ -29,8 +29,7 @@ struct Case {
   static Case make(const EngineOptions& o, FakeBehaviour behaviour = with_heads()) {
     auto executor = std::make_unique<FakeExecutor>(kVocab, kMaxSeqLen, kBlockSize, behaviour);
     FakeExecutor* const seen = executor.get();
-    auto heads =
-        std::make_unique<DraftHeads>(*seen, DraftHeadsOptions{o.max_batch_size, o.max_num_tokens, {}});
+    auto heads = std::make_unique<DraftHeads>(*seen, HeadsOptions{o.max_batch_size, o.max_num_tokens, {}});
     DraftHeads* const own = heads.get();
     Case made{seen, own, EngineCore(std::move(executor), o, nullptr, std::move(heads)), 0};
     made.measured = seen->stale_rows();
@@ -157,9 +156,10 @@ TW_TEST(beams_have_no_proposals) {
 }
 
 TW_TEST(a_model_without_heads_and_tokens_that_do_not_fit_are_refused) {
-  const auto refusal = [](bool heads, std::vector<int32_t> tokens) {
+  const auto refusal = [](bool heads, std::vector<int32_t> tokens, int32_t at_once = 1) {
     FakeBehaviour behaviour;
     behaviour.heads = heads;
+    behaviour.at_once = at_once;
     FakeExecutor executor(kVocab, kMaxSeqLen, kBlockSize, behaviour);
     try {
       DraftHeads made(executor, {1, 16, std::move(tokens)});
@@ -172,6 +172,7 @@ TW_TEST(a_model_without_heads_and_tokens_that_do_not_fit_are_refused) {
   TW_CHECK_EQ(refusal(true, {1, 2, 3}), "EngineError");
   std::vector<int32_t> all(kVocab, 0);
   TW_CHECK_EQ(refusal(true, all), "");
+  TW_CHECK_EQ(refusal(true, all, 2), "EngineError");
   all[3] = kVocab;
   TW_CHECK_EQ(refusal(true, all), "EngineError");
 }

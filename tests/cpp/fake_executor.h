@@ -6,7 +6,7 @@
 // With heads, the feature of a position is the hash of the tokens up to there, in four floats. The heads hash
 // the next token into it, so they say what the model will say; unless their own cache, in the blocks of group
 // 0, holds something else than the hashes of this sequence before: then they say something else, and count
-// it.
+// it. Heads that say several tokens at once take the likeliest of their own rows for the tokens before.
 #ifndef TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
 #define TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
 
@@ -38,6 +38,7 @@ struct FakeBehaviour {
   bool states = false;       // then there may be no group
   bool lose_states = false;  // a copy of states does nothing
   bool heads = false;        // of a model with one group without a window
+  int32_t at_once = 1;       // tokens that the heads say at once; more than one: without a cache
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -53,7 +54,8 @@ class FakeExecutor : public tensorwright::Executor {
     if (behaviour.groups > 0) facts_.group_windows.back() = behaviour.window;
     if (behaviour.groups > 0) facts_.group_chunked.back() = behaviour.chunked;
     facts_.state_bytes = behaviour.states ? 64 : 0;
-    if (behaviour.heads) facts_.draft_width = 4, facts_.draft_vocab = vocab;
+    if (behaviour.heads) facts_.draft_width = 4, facts_.draft_vocab = vocab * behaviour.at_once;
+    if (behaviour.at_once > 1) facts_.draft_group = -1;
   }
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
@@ -97,6 +99,7 @@ class FakeExecutor : public tensorwright::Executor {
   }
 
   tensorwright::DraftRows run_draft(const tensorwright::Step& step, const float* features) override {
+    if (behaviour_.at_once > 1) return say_at_once(step, features);
     check(step);
     const tensorwright::GroupTables& group = step.groups[0];
     own_.assign(static_cast<size_t>(step.rows()) * 4, 0.f);
@@ -172,6 +175,22 @@ class FakeExecutor : public tensorwright::Executor {
   static int32_t sequence_at(const tensorwright::Step& step, int32_t token) {
     const auto after = std::upper_bound(step.seq_starts.begin(), step.seq_starts.end(), token);
     return static_cast<int32_t>(after - step.seq_starts.begin()) - 1;
+  }
+  tensorwright::DraftRows say_at_once(const tensorwright::Step& step, const float* features) {
+    require(step.rows() <= max_rows_ && step.seqs() <= max_seqs_, "seqs or rows");
+    const int64_t wide = facts_.draft_vocab + 3;
+    logits_.assign(static_cast<size_t>(step.rows() * wide), 0.f);
+    own_.assign(static_cast<size_t>(step.rows()) * 4, 0.f);
+    std::vector<float> row(static_cast<size_t>(facts_.vocab_size));
+    for (int32_t r = 0; r < step.rows(); ++r) {
+      uint64_t hash = hash_of(features + 4 * step.logit_rows[r]);
+      for (int32_t place = 0; place < behaviour_.at_once; ++place) {
+        put_logits(hash, row.data());
+        hash = fold(hash, static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
+        put_logits(hash, &logits_[static_cast<size_t>(r * wide + place * facts_.vocab_size)]);
+      }
+    }
+    return {{logits_.data(), wide, step.rows()}, {own_.data(), 4}};
   }
   void put_logits(uint64_t hash, float* row) const {
     for (int32_t v = 0; v < facts_.vocab_size; ++v) {

@@ -260,6 +260,19 @@ TW_TEST(a_plan_may_have_heads) {
   TW_CHECK_EQ(Plan::parse(ToyPlan().bytes()).logit_instructions(), size_t{13});
 }
 
+TW_TEST(heads_without_attention_have_no_cache_group) {
+  ToyPlan t;
+  const int32_t x = t.buffer(BufferKind::kTokens, ToyPlan::kHidden);
+  const int32_t hidden = t.buffer(BufferKind::kRows, ToyPlan::kHidden),
+                logits = t.buffer(BufferKind::kRows, 3 * 5);
+  t.op(Op::kDraftFeatures, {{t.instructions[9].out[0]}, {x}, {}, {logits, hidden}, {}});
+  t.op(Op::kGatherRows, {{x}, {hidden}, {}, {}, {}});
+  t.op(Op::kMatmul, {{hidden}, {logits}, {t.matrix(3 * 5, ToyPlan::kHidden)}, {0, 3 * 5}, {}});
+  const ModelFacts facts = Plan::parse(t.bytes()).facts();
+  TW_CHECK_EQ(facts.draft_vocab, 15);
+  TW_CHECK_EQ(facts.draft_group, -1);
+}
+
 TW_TEST(faults_of_heads_are_named) {
   const auto says = [](const char* part, auto&& damage) { check_says(heads_fault(damage), part); };
   says("target is missing", [](ToyPlan& t, const ToyHeads&) { t.instructions[13].in[0] = -1; });

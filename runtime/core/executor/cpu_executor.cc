@@ -106,7 +106,10 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   states_.allocate(state_slots);
   populate();
   checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
-  if (heads_) draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, 0, facts_.draft_group);
+  if (!heads_) return;
+  const auto none = static_cast<int32_t>(blocks.size());  // heads without attention read no group
+  const int32_t group = facts_.draft_group < 0 ? none : facts_.draft_group;
+  draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, 0, group);
 }
 
 // Populates the first blocks of every layer and the first states, which the first request gets, then the

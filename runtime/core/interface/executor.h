@@ -21,8 +21,9 @@ struct ModelFacts {
   int64_t state_bytes = 0;
   // Per cache group: 1 if its window is chunked (base/first_seen.h), 0 if it slides. Empty: all slide.
   std::vector<uint8_t> group_chunked = {};
-  // Of the heads that propose tokens: the columns of a feature, the tokens that they may propose, and their
-  // cache group. 0 columns: the model has no heads.
+  // Of the heads that propose tokens: the columns of a feature; the tokens that they may propose, as many
+  // times as they say tokens at once; and their cache group, -1 without one. 0 columns: the model has no
+  // heads.
   int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
 
   bool chunked(size_t group) const { return group < group_chunked.size() && group_chunked[group]; }
@@ -98,7 +99,8 @@ class Executor {
   virtual FeatureRows features() const { return {}; }
   // Computes a step of the heads: token i of the step has the token behind its position, and features[i],
   // [tokens, draft_width], is what run() or run_draft() gave for the position. Of the step's groups only
-  // draft_group counts. Throws before any effect if the step is malformed, or the model has no heads.
+  // draft_group counts, and none if that is -1. Throws before any effect if the step is malformed, or the
+  // model has no heads.
   virtual DraftRows run_draft(const Step& step, const float* features);
   // The number of threads that run_tasks() uses.
   virtual int threads() const { return 1; }

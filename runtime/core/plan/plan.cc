@@ -66,6 +66,7 @@ ModelFacts Plan::facts() const {
     };
     facts.draft_width = cols(entry->in[0]);
     facts.draft_vocab = cols(entry->ints[0]);
+    facts.draft_group = -1;
     for (size_t i = model_instructions(); i < instructions.size(); ++i) {
       if (instructions[i].op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
       facts.draft_group = static_cast<int32_t>(kv_layers[static_cast<size_t>(instructions[i].ints[0])].group);

@@ -20,15 +20,7 @@ constexpr int32_t kLeastKept = 64;
 // A sequence whose proposals were all right has so many more.
 constexpr int32_t kAlways = kMaxDraft + 1;
 
-int32_t checked_width(const Executor& executor) {
-  const int32_t width = executor.facts().draft_width;
-  if (width > 0) return width;
-  throw Error("InvalidOptionError",
-              "[heads] the engine has no heads that propose tokens; build it with --heads, or choose another "
-              "way to speculate");
-}
-
-int32_t kept_features_of(const DraftHeadsOptions& options, int32_t width) {
+int32_t kept_features_of(const HeadsOptions& options, int32_t width) {
   const int64_t fit = kKeptBytes / (int64_t{options.max_seqs} * width * static_cast<int64_t>(sizeof(float)));
   const int64_t pass = std::max(options.max_tokens / 2, 1);
   return static_cast<int32_t>(std::min(std::max(fit, int64_t{kLeastKept}), pass));
@@ -36,22 +28,14 @@ int32_t kept_features_of(const DraftHeadsOptions& options, int32_t width) {
 
 }  // namespace
 
-DraftHeads::DraftHeads(Executor& executor, DraftHeadsOptions options)
+DraftHeads::DraftHeads(Executor& executor, HeadsOptions options)
     : executor_(executor),
       options_(std::move(options)),
-      width_(checked_width(executor)),
+      width_(feature_width(executor.facts())),
       most_kept_(kept_features_of(options_, width_)),
       draws_(executor.threads(), executor.facts().vocab_size, options_.tokens) {
-  const ModelFacts& facts = executor_.facts();
-  const std::vector<int32_t>& tokens = options_.tokens;
-  const auto lacks = [&](int32_t token) { return token < 0 || token >= facts.vocab_size; };
-  const bool as_many = static_cast<int64_t>(tokens.size()) == facts.draft_vocab;
-  if (tokens.empty() ? facts.draft_vocab != facts.vocab_size
-                     : !as_many || std::ranges::any_of(tokens, lacks)) {
-    throw Error("EngineError", "[heads] the engine has " + std::to_string(tokens.size()) +
-                                   " tokens for the " + std::to_string(facts.draft_vocab) +
-                                   " that its heads propose, or one that the model lacks; build it again");
-  }
+  if (tokens_at_once(executor_.facts(), options_.tokens) != 1)
+    throw Error("EngineError", "[heads] the engine's heads say several tokens at once; build it again");
   executor_.want_features(true);
 }
 

@@ -21,22 +21,17 @@
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/scheduler/scheduler.h"
 #include "runtime/core/speculation/draft_draws.h"
+#include "runtime/core/speculation/heads_tokens.h"
 #include "runtime/core/speculation/proposer.h"
 #include "runtime/core/speculation/step_cost.h"
 
 namespace tensorwright {
 
-struct DraftHeadsOptions {
-  int32_t max_seqs = 1;              // sequences for which they propose at once
-  int32_t max_tokens = 1;            // tokens of one pass, at least max_seqs
-  std::vector<int32_t> tokens = {};  // the target's token for each that they propose; empty: the same
-};
-
 class DraftHeads : public Proposer {
  public:
   // executor: the target's, whose plan has the heads. It must live longer, and be allocated before begin().
-  // Throws Error{"InvalidOptionError"} for one without heads, and {"EngineError"} for tokens that do not fit.
-  DraftHeads(Executor& executor, DraftHeadsOptions options);
+  // Throws what heads_tokens.h says, and Error{"EngineError"} for heads that say several tokens at once.
+  DraftHeads(Executor& executor, HeadsOptions options);
 
   void begin() override;
   void computed(const StepPlan& plan) override;
@@ -86,7 +81,7 @@ class DraftHeads : public Proposer {
   void draw(const LogitRows& logits, std::vector<Part>& parts);
 
   Executor& executor_;
-  const DraftHeadsOptions options_;
+  const HeadsOptions options_;
   const int32_t width_;
   const int32_t most_kept_;  // features of a sequence
   std::map<Name, Mirror> mirrors_;

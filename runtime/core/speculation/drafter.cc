@@ -41,7 +41,7 @@ void Drafter::observe_step(const StepTime& step) {
 // Returns how many tokens may follow the sequence beside the one that is drawn anyhow.
 int32_t Drafter::most(const Sequence& sequence) const {
   const int32_t left = sequence.sampling->max_tokens - sequence.generated();
-  return std::clamp(std::min(left, max_seq_len_ - sequence.size()) - 1, 0, kMaxDraft);
+  return std::clamp(std::min(left, max_seq_len_ - sequence.size()) - 1, 0, proposer_->most());
 }
 
 bool Drafter::worth_starting(const Sequence& sequence, int32_t tokens, int32_t tried) {

@@ -38,6 +38,8 @@ class Proposer {
   // Whether proposals are computed into the sequences' own blocks: then the blocks for wishes[i].most tokens
   // are there when they are asked for.
   virtual bool uses_blocks() const { return false; }
+  // The most tokens that are proposed for a sequence at once.
+  virtual int32_t most() const { return kMaxDraft; }
   // Writes the tokens that may follow wishes[i].sequence to (*drafts)[i]: none, or up to wishes[i].most.
   // `drafts` has as many entries as `wishes`, all empty. What it throws leaves the step without drafts.
   virtual void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) = 0;

@@ -293,8 +293,9 @@ class BuildFields:
         targets=("cpu",),
         at=_everywhere(
             At(
-                "EAGLE-3 heads trained for MODEL, a directory or a hub name, or mtp, the layer of MODEL itself that "
-                "predicts further tokens: the engine holds them, to propose tokens with --speculative heads. See "
+                "EAGLE-3 or Medusa heads trained for MODEL, a directory or a hub name, or mtp, the layer of MODEL "
+                "itself that predicts further tokens: the engine holds them, to propose tokens with --speculative "
+                "heads. See "
                 "docs/speculation.md.",
                 metavar="DIR|mtp",
             ),
