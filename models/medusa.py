@@ -16,7 +16,7 @@ from torch import nn
 
 from tensorwright.errors import CheckpointError
 
-MOST_HEADS = 16
+MOST_HEADS, MOST_BLOCKS = 16, 16
 AT_ONCE = 4
 """The columns that one instruction joins come from so many values at most (plugins/concat)."""
 _COUNTS = {"heads": ("medusa_num_heads", "num_heads"), "blocks": ("medusa_num_layers", "num_hidden_layers")}
@@ -38,6 +38,8 @@ def read_options(config: Mapping[str, Any]) -> MedusaOptions:
     heads, blocks = (_count(config, keys) for keys in _COUNTS.values())
     if not 2 <= heads <= MOST_HEADS:
         raise CheckpointError(f"Medusa heads must be 2 to {MOST_HEADS}, config.json says {heads}")
+    if blocks > MOST_BLOCKS:
+        raise CheckpointError(f"a Medusa head must have 1 to {MOST_BLOCKS} blocks, config.json says {blocks}")
     hidden, vocab = config.get("hidden_size"), config.get("vocab_size")
     for key, value in (("hidden_size", hidden), ("vocab_size", vocab)):
         if value is not None and (type(value) is not int or value < 1):

@@ -126,6 +126,27 @@ def agreement(model: Trained, target: LlamaForCausalLM, windows: torch.Tensor) -
     return [r / max(t, 1) for r, t in zip(right, tried, strict=True)]
 
 
+def read_training(
+    target: Path, engine: Path | None, out: Path, answers: int, files: int | None, seed: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Returns the tokens that heads learn on, the library's and those of the engine's answers, which are kept in `out`,
+    and the tokens that they are measured on."""
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    training, held_out = (encode(tokenizer, texts) for texts in read_texts(files))
+    texts = [training]
+    if engine is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        said = gather(engine, training.numpy(), answers, out / "answers.npz", seed).tokens
+        texts.append(torch.from_numpy(said[said >= 0].astype(np.int64)))
+    return texts, held_out
+
+
+def tested_windows(held_out: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """Returns the first windows [TESTED or fewer, sequence]."""
+    windows = min(TESTED, len(held_out) // recipe.sequence)
+    return held_out[: windows * recipe.sequence].view(windows, recipe.sequence)
+
+
 def windows_of(texts: list[torch.Tensor], recipe: Recipe) -> Iterator[torch.Tensor]:
     """Yields windows [batch, sequence], of each text in turn."""
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -173,19 +194,12 @@ def main(
     target: Path, engine: Path | None, minutes: float, out: Path, answers: int, draft_vocab: int, files: int | None,
     peak_rate: float, seed: int,
 ) -> None:  # fmt: skip
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    training, held_out = (encode(tokenizer, texts) for texts in read_texts(files))
-    texts = [training]
-    if engine is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        said = gather(engine, training.numpy(), answers, out / "answers.npz", seed).tokens
-        texts.append(torch.from_numpy(said[said >= 0].astype(np.int64)))
+    texts, held_out = read_training(target, engine, out, answers, files, seed)
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
     model.requires_grad_(False)
     trained = Trained(model, likely_tokens(torch.cat(texts), model.config.vocab_size, draft_vocab))
     recipe = Recipe(seed=seed, peak_rate=peak_rate)
-    windows = min(TESTED, len(held_out) // recipe.sequence)
-    tested = held_out[: windows * recipe.sequence].view(windows, recipe.sequence)
+    tested = tested_windows(held_out, recipe)
     steps = train_for(trained, windows_of(texts, recipe), partial(loss_of, trained, model), recipe, minutes * 60)
     save(trained, model, out)
     shares = ", ".join(f"{share:.3f}" for share in agreement(trained, model, tested))

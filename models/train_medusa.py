@@ -16,17 +16,14 @@ from functools import partial
 from pathlib import Path
 
 import click
-import numpy as np
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from tensorwright.models.distill import gather
 from tensorwright.models.heads_checkpoint import MEDUSA_WEIGHTS
 from tensorwright.models.medusa import MedusaHeads
-from tensorwright.models.train_eagle3 import TESTED, windows_of
-from tensorwright.models.train_pico import Recipe, encode, read_texts, train_for
+from tensorwright.models.train_eagle3 import read_training, tested_windows, windows_of
+from tensorwright.models.train_pico import Recipe, train_for
 
 FADES = 0.8
 """What the error of a head counts beside that of the head before (the paper's section 2.2.1)."""
@@ -110,19 +107,12 @@ def main(
     target: Path, engine: Path | None, minutes: float, out: Path, heads: int, answers: int, files: int | None,
     peak_rate: float, seed: int,
 ) -> None:  # fmt: skip
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    training, held_out = (encode(tokenizer, texts) for texts in read_texts(files))
-    texts = [training]
-    if engine is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        answered = gather(engine, training.numpy(), answers, out / "answers.npz", seed).tokens
-        texts.append(torch.from_numpy(answered[answered >= 0].astype(np.int64)))
+    texts, held_out = read_training(target, engine, out, answers, files, seed)
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
     model.requires_grad_(False)
     trained = made_for(model, heads)
     recipe = Recipe(seed=seed, peak_rate=peak_rate)
-    windows = min(TESTED, len(held_out) // recipe.sequence)
-    tested = held_out[: windows * recipe.sequence].view(windows, recipe.sequence)
+    tested = tested_windows(held_out, recipe)
     steps = train_for(trained, windows_of(texts, recipe), partial(loss_of, trained, model), recipe, minutes * 60)
     save(trained, out)
     shares = ", ".join(f"{share:.3f}" for share in agreement(trained, model, tested))

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.utils import ModelOutput
 
 from tensorwright.builder.trace.load_model import without_storage
 from tensorwright.builder.trace.weight_names import TextWeights
@@ -112,7 +113,7 @@ def _watched(points: list[Point]) -> Iterator[dict[int, torch.Tensor]]:
 
     def given(i: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            seen[i] = result[0] if isinstance(result, tuple) else result
+            seen[i] = result[0] if isinstance(result, (tuple, ModelOutput)) else result
 
         return hook
 

@@ -23,11 +23,11 @@ from tensorwright.models.medusa import MedusaHeads, read_options
 
 _PREFIX = re.compile(r"medusa_heads?\.")
 _FORMS = (
-    (r"(\d+)\.(\d+)\.linear\.(weight|bias)", "heads.{0}.blocks.{1}.{2}"),
-    (r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", "heads.{0}.blocks.{1}.{2}"),
-    (r"lm_heads\.(\d+)\.(weight)", "heads.{0}.lm_head.{1}"),
+    (r"([0-9]{1,4})\.([0-9]{1,4})\.linear\.(weight|bias)", "heads.{0}.blocks.{1}.{2}"),
+    (r"blocks\.([0-9]{1,4})\.layers\.([0-9]{1,4})\.(weight|bias)", "heads.{0}.blocks.{1}.{2}"),
+    (r"lm_heads\.([0-9]{1,4})\.(weight)", "heads.{0}.lm_head.{1}"),
 )
-_OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
+_OUTPUT = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.weight")
 """The authors' output matrix of a head, which has the number behind those of the blocks."""
 
 
@@ -41,16 +41,11 @@ def open_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: Te
         ("hidden_size", options.hidden, target.hidden_size), ("vocab_size", options.vocab, target.vocab_size)
     ):  # fmt: skip
         require_same(checkpoint, field, has if says is None else says, has)
-    if checkpoint.config.get("truncated_vocab_size", target.vocab_size) != target.vocab_size:
+    if checkpoint.config.get("truncated_vocab_size") not in (None, target.vocab_size):
         raise UnsupportedModelError(f"{checkpoint.path}: Medusa heads with a truncated vocabulary are not supported")
+    if checkpoint.config.get("original_lm_head"):
+        raise UnsupportedModelError(f"{checkpoint.path}: Medusa heads with original_lm_head are not supported")
     stored = {ours: name for name in checkpoint.names if (ours := _our_name(name, options.blocks)) is not None}
-    for ours in [ours for ours in stored if int(ours.split(".")[1]) >= options.heads]:
-        del stored[ours]
-    if unknown := sorted(set(checkpoint.names) - set(stored.values())):
-        raise CheckpointError(
-            f"{checkpoint.path}: {len(unknown)} tensors are no part of {options.heads} Medusa heads with "
-            f"{options.blocks} blocks, such as {unknown[0]}"
-        )
     biased = tuple(f"heads.0.blocks.{block}.bias" in stored for block in range(options.blocks))
     with without_storage():
         heads = MedusaHeads(target.hidden_size, target.vocab_size, options.heads, biased)
@@ -58,6 +53,11 @@ def open_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: Te
     shared = not any(name in stored for name in outputs)
     theirs = _output_of(model, weights) if shared else None
     shapes = {name: tuple(parameter.shape) for name, parameter in heads.named_parameters()}
+    if unknown := sorted(set(checkpoint.names) - {name for ours, name in stored.items() if ours in shapes}):
+        raise CheckpointError(
+            f"{checkpoint.path}: {len(unknown)} tensors are no part of {options.heads} Medusa heads with "
+            f"{options.blocks} blocks, such as {unknown[0]}"
+        )
     own = {name: shape for name, shape in shapes.items() if not (shared and name in outputs)}
     checkpoint.require({stored.get(name, name): shape for name, shape in own.items()}, WEIGHTS)
     expressions: dict[str, WeightExpr] = {name: Ref(checkpoint.name_in_build(stored[name])) for name in own}
@@ -66,7 +66,7 @@ def open_medusa(checkpoint: HeadsCheckpoint, model: PreTrainedModel, weights: Te
     return DraftHeads(
         kind=MEDUSA,
         width=target.hidden_size,
-        points=[Point(model.get_decoder().norm, True)],
+        points=[Point(model.get_decoder(), True)],
         features=Last(),
         head=heads.eval(),
         feature_weights={},

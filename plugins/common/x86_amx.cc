@@ -5,8 +5,6 @@
 
 namespace {
 
-constexpr TileConfig kConfig(kTileRows, 0);
-
 // Makes tiles 4 to 7 hold `unit` everywhere, and 0 to 3 zeros.
 void begin(int32_t unit) {
   alignas(64) int32_t ones[kTileRows * kTileBytes / 4];
@@ -31,7 +29,7 @@ int32_t first_sum() {
 }  // namespace
 
 extern "C" float tw_ceiling_int8_amx(int64_t iterations) {
-  const Tiles tiles(kConfig);
+  const Tiles tiles(kAllTiles);
   begin(0x01010101);
   for (int64_t n = 0; n < iterations; ++n) {
     _tile_dpbssd(0, 4, 6);
@@ -43,7 +41,7 @@ extern "C" float tw_ceiling_int8_amx(int64_t iterations) {
 }
 
 extern "C" float tw_ceiling_bf16_amx(int64_t iterations) {
-  const Tiles tiles(kConfig);
+  const Tiles tiles(kAllTiles);
   begin(0x3f803f80);
   for (int64_t n = 0; n < iterations; ++n) {
     _tile_dpbf16ps(0, 4, 6);

@@ -30,6 +30,15 @@ struct alignas(64) TileConfig {
   }
 };
 
+constexpr TileConfig kAllTiles(kTileRows, 0);
+
+// Returns how many of the `left` rows come next, `most` or fewer, so that no part after it has fewer rows
+// than a tile has.
+inline int64_t next_rows(int64_t left, int64_t most) {
+  if (left <= most) return left;
+  return left - kTileRows < most ? left - kTileRows : most;
+}
+
 // While it lives, the thread has tiles. Without it the processor keeps no state of them.
 class Tiles {
  public:

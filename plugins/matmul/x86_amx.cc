@@ -205,20 +205,14 @@ void sum_chunk(const tw_matmul_args* a, int64_t row, int64_t rows, int64_t panel
   }
 }
 
-// Returns how many rows come next, so that no chunk after it has fewer than a tile has.
-int64_t chunk_of(int64_t left) {
-  const int64_t most = kChunkTiles * kTileRows;
-  return left <= most ? left : at_most(most, left - kTileRows);
-}
-
 void matmul_of_tiles(const tw_matmul_args* a) {
-  constexpr TileConfig kConfig(kTileRows, 0);
-  const Tiles tiles(kConfig);
+  const Tiles tiles(kAllTiles);
   alignas(64) float sum[kChunkTiles * kTileRows * kSumStride];
   for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
     const int64_t panels = at_most(kUnit, a->panel_end - panel);
     for (int64_t row = 0; row < a->rows;) {
-      const int64_t rows = chunk_of(a->rows - row), whole = rows / kTileRows * kTileRows;
+      const int64_t rows = next_rows(a->rows - row, kChunkTiles * kTileRows),
+                    whole = rows / kTileRows * kTileRows;
       sum_chunk(a, row, rows, panel, panels, sum);
       finish_for(a, panels)(a, row, whole, panel, sum);
       // The last tile began with a row that has been finished already.

@@ -22,10 +22,9 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 
 constexpr int64_t kGroupColumns = 2048;  // of K in a block: the decoded unit fits the L2 cache
 constexpr int64_t kGroupRows = 192;      // of a chunk
-constexpr TileConfig kAllTiles(kTileRows, 0);
-constexpr int64_t kAtOnce = 4;          // groups, in a tile of sums each
-constexpr int64_t kFront = 128;         // bytes before a decoded group: its scales and its zero points
-constexpr int64_t kSmallestGroup = 64;  // of those in tiles
+constexpr int64_t kAtOnce = 4;           // groups, in a tile of sums each
+constexpr int64_t kFront = 128;          // bytes before a decoded group: its scales and its zero points
+constexpr int64_t kSmallestGroup = 64;   // of those in tiles
 constexpr int64_t kDecodedGroups =
     kGroupColumns / kSmallestGroup * kFront + kGroupColumns * kLanes;  // bytes of a panel
 
@@ -162,11 +161,6 @@ void sum_block_of_groups(const tw_quantized_matmul_args* args, int64_t row, int6
   }
 }
 
-// Returns how many rows come next, so that no chunk after it has fewer than a tile has.
-inline int64_t chunk_of_groups(int64_t left) {
-  return left <= kGroupRows ? left : at_most(kGroupRows, left - kTileRows);
-}
-
 // Computes 16 rows or more, of groups of 64 or 128 columns.
 template <int kDtype>
 void matmul_of_groups(const tw_quantized_matmul_args* args) {
@@ -177,7 +171,7 @@ void matmul_of_groups(const tw_quantized_matmul_args* args) {
   for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
     const int64_t panels = at_most(kUnit, a->panel_end - panel);
     for (int64_t row = 0; row < a->rows;) {
-      const int64_t rows = chunk_of_groups(a->rows - row), whole = rows / kTileRows * kTileRows;
+      const int64_t rows = next_rows(a->rows - row, kGroupRows), whole = rows / kTileRows * kTileRows;
       for (int64_t begin = 0; begin < groups; begin += at_once)
         sum_block_of_groups<kDtype>(args, row, rows, panel, panels, begin, at_most(begin + at_once, groups),
                                     sum);

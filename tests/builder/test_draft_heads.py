@@ -127,6 +127,7 @@ MEDUSA: dict[str, tuple[str, dict[str, Any]]] = {
     "vllm": ("llama", {"form": "vllm", "bias": False, "heads": 6, "prefix": "medusa_heads."}),
     "experts": ("qwen3_moe", {"form": "vllm"}),
     "norms around": ("gemma2", {}),
+    "layer norms": ("gpt_neox", {}),
 }
 
 
@@ -214,6 +215,8 @@ WRONG_MEDUSA: dict[str, tuple[type[Exception], str, Any]] = {
     "a head more": (CheckpointError, r"heads.3.blocks.0.weight: missing", {"num_heads": 4}),
     "a head less": (CheckpointError, r"\d tensors are no part of 2 Medusa heads with 1 blocks", {"num_heads": 2}),
     "blocks that are not there": (CheckpointError, r"heads.0.blocks.1.weight: missing", {"num_hidden_layers": 2}),
+    "more blocks than there may be": (CheckpointError, "must have 1 to 16 blocks", {"num_hidden_layers": 10**9}),
+    "one output matrix for all": (UnsupportedModelError, "original_lm_head are not", {"original_lm_head": True}),
     "no number": (CheckpointError, "as medusa_num_layers or num_hidden_layers: None", {"num_hidden_layers": None}),
 }
 

@@ -260,6 +260,20 @@ TW_TEST(a_plan_may_have_heads) {
   TW_CHECK_EQ(Plan::parse(ToyPlan().bytes()).logit_instructions(), size_t{13});
 }
 
+TW_TEST(heads_that_only_write_a_cache_have_its_group) {
+  ToyPlan t;
+  const ToyHeads heads(t);
+  t.header.cache_groups = 2;
+  t.kv_layers[1].group = 1;
+  std::erase_if(t.instructions, [&](const Instruction& i) {
+    return i.op == static_cast<uint32_t>(Op::kPagedAttention) && i.ints[0] == 1;
+  });
+  auto& product = t.instructions[16];  // of what attention wrote: now of q
+  TW_CHECK_EQ(product.in[0], heads.y);
+  product.in[0] = heads.q;
+  TW_CHECK_EQ(Plan::parse(t.bytes()).facts().draft_group, 1);
+}
+
 TW_TEST(heads_without_attention_have_no_cache_group) {
   ToyPlan t;
   const int32_t x = t.buffer(BufferKind::kTokens, ToyPlan::kHidden);

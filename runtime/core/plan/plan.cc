@@ -46,6 +46,17 @@ size_t Plan::logit_instructions() const {
   return end;
 }
 
+bool names_kv_layer(uint32_t op) {
+  switch (static_cast<Op>(op)) {
+    case Op::kPagedAttention:
+    case Op::kRotaryKvWrite:
+    case Op::kLatentKvWrite:
+      return true;
+    default:
+      return false;
+  }
+}
+
 ModelFacts Plan::facts() const {
   ModelFacts facts;
   facts.vocab_size = static_cast<int32_t>(header.vocab_size);
@@ -68,7 +79,7 @@ ModelFacts Plan::facts() const {
     facts.draft_vocab = cols(entry->ints[0]);
     facts.draft_group = -1;
     for (size_t i = model_instructions(); i < instructions.size(); ++i) {
-      if (instructions[i].op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
+      if (!names_kv_layer(instructions[i].op)) continue;
       facts.draft_group = static_cast<int32_t>(kv_layers[static_cast<size_t>(instructions[i].ints[0])].group);
     }
   }

@@ -37,6 +37,9 @@ struct Plan {
   ModelFacts facts() const;
 };
 
+// Returns whether an op reads or writes the cache of a KV layer, which its first whole number names.
+bool names_kv_layer(uint32_t op);
+
 // Returns the name of an op ("embedding", "rms_norm", ...), or null if there is no such op.
 const char* op_name(uint32_t op);
 

@@ -117,7 +117,7 @@ void check_heads(const Plan& plan) {
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
     const auto op = static_cast<Op>(instruction.op);
-    if (op == Op::kPagedAttention || op == Op::kRotaryKvWrite || op == Op::kLatentKvWrite) {
+    if (names_kv_layer(instruction.op)) {
       const auto layer = static_cast<size_t>(instruction.ints[0]);
       (i < begin ? models : own)[layer] = true;
       if (i > begin) {

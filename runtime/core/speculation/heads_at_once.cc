@@ -36,7 +36,13 @@ void HeadsAtOnce::prepare(const StepPlan& plan, const Worth& worth) {
 
 void HeadsAtOnce::computed(const StepPlan& plan) {
   const FeatureRows features = executor_.features();
-  if (!features.data) return;
+  if (!features.data) {  // what is kept may have been computed behind wrong proposals
+    for (const PlannedChunk& chunk : plan.chunks) {
+      const auto found = mirrors_.find({chunk.sequence->id, chunk.sequence->completion});
+      if (found != mirrors_.end()) found->second.features.clear();
+    }
+    return;
+  }
   const float* row = features.data;
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
