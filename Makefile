@@ -40,10 +40,13 @@ endef
 export TRITON_NEEDS
 # mypy looks for packages in folders, and here they are folders only once installed: show it the same as links.
 TYPED := build/typed/tensorwright
-ROOMS := engine_format models ir plugins passes builder runtime
+ROOMS := engine_format models ir plugins passes builder runtime insight
 CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
+# Sources keep their bytecode too, and tests what pytest makes of their asserts: each worker and each process that a test starts
+# would compile them again, a third of the time that a worker needs until its first test.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-wheel \
 	check lint fast-tests one-build sanitize clean FORCE
@@ -71,7 +74,7 @@ $(MODULES): FORCE
 
 $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE) $(MODULES)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
-	@$(PIP) --no-build-isolation -e '.[build,serve,$(if $(GPU_EXTRAS),$(GPU_EXTRAS)$(comma))dev]'
+	@$(PIP) --no-build-isolation -e '.[build,serve,ray,report,$(if $(GPU_EXTRAS),$(GPU_EXTRAS)$(comma))dev]'
 	@touch $@
 
 triton-venv: $(TRITON_VENV)/.installed
@@ -203,7 +206,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	@mkdir -p $(TYPED)
 	@ln -sfn $(addprefix $(CURDIR)/,$(wildcard src/tensorwright/*.py) src/tensorwright/options $(ROOMS)) $(TYPED)
-	cd build/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p tensorwright
+	cd build/typed && $(abspath $(BIN))/mypy --num-workers 2 --config-file $(CURDIR)/pyproject.toml -p tensorwright
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
 fast-tests: setup
@@ -218,8 +221,8 @@ one-build: setup
 SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
 	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF \
 	$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thread_team_test executor_test token_masks_test \
-	guided_engine_test
+THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thread_team_test timeline_test executor_test token_masks_test \
+	guided_engine_test ranks_test prefix_transfer_test
 
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined

@@ -47,7 +47,7 @@ def step_inputs(seqs: int, context: int, tokens: int, block: int) -> tuple[Any, 
     )
 
 
-def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float, dict[str, dict[str, float]]]:
+def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float, dict[str, dict[str, Any]]]:
     """Returns (mean wall seconds of a step, op -> seconds, bytes and ops of one step)."""
     executor.step(*inputs)
     executor.profile(True)
@@ -57,21 +57,21 @@ def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float
         executor.step(*inputs)
         walls.append(time.perf_counter() - start)
     executor.profile(False)
-    ops: dict[str, dict[str, float]] = {}
+    ops: dict[str, dict[str, Any]] = {}
     for row in executor.profile_table():
         kind = f"{row['op']} {row['name'].rsplit('.', 1)[-1]}" if "matmul" in row["op"] else row["op"]
-        sums = ops.setdefault(kind, {"seconds": 0.0, "bytes": 0.0, "ops": 0.0})
+        sums = ops.setdefault(kind, {"arithmetic": row["arithmetic"], "seconds": 0.0, "bytes": 0.0, "ops": 0.0})
         sums["seconds"] += row["ns"] * 1e-9 / repeats
         sums["bytes"] += row["bytes"] / repeats
         sums["ops"] += row["ops"] / repeats
     return statistics.fmean(walls), ops
 
 
-def show(name: str, wall: float, ops: dict[str, dict[str, float]], ceilings: Ceilings, dtype: str) -> None:
+def show(name: str, wall: float, ops: dict[str, dict[str, Any]], ceilings: Ceilings) -> None:
     print(f"\n{name}: {wall * 1e3:.2f} ms; ceilings: {figures(ceilings)}")
     print(f"  {'op':28}{'ms':>9}{'share':>8}{'GB/s':>8}{'GOP/s':>9}{'roofline':>10}")
     for kind, o in sorted(ops.items(), key=lambda item: -item[1]["seconds"]):
-        ideal = ceilings.ideal_seconds(kind.split()[0], dtype, o["bytes"], o["ops"])
+        ideal = ceilings.ideal_seconds(o["arithmetic"], o["bytes"], o["ops"])
         seconds = max(o["seconds"], 1e-12)
         print(f"  {kind:28}{seconds * 1e3:9.3f}{seconds / wall:8.1%}{o['bytes'] / seconds / 1e9:8.1f}"
               f"{o['ops'] / seconds / 1e9:9.1f}{ideal / seconds:10.0%}")  # fmt: skip
@@ -95,7 +95,6 @@ def main() -> None:
 
     from machine import describe, wait_until_idle
 
-    config = json.loads((args.engine / "config.json").read_text())
     cpu = args.engine / "cpu"
     executor = _runtime.CpuExecutor(str(cpu / "plan.bin"), str(cpu / "weights.bin"), args.threads, "map")
     block = executor.facts()["block_size"]
@@ -106,7 +105,7 @@ def main() -> None:
         before = measure_ceilings(args.threads)
         wall, ops = profile(executor, step_inputs(seqs, context, tokens, block), args.repeats)
         ceilings = best(before, measure_ceilings(args.threads))
-        show(name, wall, ops, ceilings, config["dtype"])
+        show(name, wall, ops, ceilings)
         report[name] = {"wall_seconds": wall, "ops": ops, "ceilings": asdict(ceilings)}
     if args.json:
         args.json.write_text(json.dumps(report, indent=2))

@@ -1,7 +1,4 @@
-"""Builds an engine directory from a checkpoint: traces, rewrites, emits and measures, then puts it in place whole.
-
-It has more than 500 lines because the steps of a build are here in their order, and all work on one BuildRun.
-"""
+"""Builds an engine directory from a checkpoint: traces, rewrites, emits and measures, then puts it in place whole."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from tensorwright.builder.calibrate.kept_formats import choose_kept, choose_orde
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
+from tensorwright.builder.graphs import rewrite_graph, trace_model
 from tensorwright.builder.heads import drop_features, join_heads, write_heads
 from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.measure.accuracy import Measurement, multiply_adds
@@ -34,33 +32,26 @@ from tensorwright.builder.measure.sample import (
 from tensorwright.builder.options import BuildOptions, named_place
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
-from tensorwright.builder.process import MemoryWatch, paused_collector, uninterrupted
+from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
 from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.engine_config import EngineConfig, HeadsRecord, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
-from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, UNQUANTIZED, QuantizeSpec, every_format
+from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, QuantizeSpec, every_format
 from tensorwright.errors import (
-    BuildError,
     CheckpointError,
     InvalidOptionError,
-    MissingDependencyError,
     NumericalError,
     TensorwrightWarning,
-    reason,
 )
-from tensorwright.installing import BUILD_PACKAGES, install
-from tensorwright.ir.facts import Facts
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.heads_checkpoint import HeadsCheckpoint, open_heads_checkpoint
-from tensorwright.models.registry import Quantized, Traced, expected_counts
 from tensorwright.options.build import OWN_HEADS
 from tensorwright.options.text_file import NamedText, read_text_file
 
 if TYPE_CHECKING:
     from tensorwright.builder.calibrate.sample import Sample as CalibrationSample
-    from tensorwright.builder.trace.export import TracedHeads
     from tensorwright.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
@@ -104,6 +95,9 @@ def build(
     max_num_tokens: int | None = None,
     int4_kernel: str | None = None,
     heads: str | Path | None = None,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: bool = False,
     revision: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -136,7 +130,10 @@ def build(
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
     means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 or Medusa heads trained for the model,
     a directory or a hub name, or "mtp", the checkpoint's own layer that predicts further tokens; the engine can propose
-    tokens to itself with them (docs/speculation.md).
+    tokens to itself with them (docs/speculation.md). expert_parallel: each rank of a stage has some of the experts of a
+    layer whole, where it would have a part of every expert.
+    For target cpu and the TensorRT targets: tensor_parallel, pipeline_parallel: how many ranks share every layer, and
+    how many stages share the layers; the engine runs in so many processes (docs/ranks.md).
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
     means the library's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step;
@@ -166,6 +163,9 @@ def build(
         max_num_tokens=max_num_tokens,
         int4_kernel=int4_kernel,
         heads=named_place(heads),
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
     )
     return build_engine_at(
         model, out, options, revision=revision, verify=verify, dump=dump, overwrite=overwrite, progress=progress,
@@ -204,8 +204,11 @@ def build_engine_at(
             heads = None if options.heads in (None, OWN_HEADS) else open_heads_checkpoint(options.heads)
             checkpoint.heads = None if heads is None else heads.stored
         run = BuildRun(options, target, checkpoint, writer, phases, memory, text, heads)
-        graph, traced_heads = _trace(run)
-        report = _rewrite(run, graph, verify=verify, dump=graphs, heads=traced_heads)
+        graph, traced_heads = trace_model(options, target, checkpoint, phases, heads)
+        report = rewrite_graph(
+            graph, target, checkpoint, phases,
+            verify=verify, dump=graphs, heads=traced_heads, choose=partial(choose_formats, run),
+        )  # fmt: skip
         if traced_heads is not None:
             with phases.run("passes"):
                 join_heads(traced_heads, report, checkpoint, pipeline=target.PIPELINE, verify=verify)
@@ -299,86 +302,6 @@ def emit_and_measure(
     return _finish(run, report, source, heads, emitted, measured, notes)
 
 
-@paused_collector()
-def _trace(run: BuildRun) -> tuple[Graph, TracedHeads | None]:
-    options, checkpoint, phases = run.options, run.checkpoint, run.phases
-    dtype, file = options.dtype, checkpoint.config_file
-    if not checkpoint.has_parts:  # The config of a part leaves out the defaults of its class, which is imported below.
-        options.max_seq_len_for(checkpoint.config, file)
-    if dtype == "auto":
-        dtype = run.target.activation_dtype(options, checkpoint.native_dtype)
-    with phases.run("import"):
-        # torch and transformers take seconds to import. Every error that can be found without them is raised before.
-        try:
-            with uninterrupted():  # an interrupt's exception inside torch's C++ parts would abort the process
-                import torch  # noqa: F401
-            from tensorwright.builder.trace.export import trace_for_engine, trace_with_heads
-            from tensorwright.builder.trace.load_model import text_config
-        except ModuleNotFoundError as error:
-            if error.name not in BUILD_PACKAGES:
-                raise
-            raise MissingDependencyError(
-                f"building an engine needs {error.name}, which is not installed: {install('build')}"
-            ) from error
-    with phases.run("trace"):
-        max_seq_len = options.max_seq_len_for(text_config(checkpoint), file)
-        heads = None
-        if options.heads is None:
-            graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-        else:
-            graph, heads = trace_with_heads(checkpoint, run.heads_checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-    graph.facts.block_size = run.target.block_size(max_seq_len)
-    ask_for_quantization(graph.facts, options)
-    return graph, heads
-
-
-def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
-    """Sets the facts that ask the passes for the quantization which the options name."""
-    facts.kv_cache_dtype = options.kv_cache_dtype
-    facts.activations = options.activations
-    facts.quantize = options.quantize_spec
-    facts.channel_scales = options.calibration.scales
-    facts.outlier_columns = {}  # choose_formats finds them
-
-
-@paused_collector()
-def _rewrite(
-    run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None, heads: TracedHeads | None = None
-) -> PassReport:
-    from tensorwright.builder.emit.quantized_weights import QuantizingWeights
-    from tensorwright.builder.trace.load_model import text_config
-    from tensorwright.passes.pipeline import run_pipeline
-
-    checkpoint, pipeline = run.checkpoint, run.target.PIPELINE
-    expected = _expected(graph, text_config(checkpoint))
-    further = {} if heads is None else heads.heads.passes_of_features(_quantized(graph).layers)
-    expected |= {name: expected[name] + more for name, more in further.items() if name in expected}
-    steps = sum(len(phase.steps) for phase in pipeline)
-    with run.phases.run("passes") as advance:
-        done = 0
-
-        def count_pass(name: str, rewrites: int, seconds: float) -> None:
-            nonlocal done
-            done += 1
-            advance(done, steps)
-
-        try:
-            return run_pipeline(
-                graph,
-                verify=verify,
-                weights=QuantizingWeights(checkpoint) if verify else None,
-                dump=dump,
-                expectations=expected,
-                progress=count_pass,
-                pipeline=pipeline,
-                choose=partial(choose_formats, run),
-            )
-        except OSError as error:
-            if dump is None:
-                raise
-            raise BuildError(f"{dump}: the graphs cannot be dumped there ({reason(error)}); choose another") from error
-
-
 def choose_formats(run: BuildRun, cached: Graph) -> None:
     """Puts formats in place of the choices that the fact "quantize" of a cached graph leaves to the build, and says of
     which products the inputs must be in another order for the codes of a quantized checkpoint, and which columns they
@@ -439,36 +362,13 @@ def _tell_of_decoded(checkpoint: Checkpoint, names: list[str]) -> None:
         )
 
 
-def _expected(graph: Graph, config: dict[str, Any]) -> dict[str, int]:
-    """Returns how often each pass must fire. Rules of formats may leave it open how many matrices are quantized."""
-    counts = expected_counts(config, _quantized(graph), graph.facts.set_facts.get("layers"), _traced(graph))
-    spec = graph.facts.quantize
-    if spec is not None and not spec.says_how_many:
-        counts.pop("quantize_weights", None)
-    return counts
-
-
-def _traced(graph: Graph) -> Traced:
-    """Returns what the trace holds of the parts that every family counts in its own words."""
-    from tensorwright.passes.canonicalise_recurrences import count_recurrences
-
-    over_positions = [node for node in graph.find("softmax") if isinstance(node.output.shape[node.attrs["dim"]], str)]
-    return Traced(len(over_positions), count_recurrences(graph), len(list(graph.find("experts"))))
-
-
-def _quantized(graph: Graph) -> Quantized:
-    """Returns which matrices the build was asked to quantize."""
-    spec = graph.facts.quantize or UNQUANTIZED
-    return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
-
-
 def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
     """Returns the accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
     if run.options.accuracy == "none":
         return None
     with run.phases.run("accuracy") as advance:
         task = Measurement(run.options.accuracy, _sample(run, graphs), advance)
-        record = run.target.measure(run.writer, graphs, run.checkpoint, task)
+        record = run.target.measure(run.writer, graphs, run.checkpoint, task, run.options)
     _require_numbers(record, run.checkpoint, graphs.traced.facts.dtype)
     return record
 
@@ -528,6 +428,7 @@ def _finish(
             accuracy=measured,
             quantization=None if emitted.quantization is None else {**emitted.quantization, **run.choices},
             kv_block_bytes=emitted.kv_block_bytes,
+            states=emitted.state_bytes,
             source=source,
             sizes=writer.sizes,
             heads=heads,

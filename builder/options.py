@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
+from tensorwright.engine_format.engine_config import MAX_RANKS
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
@@ -51,6 +52,7 @@ class BuildOptions(BuildFields):
         spec = self.quantize_spec
         if spec is not None:
             self._check_calibration(spec)
+        self._check_ranks()
         measured = spec is not None and any(choice.bits is not None for choice in spec.choices)
         if self.calibration_text is not None and self.calibrate == "none" and not measured:
             raise InvalidOptionError(
@@ -138,6 +140,32 @@ class BuildOptions(BuildFields):
         """The text of `quantize` with what the file `quantize_config`, which is read once, and `sparsity` say."""
         return asked_formats(self)
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks the engine has; 1 if it is not parallel."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def _check_ranks(self) -> None:
+        """Raises InvalidOptionError for what a parallel engine does not have."""
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise InvalidOptionError(
+                "expert_parallel shares the experts of a layer among the ranks of tensor_parallel, and that is 1; say "
+                "how many ranks there are, or leave out expert_parallel"
+            )
+        if self.ranks == 1:
+            return
+        if self.ranks > MAX_RANKS:
+            raise InvalidOptionError(
+                f"tensor_parallel times pipeline_parallel must be at most {MAX_RANKS}, not {self.ranks}"
+            )
+        alone = {"calibrate": "none", "heads": None}
+        for name, value in alone.items():
+            if getattr(self, name) != value:
+                raise InvalidOptionError(
+                    f"{name} is for engines of one rank, and tensor_parallel or pipeline_parallel asks for "
+                    f"{self.ranks}; leave one of them out"
+                )
+
     def record(self) -> dict[str, Any]:
         """Returns the options as config.json keeps them: without those of other targets, and without places
         and texts. The rules of a file stand in `quantize`."""
@@ -150,6 +178,11 @@ class BuildOptions(BuildFields):
             del options["accuracy_tokens"]
         if not self.keep_weights:
             del options["keep_weights"]
+        for name in ("tensor_parallel", "pipeline_parallel"):
+            if options[name] == 1:
+                del options[name]
+        if not self.expert_parallel:
+            del options["expert_parallel"]
         for option in options_in(BuildFields):
             if option.targets and self.target not in option.targets:
                 options.pop(option.name, None)

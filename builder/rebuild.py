@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tensorwright.builder.build import (
     BuildResult,
     BuildRun,
-    ask_for_quantization,
     build_engine_at,
     check_measured_text,
     choose_formats,
@@ -24,10 +23,12 @@ from tensorwright.builder.build import (
 )
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
+from tensorwright.builder.graphs import ask_for_quantization
 from tensorwright.builder.kept_weights import EngineSource
 from tensorwright.builder.options import BuildOptions, named_place
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places
+from tensorwright.builder.plain_graph import plain_graph
 from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import find_target
 from tensorwright.engine_format.engine_config import BUILT_IN_TEXT, EngineConfig
@@ -35,11 +36,9 @@ from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS, TOKENIZER
 from tensorwright.engine_format.strict_json import write_value
 from tensorwright.engine_format.weight_formats import KEPT
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
-from tensorwright.ir.facts import QUANTIZATION
-from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
-from tensorwright.ir.weights import without_scales
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.options.build import OF_EVERY_TARGET
 
@@ -211,45 +210,6 @@ def read_graph(engine: Path) -> Graph:
             f"{engine / GRAPH}: not a graph that this version builds from ({error}); build from the checkpoint"
         ) from error
     return graph
-
-
-def plain_graph(graph: Graph) -> Graph:
-    """Returns a copy of the graph before quantization: weights, the order of columns and the KV cache as the model has
-    them, no channel scales, and products that read all columns."""
-    from tensorwright.passes.order_columns import restore_order
-    from tensorwright.passes.quantize_weights import QUANTIZED
-
-    graph = graph.clone()
-    restore_order(graph)
-    join_columns(graph)
-    for node in graph.find("weight"):
-        node.attrs["expr"] = without_scales(node.attrs["expr"])
-    for node in graph.nodes:
-        if not node.op.startswith(QUANTIZED):
-            continue
-        node.op = node.op.removeprefix(QUANTIZED)
-        node.attrs = {name: value for name, value in node.attrs.items() if name != "format"}
-        node.output.name = node.output.name.rpartition(".")[0]  # quantize_weights added a number to it
-    graph.restart_names()
-    facts = graph.facts
-    facts.kv_layers = [replace(layer, dtype="") for layer in facts.kv_layers]
-    facts.clear(*QUANTIZATION)
-    return graph
-
-
-def join_columns(graph: Graph) -> None:
-    """Undoes keep_outlier_columns: products read all columns of their inputs."""
-    from tensorwright.passes.rewriting.rewriter import splice
-
-    users = graph.users()
-    forward: dict[Value, Value] = {}
-    for node in graph.find("split_columns"):
-        rest, taken = node.outputs
-        forward[rest] = node.operand(0)
-        for kept in users[taken]:
-            for total in users[kept.output]:
-                forward[total.output] = total.operand(1)  # the product that is rounded
-    splice(graph, {}, forward)
 
 
 def same_formats(run: BuildRun, config: EngineConfig) -> bool:

@@ -3,9 +3,9 @@
 python docs/make_options.py            writes the tables
 python docs/make_options.py --check    exits with 1, and names the pages whose tables are old
 
-A table stands between two markers. The first names a door (tensorwright/options/declare.py), and also a target if the
-table has only the options that not all targets have. Sentences and defaults are not written here: correct the
-declaration.
+A table stands between two markers. The first names a door (tensorwright/options/declare.py), also a record if the table
+has only that record's options, and also a target if it has only the options that not all targets have. Sentences and
+defaults are not written here: correct the declaration.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from tensorwright.options.bench import LoadFields, LoadTestFields
 from tensorwright.options.build import BuildFields
 from tensorwright.options.declare import Door, Option, options_at
 from tensorwright.options.engine import EngineFields
+from tensorwright.options.ray import RayFields
 from tensorwright.options.server import NetworkFields, ServerFields
+from tensorwright.options.transfer import RouterFields, TransferFields
 from tensorwright.options.triton import ModelFields, RepositoryFields
 
 DOCS = Path(__file__).resolve().parent
 GROUPS = (
-    ModelFields, RepositoryFields, NetworkFields, ServerFields, LoadFields, LoadTestFields, EngineFields, BuildFields,
+    ModelFields, RepositoryFields, RouterFields, NetworkFields, ServerFields, TransferFields, RayFields, LoadFields,
+    LoadTestFields, EngineFields, BuildFields,
 )  # fmt: skip
 """The groups of options, in the order in which a table lists them."""
 TABLE = re.compile(
-    r"<!-- options of (?P<door>[\w .-]+?)(?: for target (?P<target>\S+))? -->\n.*?<!-- end of options -->", re.DOTALL
+    r"<!-- options of (?P<door>[\w .-]+?)(?: in (?P<record>\w+))?(?: for target (?P<target>\S+))? -->\n"
+    r".*?<!-- end of options -->",
+    re.DOTALL,
 )
 DEFAULT = re.compile(r" ?\[default: (?P<words>.*)\]$")
 """The end of a help text, where the default is no value of the option's own."""
@@ -53,9 +58,11 @@ def spelled(default: object, door: Door) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) and door is Door.TRITON else default}`"
 
 
-def table(door: Door, target: str | None) -> str:
-    """Returns the table of the door's options. target: of those that only some targets have, this one among them."""
-    options = {option.name: option for option in options_at(door, *GROUPS)}  # two groups may share an option
+def table(door: Door, record: str | None, target: str | None) -> str:
+    """Returns the table of the door's options. record: of those of the record of this name. target: of those that only
+    some targets have, this one among them."""
+    groups = [group for group in GROUPS if record in (None, group.__name__)]
+    options = {option.name: option for option in options_at(door, *groups)}  # two groups may share an option
     rows = [row(option, door) for option in options.values() if target is None or target in option.targets]
     what = "parameter" if door is Door.TRITON else "option"
     return "\n".join([f"| {what} | default | meaning |", "|---|---|---|", *rows])
@@ -65,7 +72,8 @@ def written(text: str) -> str:
     """Returns a page's text with tables that are true now."""
 
     def new(old: re.Match[str]) -> str:
-        return f"{old[0].splitlines()[0]}\n{table(Door(old['door']), old['target'])}\n<!-- end of options -->"
+        rows = table(Door(old["door"]), old["record"], old["target"])
+        return f"{old[0].splitlines()[0]}\n{rows}\n<!-- end of options -->"
 
     return TABLE.sub(new, text)
 

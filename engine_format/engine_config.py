@@ -23,6 +23,8 @@ from tensorwright.json_text import read_json
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
+MAX_RANKS = 64
+"""The most ranks of a parallel engine. runtime/core/ranks/shared_segment.h has the same number."""
 BUILT_IN_TEXT = "built-in text"
 """The name of a text that Tensorwright brings along."""
 
@@ -236,6 +238,36 @@ class EngineConfig:
     """None for an engine without heads that propose tokens."""
 
     @property
+    def tensor_parallel(self) -> int:
+        """How many ranks share every layer."""
+        return int(self.build_options.get("tensor_parallel", 1))
+
+    @property
+    def pipeline_parallel(self) -> int:
+        """How many stages share the layers."""
+        return int(self.build_options.get("pipeline_parallel", 1))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the engine has; 1 if it is not parallel."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def require_one_rank(self, path: Path, what: str) -> None:
+        """Raises InvalidOptionError for a parallel engine. path: the engine. what: what cannot be done with it."""
+        if self.ranks > 1:
+            raise InvalidOptionError(
+                f"{path}: {what} needs an engine of one rank, this one has {self.ranks}; build the model once more "
+                "without --tensor-parallel and --pipeline-parallel"
+            )
+
+    def run_files(self, rank: int | None = None) -> tuple[str, ...]:
+        """Returns the names of the files that one rank runs, or all ranks, the largest first."""
+        if self.ranks == 1:
+            return TARGETS[self.target].files
+        ranks = range(self.ranks) if rank is None else (rank,)
+        return tuple(name.format(r) for r in ranks for name in TARGETS[self.target].rank_files)
+
+    @property
     def stored_cache_dtype(self) -> str:
         """The element type of the KV cache."""
         return self.dtype if self.kv_cache_dtype == AS_ACTIVATIONS else self.kv_cache_dtype
@@ -279,7 +311,10 @@ class EngineConfig:
             }
         except (ValueError, InvalidOptionError) as error:
             raise EngineError(f"{path}: {error}; {REMEDY}") from error
-        return cls(**{name: config[name] for name in ("tensorwright_version", "target", "dtype")}, **sections)
+        made = cls(**{name: config[name] for name in ("tensorwright_version", "target", "dtype")}, **sections)
+        if made.ranks > 1 and not TARGETS[made.target].rank_files:
+            raise EngineError(f"{path}: an engine of target {made.target!r} has one rank, not {made.ranks}; {REMEDY}")
+        return made
 
 
 def check_format(path: Path, config: dict[str, Any]) -> None:
@@ -360,6 +395,10 @@ def _with_token_ids(path: Path, model: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     read_value(str, options.get("kv_cache_dtype", AS_ACTIVATIONS), "build_options.kv_cache_dtype")
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        count = read_value(int, options.get(name, 1), f"build_options.{name}")
+        if not 1 <= count <= MAX_RANKS:
+            raise ValueError(f"build_options.{name} must be 1 to {MAX_RANKS}, not {count}")
     asked = read_value(str | None, options.get("quantize"), "build_options.quantize")
     if asked is not None:
         parse_spec(asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,6 @@ from tensorwright.engine_format.checksums import (
 from tensorwright.engine_format.engine_config import EngineConfig, check_format, checked_token_ids
 from tensorwright.engine_format.file_names import CHECKSUMS, CONFIG, GENERATION_CONFIG
 from tensorwright.engine_format.strict_json import read_object
-from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import EngineError
 
 
@@ -40,12 +39,15 @@ class EngineFolder:
     """The marks of all other files, for `check_unchanged`."""
     created: int = 0
     """Unix time in seconds at which config.json was written or copied."""
+    rank: int | None = None
+    """The rank whose files were checked; None if those of all ranks were."""
 
     @classmethod
-    def open(cls, path: str | Path, meanwhile: Callable[[Self], None] | None = None) -> Self:
+    def open(cls, path: str | Path, meanwhile: Callable[[Self], None] | None = None, rank: int | None = None) -> Self:
         """Checks format, version, target, sizes and checksums. Raises EngineError, which names the file and the remedy.
 
-        meanwhile: called with the engine while the largest file is hashed; all others are checked by then.
+        meanwhile: called with the engine while the largest file is hashed; all others are checked by then. rank: of a
+        parallel engine, the one whose files must be there and are checked; those of others may be missing.
         """
         root = _require_folder(path)
         config_path = root / CONFIG
@@ -59,15 +61,23 @@ class EngineFolder:
         texts = {CONFIG: data}
         marks: dict[str, FileMark] = {}
         verify_file(root, CONFIG, files[CONFIG], texts, marks)
-        engine = cls(root, EngineConfig.from_dict(values, config_path), files, texts, marks, created)
-        target = TARGETS[engine.target]
+        engine = cls(root, EngineConfig.from_dict(values, config_path), files, texts, marks, created, rank)
+        if engine.config.ranks == 1:
+            engine = replace(engine, rank=None)
+        elif rank is not None and not 0 <= rank < engine.config.ranks:
+            raise EngineError(f"{root}: the engine has {engine.config.ranks} ranks, and none of number {rank}")
         work = None if meanwhile is None else partial(meanwhile, engine)
-        others = {name: file for name, file in files.items() if name != CONFIG}
-        verify_files(root, others, target.weights, texts, marks, work)
-        for name in target.files:
+        needed = engine.config.run_files(engine.rank)
+        others = {name: file for name, file in files.items() if name != CONFIG and not engine.is_of_another_rank(name)}
+        verify_files(root, others, needed[0], texts, marks, work)
+        for name in needed:
             engine.file(name)
         engine.read_eos_token_ids()  # This raises if the ids are no token ids.
         return engine
+
+    def is_of_another_rank(self, name: str) -> bool:
+        """Returns whether a file belongs to a rank whose files are not asked for."""
+        return self.rank is not None and name.startswith("rank") and not name.startswith(f"rank{self.rank}/")
 
     def file(self, name: str) -> Path:
         """Returns the path of a file that was checked. Raises EngineError if the engine has no file of that name."""
@@ -89,7 +99,7 @@ class EngineFolder:
 
         Call it once the files are mapped or read: a mapped file stays as it is, whatever happens to the folder.
         """
-        names = [name for name in TARGETS[self.target].files if name in self.marks]
+        names = [name for name in self.config.run_files(self.rank) if name in self.marks]
         check_unchanged(self.path, names, self.marks)
 
     @property

@@ -68,6 +68,9 @@ def write_value(value: Any) -> Any:
         return {one.name: str(item) if "parse" in one.metadata else write_value(item) for one, item in kept}
     if isinstance(value, dict):
         return {key: write_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [write_value(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value
 
 

@@ -24,6 +24,8 @@ class TargetFormat:
     """Kinds of quantized weights, of `weight_formats.FORMATS`."""
     shares_prefixes: bool = True
     """Whether the target's KV cache has blocks that sequences share."""
+    rank_files: tuple[str, ...] = ()
+    """In place of `files` for each rank of a parallel engine, the largest first; empty for a target without ranks."""
 
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
@@ -35,7 +37,8 @@ class TargetFormat:
 
 def _tensorrt(name: str) -> TargetFormat:
     files = (file_names.TENSORRT_ENGINE, file_names.TENSORRT_IO)
-    return TargetFormat(name, files, file_names.TENSORRT_ENGINE, DTYPES, ("int4", "int8", "fp8"))
+    ranks = (file_names.RANK_TENSORRT_ENGINE, file_names.RANK_TENSORRT_IO)
+    return TargetFormat(name, files, file_names.TENSORRT_ENGINE, DTYPES, ("int4", "int8", "fp8"), rank_files=ranks)
 
 
 TARGETS: dict[str, TargetFormat] = {
@@ -47,6 +50,7 @@ TARGETS: dict[str, TargetFormat] = {
             file_names.CPU_WEIGHTS,
             ("float32", "bfloat16"),
             ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w4a8", "w8a8", "fp8"),
+            rank_files=(file_names.RANK_WEIGHTS, file_names.RANK_PLAN),
         ),
         TargetFormat(
             "onnx",

@@ -1,18 +1,19 @@
 """Reads and writes tensorrt/io.json: the inputs and outputs of a TensorRT engine, which shows them only on a GPU.
 
-The builder writes it beside rank0.engine, and the runtime's executor reads it. A dimension is an int or a symbol:
+The builder writes it beside rank0.engine, of a parallel engine into the folder of each rank, and the runtime's executor
+reads it. A dimension is an int or a symbol:
 tokens, seqs, "seqs + 1", rows, and for each cache group G max_blocks.G and pages.G.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES
 from tensorwright.engine_format.file_names import TENSORRT_ENGINE, TENSORRT_IO
-from tensorwright.engine_format.strict_json import read_value
+from tensorwright.engine_format.strict_json import OPTIONAL, read_value, write_value
 from tensorwright.errors import EngineError
 from tensorwright.json_text import read_json
 
@@ -88,6 +89,8 @@ class Manifest:
     """The profile for prefill comes first, the profile for decode second."""
     plugins: dict[str, str]
     """The version of each plugin that the engine has a layer of, by name."""
+    sends: int | None = field(default=None, metadata=OPTIONAL)
+    """How many values a rank sends to the next stage, in place of logits. Absent in an engine that gives logits."""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -113,7 +116,7 @@ class Manifest:
         return max(profile.symbols[symbol].max for profile in self.profiles)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(write_value(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = MANIFEST_FILE) -> Manifest:
@@ -174,11 +177,22 @@ def layer_pages(index: int, group: int, block: tuple[int, int, int], dtype: str)
     return pages + scales
 
 
-def outputs_of(pages: tuple[IoTensor, ...], vocab_size: int) -> tuple[IoTensor, ...]:
-    """Returns the logits, and an output for every page input. The two share their memory."""
+def outputs_of(pages: tuple[IoTensor, ...], vocab_size: int, sent: tuple[IoTensor, ...] = ()) -> tuple[IoTensor, ...]:
+    """Returns the logits, or what `sent` has in their place, and an output for every page input. The last two share
+    their memory."""
     logits = IoTensor("logits", "float32", ("rows", vocab_size))
     aliased = (IoTensor(output_name(page.name), page.dtype, page.shape, page.name) for page in pages)
-    return (logits, *aliased)
+    return (*(sent or (logits,)), *aliased)
+
+
+def sent_output(message: int) -> str:
+    """Returns the name of the output that stands for a value which was sent to the next stage."""
+    return f"sent.{message}"
+
+
+def sent_outputs(count: int, dtype: str) -> tuple[IoTensor, ...]:
+    """Returns these outputs, one element each; nobody writes or reads it."""
+    return tuple(IoTensor(sent_output(message), dtype, (1, 1)) for message in range(count))
 
 
 def output_name(page: str) -> str:
@@ -215,7 +229,9 @@ def _check_tensors(m: Manifest) -> None:
     known = {tensor.name: tensor for tensor in (*step_inputs(m.groups), *pages)}
     needed = {tensor.name for tensor in pages} | {"token_ids"}
     _compare("inputs", m.inputs, known, needed)
-    outputs = {tensor.name: tensor for tensor in outputs_of(pages, m.vocab_size)}
+    _require(m.sends is None or m.sends > 0, "sends", "absent or positive", m.sends)
+    sent = sent_outputs(m.sends or 0, m.dtype)
+    outputs = {tensor.name: tensor for tensor in outputs_of(pages, m.vocab_size, sent)}
     _compare("outputs", m.outputs, outputs, set(outputs))
 
 

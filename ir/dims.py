@@ -7,6 +7,7 @@ exactly when their canonical spellings are equal; every function here takes any 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -40,6 +41,9 @@ def sub(a: Dim, b: Dim) -> Dim:
 
 def mul(*dims: Dim) -> Dim:
     """Returns the product of `dims`, which is 1 for none. The product of a shape is its element count."""
+    numbers = [dim for dim in dims if type(dim) is int]
+    if len(numbers) == len(dims) and not abs(math.prod(numbers)) >> MAX_BITS:
+        return math.prod(numbers)
     product: Polynomial = {(): 1}
     for dim in dims:
         product = _multiply(product, _parse(dim))
@@ -169,6 +173,7 @@ def _spell(poly: Polynomial) -> Dim:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)
 def _syntax(dim: str) -> ast.expr:
     if len(dim) > MAX_CHARACTERS:
         raise GraphError(f"a dimension must have at most {MAX_CHARACTERS} characters, got {len(dim)}")
@@ -183,6 +188,12 @@ def _parse(dim: Dim) -> Polynomial:
         raise GraphError(f"a dimension must be an int or a text, not {dim!r}")
     if isinstance(dim, int):
         return {(): dim} if dim else {}
+    return _parse_text(dim)
+
+
+@lru_cache(maxsize=4096)
+def _parse_text(dim: str) -> Polynomial:
+    """Returns a polynomial that nobody may change: whoever asks again gets the same."""
     try:
         return _polynomial(_syntax(dim), dim)
     except RecursionError:

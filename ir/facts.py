@@ -233,6 +233,18 @@ class Facts:
         _state_layers, lambda layers: [asdict(layer) for layer in layers], default=[]
     )
     """From stage "cached" on: the state of each recurrent layer, by the number that operations name as `state`."""
+    tensor_parallel = Fact(_whole, default=1)
+    """How many ranks share each layer."""
+    tensor_rank = Fact(_whole, default=0)
+    """Which of them this graph is of."""
+    pipeline_parallel = Fact(_whole, default=1)
+    """How many stages share the layers."""
+    pipeline_rank = Fact(_whole, default=0)
+    """Which of them this graph is of."""
+    expert_parallel = Fact(_truth, default=False)
+    """Whether each rank of a stage has some of the experts whole, and not a part of every expert."""
+    left_whole: Fact[list[str]] = Fact(_texts, default=[])
+    """The products that every rank of a stage computes whole, each with the reason."""
     buffers = Fact(_buffers, _buffer_literals)
     """This and the next ones from plan_memory on: the places of all results."""
     token_arena_bytes = Fact(_whole)

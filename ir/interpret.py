@@ -22,6 +22,8 @@ from tensorwright.ir.shape_rules import is_weak
 from tensorwright.ir.weights import WeightExpr
 
 Weights = Callable[[WeightExpr], torch.Tensor]
+Meet = Callable[[Node, list[Any]], Any]
+"""Takes a node that several ranks compute together and its operands as numpy, and returns the result of this rank."""
 
 
 @runtime_checkable
@@ -60,8 +62,13 @@ def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[An
     return [results[v] for v in graph.outputs]
 
 
-def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tuple[Value, Any]]:
-    """Yields every computed value in order. If the caller keeps no value, memory holds only values still needed."""
+def run(
+    graph: Graph, inputs: dict[str, Any], weights: Weights, meet: Meet | None = None
+) -> Iterator[tuple[Value, Any]]:
+    """Yields every computed value in order. If the caller keeps no value, memory holds only values still needed.
+
+    meet: computes what several ranks compute together. Raises GraphError for such a node without it.
+    """
     bindings = bind_inputs(graph, inputs)
     last_use = {v: i for i, n in enumerate(graph.nodes) for v in n.inputs if v is not None}
     env: dict[Value, Any] = {}
@@ -87,7 +94,7 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
                 if lasts and v is not None and v.is_stored:
                     env.setdefault(v, operands[node.inputs.index(v)])
             with torch.no_grad():
-                results = _compute(graph, node, operands, bindings)
+                results = _compute(graph, node, operands, bindings, meet)
             del operands
             env.update(zip(node.outputs, results, strict=True))
             del results
@@ -171,11 +178,17 @@ def _source(value: Value, weights: Weights) -> Any:
     return torch.from_numpy(np.array(constant)).to(dtype)
 
 
-def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, int]) -> list[Any]:
+def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, int], meet: Meet | None) -> list[Any]:
     spec = find_spec(node.op, graph.stage)
     if spec is None:
         raise GraphError(f"{node.op} (%{node.outputs[0].name}) is no op of stage {graph.stage!r}")
-    if spec.reference is not None and (graph.stage == "lowered" or node.op not in COMPOUND_RULES):
+    if spec.meets_ranks:
+        if meet is None:
+            raise GraphError(
+                f"{node.op} (%{node.output.name}) is what several ranks do together: interpret all of them"
+            )
+        results = [meet(node, [to_numpy(x) for x in operands])]
+    elif spec.reference is not None and (graph.stage == "lowered" or node.op not in COMPOUND_RULES):
         results = _reference(graph, node, spec, [to_numpy(x) for x in operands])
     else:
         if all(v is not None and is_weak(v) for v in node.inputs):

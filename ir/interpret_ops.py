@@ -85,7 +85,14 @@ def _pow(a: Any, b: Any) -> torch.Tensor:
 
 
 def _embedding(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
-    rows = F.embedding(x[1].long(), x[0])
+    """Gathers rows. With `first`, the table begins with that row of a larger one, and rows outside are zeros."""
+    ids = x[1].long() - attrs.get("first", 0)
+    inside = (ids >= 0) & (ids < len(x[0]))
+    rows = (
+        F.embedding(torch.where(inside, ids, 0), x[0]) * inside[..., None]
+        if "first" in attrs
+        else F.embedding(ids, x[0])
+    )
     return rows * attrs["scale"] if "scale" in attrs and attrs["scale"] != 1.0 else rows
 
 
@@ -123,8 +130,11 @@ def _experts(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     index, weights = (v.reshape(len(rows), -1) for v in (index, weights))
     scales_input = attrs.get("scales_input", False)
     out = torch.zeros_like(rows)
-    for expert in index.unique().tolist():
-        slot, row = torch.where(expert == index.T)
+    for number in index.unique().tolist():
+        expert = number - attrs.get("first", 0)
+        if attrs.get("total", 0) and not 0 <= expert < up.shape[0]:
+            continue  # Another rank has the expert.
+        slot, row = torch.where(number == index.T)
         shares = weights[row, slot, None]
         if 0 <= expert - up.shape[0] < attrs.get("identities", 0):
             out.index_add_(0, row, (rows[row] * shares).to(out.dtype))

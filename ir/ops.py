@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tensorwright.errors import GraphError
@@ -75,7 +76,8 @@ def _declare_arithmetic() -> None:
     linear = (rows("x"), shared("w"), shared("bias?"))
     _op("linear", linear, rules.linear, kind="product", per_token=True, sums=True)
     table = (shared("table"), rows("ids"))
-    _op("embedding", table, rules.embedding, optional_attrs={"scale": "float"}, kind="lookup", flat_rows=True)
+    _op("embedding", table, rules.embedding, optional_attrs={"scale": "float", "first": "int"}, kind="lookup",
+        flat_rows=True)  # fmt: skip
 
 
 def _declare_shapes_and_sources() -> None:
@@ -161,6 +163,11 @@ def matrices_of(node: Node) -> list[Value]:
     table = _table()
     found = (record.matrices for record in (table.lowered.get(node.op), table.graph.get(node.op)) if record is not None)
     return [node.operand(index) for index in next((indices for indices in found if indices), ())]
+
+
+def elements_of(node: Node) -> int:
+    """Returns how many numbers the matrices have that a node multiplies by."""
+    return sum(prod(map(int, value.shape)) for value in matrices_of(node))
 
 
 def find_spec(op: str, stage: str) -> Op | None:

@@ -14,7 +14,7 @@ import torch
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph
-from tensorwright.ir.interpret import Weights, run
+from tensorwright.ir.interpret import Meet, Weights, run
 from tensorwright.ir.ops import make_cache
 from tensorwright.ir.state_cache import StateCache
 from tensorwright.ir.verify import FEATURES
@@ -34,8 +34,10 @@ class RaggedAdapter:
         *,
         block_size: int = 16,
         features: Sequence[torch.Tensor] | None = None,
+        meet: Meet | None = None,
     ):
-        """features: for a graph of heads, float32 [len, width] for each sequence."""
+        """features: for a graph of heads, float32 [len, width] for each sequence. meet: as that of `run`."""
+        self.meet = meet
         self.graph = graph
         self.features = features
         self.sequences = [list(s) for s in sequences]
@@ -100,7 +102,7 @@ class RaggedAdapter:
         """Computes counts[i] more tokens of sequence i. Returns their logits, [counts[i], vocab] per sequence, with the
         columns of a further output of the graph behind them."""
         results: dict[Any, torch.Tensor] = {}
-        for value, data in run(self.graph, self.inputs(counts), weights):
+        for value, data in run(self.graph, self.inputs(counts), weights, self.meet):
             if value in self.graph.outputs:
                 results[value] = data
             elif value.dtype == "kv" and value.node is not None and value.node.op != "input":

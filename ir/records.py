@@ -19,6 +19,7 @@ Types = list[tuple[str, tuple[Dim, ...]]]
 """The element type and the shape of every result."""
 Infer = Callable[[list[Any], dict[str, Any]], Types]
 Reference = Callable[[list[Any], dict[str, Any], str], list[Any]]
+Across = Callable[[list[list[Any]], list[dict[str, Any]]], list[Any]]
 
 ROWS, SHARED, METADATA, CACHE = "rows", "shared", "metadata", "cache"
 Kind = Literal[
@@ -102,6 +103,9 @@ class Op:
     flat_rows: whether operands of kind "rows" may be vectors, with one number for each token.
     sums: whether the operation adds up many terms, so that a rewrite may change the last bits of its result.
     lowers_to: the instruction that computes the operation, if that has another name.
+    across: the definition of an operation that the ranks of a stage compute together: it takes the operands and the
+    attributes of every rank, and returns the result of each. ir/interpret_ranks.py runs it.
+    moves: whether the operation takes rows from one stage to the next.
     """
 
     name: str
@@ -119,6 +123,13 @@ class Op:
     flat_rows: bool = False
     sums: bool = False
     lowers_to: str = ""
+    across: Across | None = None
+    moves: bool = False
+
+    @property
+    def meets_ranks(self) -> bool:
+        """Whether a rank cannot compute the operation alone."""
+        return self.across is not None or self.moves
 
     @property
     def operand_counts(self) -> tuple[int, int | None]:

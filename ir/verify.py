@@ -6,6 +6,7 @@ one that the op's rule gives. Outputs exist. At stage "cached", every op is also
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,40 @@ class _Fault(Exception):
     """The fault of one node, before its context is added to the message."""
 
 
-def verify(graph: Graph, stage: str | None = None) -> None:
-    """Checks a graph. Raises GraphError that shows the offending node, underlined, among its neighbours."""
+class Verified:
+    """Every node of a graph as it was when `verify` last found the graph right.
+
+    A pipeline verifies its graph around each pass, and a pass changes a few nodes of hundreds. Whoever hands the same
+    object to each call has only nodes checked in full that are not exactly what they were: with the same operands and
+    results of the same types, and the same attributes. The order of nodes, names and row purity are checked each time.
+    """
+
+    def __init__(self) -> None:
+        self.stage = ""
+        self.nodes: dict[Node, list[Any]] = {}
+
+    def holds(self, node: Node, now: list[Any]) -> bool:
+        """Returns whether the node is what it was. now: the node's `_parts`."""
+        before = self.nodes.get(node)
+        return before is not None and len(before) == len(now) and all(map(is_, before, now))
+
+
+def _parts(node: Node) -> list[Any]:
+    """Returns all that the rules of one node look at. Parts are compared by identity: none of them changes in place,
+    except arrays of constants, which are checked each time."""
+    parts: list[Any] = [node.op, len(node.inputs), len(node.attrs), *node.attrs, *node.attrs.values()]
+    for value in node.inputs:
+        parts += (None,) if value is None else (value, value.dtype, value.shape, value.constant)
+    for value in node.outputs:
+        parts += (value, value.name, value.dtype, value.shape, value.node)
+    return parts
+
+
+def verify(graph: Graph, stage: str | None = None, verified: Verified | None = None) -> None:
+    """Checks a graph. Raises GraphError that shows the offending node, underlined, among its neighbours.
+
+    verified: what an earlier call found right; it is brought up to date.
+    """
     stage = graph.stage if stage is None else stage
     if stage not in STAGES:
         raise GraphError(f"a stage must be one of {', '.join(STAGES)}, not {stage!r}")
@@ -55,9 +88,17 @@ def verify(graph: Graph, stage: str | None = None) -> None:
         raise GraphError(f"graph {graph.name} must be at stage {stage!r}, not {graph.stage!r}")
     defined: set[Value] = set()
     names: set[str] = set()
+    verified = verified or Verified()
+    if verified.stage != stage:
+        verified.nodes = {}
+    seen: dict[Node, list[Any]] = {}
     for node in graph.nodes:
         try:
-            _check_node(node, stage, defined, names)
+            seen[node] = _parts(node)
+            if node.op != "constant" and verified.holds(node, seen[node]):
+                _check_place(node, defined, names)
+            else:
+                _check_node(node, stage, defined, names)
             if stage == "cached":
                 _require_pure(node)
         except (_Fault, GraphError) as fault:
@@ -66,6 +107,7 @@ def verify(graph: Graph, stage: str | None = None) -> None:
             ) from fault
         defined.update(node.outputs)
     _check_outputs(graph, stage, defined)
+    verified.stage, verified.nodes = stage, seen
 
 
 def _context(graph: Graph, node: Node) -> str:
@@ -85,6 +127,26 @@ def _check_outputs(graph: Graph, stage: str, defined: set[Value]) -> None:
             raise GraphError(
                 f"graph {graph.name}: output %{value.name} {show(value.shape)} must have one row per logit row"
             )
+
+
+def _check_place(node: Node, defined: set[Value], names: set[str]) -> None:
+    """Checks what depends on the nodes before this one."""
+    for value in node.inputs:
+        if value is not None:
+            _require_defined(value, defined)
+    for value in node.outputs:
+        _claim_name(value, names)
+
+
+def _require_defined(value: Value, defined: set[Value]) -> None:
+    if value not in defined:
+        raise _Fault(f"operand %{value.name} is not computed before it is used")
+
+
+def _claim_name(value: Value, names: set[str]) -> None:
+    if value.name in names:
+        raise _Fault(f"%{value.name} is taken")
+    names.add(value.name)
 
 
 def _check_node(node: Node, stage: str, defined: set[Value], names: set[str]) -> None:
@@ -115,8 +177,8 @@ def _check_operands(node: Node, spec: Op, defined: set[Value]) -> None:
         if value is None:
             if not spec.may_lack(i):
                 raise _Fault(f"operand {i} of {node.op} must not be absent")
-        elif value not in defined:
-            raise _Fault(f"operand %{value.name} is not computed before it is used")
+        else:
+            _require_defined(value, defined)
 
 
 def _check_results(node: Node, spec: Op, names: set[str]) -> None:
@@ -125,9 +187,9 @@ def _check_results(node: Node, spec: Op, names: set[str]) -> None:
     for value in node.outputs:
         if value.node is not node:
             raise _Fault(f"%{value.name} does not know that {node.op} computes it")
-        if not NAME.fullmatch(value.name) or value.name in names:
-            raise _Fault(f"%{value.name} is taken" if value.name in names else f"{value.name!r} is no name")
-        names.add(value.name)
+        _claim_name(value, names)
+        if not NAME.fullmatch(value.name):
+            raise _Fault(f"{value.name!r} is no name")
         if value.dtype not in DTYPES:
             raise _Fault(f"%{value.name} has element type {value.dtype!r}; must be one of {', '.join(DTYPES)}")
         for dim in value.shape:

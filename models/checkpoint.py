@@ -90,12 +90,7 @@ class Checkpoint:
         )
         if names_engine(self.config):
             raise CheckpointError(f"{path}: is a built engine; give the checkpoint that it was built from")
-        family = self.config.get("model_type")
-        if not isinstance(family, str) or not family:
-            raise CheckpointError(
-                f'{path}/config.json: model_type must name the model\'s family, such as "llama", not {family!r}; '
-                "take the config.json that came with the weights"
-            )
+        require_family(self.config, path / CONFIG)
         generation = path / GENERATION_CONFIG
         self.generation_config: dict[str, Any] = read_json_file(generation, "") if generation.exists() else {}
         self.stored = StoredTensors(path, weight_files(path))
@@ -313,6 +308,16 @@ class Checkpoint:
         if not (self.path / TOKENIZER).is_file():
             paths += [*self.older_tokenizer_files, self.path / ADDED_TOKENS]
         return sorted({p for p in paths if p.is_file()} | {f.path for f in self.stored.files})
+
+
+def require_family(config: dict[str, Any], file: Path) -> None:
+    """Raises CheckpointError if the content of `file` names no family of models."""
+    family = config.get("model_type")
+    if not isinstance(family, str) or not family:
+        raise CheckpointError(
+            f'{file}: model_type must name the model\'s family, such as "llama", not {family!r}; '
+            "take the config.json that came with the weights"
+        )
 
 
 def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoint:

@@ -7,6 +7,7 @@ which the tensors must cover without gap or overlap.
 from __future__ import annotations
 
 import json
+import os
 import reprlib
 import struct
 from math import prod
@@ -53,7 +54,7 @@ def stored_name(dtype: str) -> str:
 
 
 class SafetensorsFile:
-    """A checked file. `tensors` has the TensorInfo of each name. `read` maps bytes and does not load them.
+    """A checked file. `tensors` has the TensorInfo of each name. `read` maps bytes and does not load them; `load` does.
 
     Raises CheckpointError, which names the file and the faulty offset or tensor.
     """
@@ -62,7 +63,8 @@ class SafetensorsFile:
         self.path = path
         self._bytes: np.memmap | None = None
         try:
-            self.size = path.stat().st_size
+            self._mark = _mark(path.stat())
+            self.size = self._mark[0]
             header, self._data_start = self._read_header()
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from error
@@ -78,6 +80,21 @@ class SafetensorsFile:
             self._bytes = np.memmap(self.path, np.uint8, "r")
         view = np.asarray(self._bytes[info.begin : info.end]).view(STORAGE[info.dtype])
         return Tensor(info.dtype, view.reshape(info.shape))
+
+    def load(self, name: str) -> Tensor:
+        """Returns a copy of a tensor. Raises CheckpointError if the file is not the one that was checked. Use it while
+        others may write the file: where a mapped file was cut short, reading it ends the process."""
+        info = self.tensors[name]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(info.begin)
+                data = np.fromfile(file, np.uint8, info.end - info.begin)
+                unchanged = _mark(os.fstat(file.fileno())) == self._mark
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read ({reason(error)})") from error
+        if not unchanged or len(data) != info.end - info.begin:
+            raise self._error("was changed while it was read; try again when it is written")
+        return Tensor(info.dtype, data.view(STORAGE[info.dtype]).reshape(info.shape))
 
     # -- the header -----------------------------------------------------------------------------------------------
 
@@ -169,6 +186,11 @@ class SafetensorsFile:
 
     def _error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {message}")
+
+
+def _mark(status: os.stat_result) -> tuple[int, int]:
+    """Returns the size of a file and the time of its last change."""
+    return status.st_size, status.st_mtime_ns
 
 
 def _all_counts(values: list[Any]) -> bool:

@@ -21,6 +21,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.engine_format.weight_layouts import PANELS, RAW, WeightLayout, gated
 from tensorwright.errors import LoweringError, UnsupportedModelError
@@ -31,9 +33,17 @@ from tensorwright.ir.records import CACHE, MAX_INS, SHARED, Instruction, Op, Ope
 from tensorwright.ir.verify import FEATURES
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
+from tensorwright.passes.rewriting.folded_products import (
+    HEAD_PRODUCTS,
+    LINEARS,
+    find_folded,
+    residual_adds,
+    spreads_numbers,
+)
 from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import Types, make_node
 from tensorwright.plugins.experts.gate import DEFAULTS
+from tensorwright.plugins.experts.op import COUNTS, PART
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
 from tensorwright.plugins.route import op as route
@@ -41,10 +51,7 @@ from tensorwright.plugins.route import op as route
 IDS = {"token_ids": 0, "positions": 1}
 """The operands that an embedding gathers rows by, with their numbers in plugins/embedding/kernel.h."""
 
-LINEARS = ("linear", "quantized_linear")
-EMBEDDINGS = ("embedding", "quantized_embedding")
 EXPERTS = ("experts", "quantized_experts")
-HEAD_PRODUCTS = ("head_products", "quantized_head_products")
 
 
 def lower_to_cpu(graph: Graph) -> int:
@@ -162,45 +169,11 @@ class Lowering:
         return LoweringError(located(self.graph, value.producer, f"lower_to_cpu: {describe(value)} {why}"))
 
 
-def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
-    """Finds linears that become part of the node after them: of a gate, or of an addition on at most one side."""
-    folded: set[int] = set()
-    for node in graph.nodes:
-        takes_first = node.op == "mul" or kind_of(node.op) == "gate"
-        candidates = node.inputs if node.op == "add" else node.inputs[:1] if takes_first else []
-        wanted = EMBEDDINGS if is_scaling(node) else LINEARS if node.op != "mul" else ()
-        for value in reversed(candidates):
-            if value is None or value.node is None or value.node.op not in wanted or value in graph.outputs:
-                continue
-            if len(users[value]) == 1 and node.inputs.count(value) == 1:
-                folded.add(id(value.node))
-                break
-    return folded
-
-
-def is_scaling(node: Node) -> bool:
-    """Returns whether a node multiplies by one number, which is the second operand (canonicalise_scalars)."""
-    return node.op == "mul" and node.inputs[1] is not None and number_of(node.inputs[1]) is not None
-
-
-def spreads_numbers(node: Node) -> bool:
-    """Returns whether products of heads multiply by a constant: they copy one number of each head (flatten_head_gates).
-
-    Such products are computed in float32 in every engine, where they are exact.
-    """
-    return node.op in HEAD_PRODUCTS and node.operand(1).constant is not None
-
-
-def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
-    """Returns the nodes that have absorbed a folded linear or embedding. Such a node belongs to no tree."""
-    return {id(n) for n in graph.nodes if any(v is not None and v.node and id(v.node) in folded for v in n.inputs)}
-
-
 def instruction_of(op: str) -> tuple[Op, Instruction] | None:
     """Returns the record of an op and the instruction that takes its operands and attributes unchanged; None if there
     is no such instruction."""
     spec = find_spec(op, "cached")
-    if spec is None or spec.reference is None:
+    if spec is None or (spec.reference is None and not spec.meets_ranks):
         return None
     instruction = instructions().get(spec.lowers_to or spec.name)
     if instruction is None or not set(instruction.attrs) <= set(spec.attrs):
@@ -271,7 +244,8 @@ def lower_input(low: Lowering, node: Node) -> list[Value]:
 
 def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.operand(0), node.operand(1)
-    attrs = {**format_attr(node), "ids": IDS[ids.name], "scale": float(node.attrs.get("scale", 1.0)) * factor}
+    part = {"first": node.attrs.get("first", 0), "rows": int(table.shape[0]) if "first" in node.attrs else 0}
+    attrs = {**format_attr(node), "ids": IDS[ids.name], **part, "scale": float(node.attrs.get("scale", 1.0)) * factor}
     wide = None if table.constant is None else "float32"  # A constant table has the numbers that the model computes.
     operands = [low.weight(table, layout_of(node, PANELS), wide), low.value(ids)]
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
@@ -343,6 +317,18 @@ def lower_concat(low: Lowering, node: Node) -> list[Value]:
         operands = [*taken, *[None] * (MAX_INS - len(taken))]
         parts = [*low.emit("concat", operands, [("float32", (y.shape[0], cols))]), *parts]
     return parts
+
+
+def lower_slice(low: Lowering, node: Node) -> list[Value]:
+    """Emits the columns that a slice keeps, as take_columns."""
+    (y,), x, start = node.outputs, node.operand(0), node.attrs["start"]
+    sound = y.rank == 2 and node.attrs["dim"] in (1, -1) and node.attrs["step"] == 1 and y.dtype == "float32"
+    end = start + y.shape[1] if sound and isinstance(start, int) and isinstance(y.shape[1], int) else 0
+    if not 0 <= start < end <= int(x.shape[1]):
+        raise low.refusal(y, "takes other than neighbouring columns of rows of float32, and no kernel does")
+    columns = np.arange(start, end, dtype=np.float32)
+    (numbers,) = low.emit("constant", [], [("float32", columns.shape)], value=columns)
+    return low.emit("take_columns", [low.value(x), numbers], [("float32", y.shape)])
 
 
 def lower_add(low: Lowering, node: Node) -> list[Value]:
@@ -436,8 +422,9 @@ def lower_route(low: Lowering, node: Node) -> list[Value]:
 def lower_experts(low: Lowering, node: Node) -> list[Value]:
     """Emits experts. Both products read A, as those of a dense layer do."""
     x, index, weights, up, down = (node.operand(i) for i in range(5))
-    shared = {"experts": up.shape[0], **format_attr(node)}
-    if node.attrs.keys() - {"activation", "format", "identities"} or len(node.inputs) > 5:
+    part = {name: node.attrs.get(name, 0) for name in PART}
+    shared = {"experts": up.shape[0], **part, **format_attr(node)}
+    if node.attrs.keys() - {"activation", "format", *COUNTS} or len(node.inputs) > 5:
         return lower_halves_of_experts(low, node, shared)
     operands = [
         low.matmul_operand(x),
@@ -455,7 +442,7 @@ def lower_halves_of_experts(low: Lowering, node: Node, shared: dict[str, Any]) -
     """Emits one instruction for each product of experts with biases or with a gate that matmul does not have."""
     if node.attrs.get("identities", 0):
         raise low.refusal(node.output, "has identities beside experts with biases or a gate of their own")
-    gate = {**DEFAULTS, **{k: v for k, v in node.attrs.items() if k != "format"}}
+    gate = {**DEFAULTS, **{k: v for k, v in node.attrs.items() if k not in ("format", *COUNTS)}}
     x, index, weights = low.matmul_operand(node.operand(0)), low.value(node.operand(1)), low.value(node.operand(2))
     up, down, up_bias, down_bias = node.operand(3), node.operand(4), node.optional(5), node.optional(6)
     scales_input = gate.pop("scales_input")
@@ -486,6 +473,7 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     **dict.fromkeys(EXPERTS, lower_experts),
     "add": lower_add,
     "concat": lower_concat,
+    "slice": lower_slice,
     "take_columns": lower_take_columns,
     "split_columns": lower_split_columns,
     "mul": lower_mul,

@@ -17,6 +17,7 @@ from tensorwright.errors import GraphError, InvalidOptionError, PassError, Tenso
 from tensorwright.ir import Graph
 from tensorwright.ir.ops import STAGES
 from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import Verified
 from tensorwright.ir.verify import verify as verify_graph
 from tensorwright.passes.fold_channel_scales import fold_channel_scales
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
@@ -30,11 +31,19 @@ from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.passes.recognition import RECOGNITION, Phase, Step
 from tensorwright.passes.rewriting.compare import Comparison, Weights
 from tensorwright.passes.rewriting.matcher import Pattern, closest
+from tensorwright.passes.shard_layers import shard_layers
+from tensorwright.passes.shard_tensors import shard_tensors
+from tensorwright.passes.shard_vocabulary import shard_vocabulary
 
 PIPELINE: tuple[Phase, ...] = (
     *RECOGNITION,
     Phase("cache", "cached", (
         Step(insert_kv_cache, "from one sequence to a ragged batch", after=("fuse_qkv",)),
+    )),
+    Phase("shard", "cached", (
+        Step(shard_layers, "first whose layers they are", after=("insert_kv_cache",)),
+        Step(shard_tensors, "before formats: what is rounded is what a rank has", after=("shard_layers",)),
+        Step(shard_vocabulary, "after the layers, whose products end in sums", after=("shard_tensors",)),
     )),
     Phase("quantize", "cached", (
         Step(quantize_weights, "what is rounded holds for any target", after=("insert_kv_cache",), lossy="always"),
@@ -142,6 +151,7 @@ class _Run:
         self.names = [step.name for phase in pipeline for step in phase.steps]
         self.expected = expected
         self.comparison = comparison
+        self.verified = Verified()
         self.done: list[str] = []
         self.last: tuple[int, float] = (0, 0.0)
         self.dump: Path | None = None
@@ -156,12 +166,12 @@ class _Run:
         start = time.perf_counter()
         try:
             if not self.done:
-                verify_graph(graph, graph.stage)
+                verify_graph(graph, graph.stage, self.verified)
                 self.compare_first()
             if first and phase.stage == "fused" and STAGES.index(graph.stage) < STAGES.index("fused"):
                 graph.stage = "fused"
             count = step.run(graph) if step.only_if(graph) else 0
-            verify_graph(graph, phase.stage)
+            verify_graph(graph, phase.stage, self.verified)
         except InvalidOptionError:  # It tells of what the user asked for, not of the pass.
             raise
         except TensorwrightError as error:

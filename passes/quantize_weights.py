@@ -53,7 +53,7 @@ def quantize_weights(graph: Graph) -> int:
         refuse_sparse_matrices(node, fmt)
         attrs: dict[str, Any] = {**(node.attrs if node.op == "experts" else {}), "format": fmt}
         if node.op == "embedding":
-            attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
+            attrs = {**attrs, **node.attrs, "scale": float(node.attrs.get("scale", 1.0))}
         kind = (node.output.dtype, node.output.shape)
         new = make_node(graph, f"{QUANTIZED}{node.op}", node.inputs, attrs, [kind], node.scope, node.output.name)
         inserted[id(node)] = [new]

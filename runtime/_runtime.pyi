@@ -1,7 +1,7 @@
 """The C++ runtime: executor and engine."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ def cpu_features() -> dict[str, bool]:
 
 def topology() -> dict[str, int]:
     """The NUMA "nodes" and physical "cores" that this process may use."""
+
+def processors_of_rank(numa: str, rank: int, ranks: int, threads: int) -> list[int]:
+    """
+    The processors of a rank of this machine, each with so many threads; empty: the system places it. Raises InvalidOptionError.
+    """
 
 def isa() -> str:
     """
@@ -64,9 +69,9 @@ class FloatRows:
 class CpuExecutor:
     """Runs the plan of a cpu engine, one step of a ragged batch at a time."""
 
-    def __init__(self, plan_path: str, weights_path: str, threads: int = 0, load: str = 'map') -> None:
+    def __init__(self, plan_path: str, weights_path: str, threads: int = 0, load: str = 'map', ranks: RankOptions | None = None) -> None:
         """
-        threads: 0 is one per usable processor; load: 'map' or 'copy'. Raises EngineError.
+        threads: 0 is one per usable processor; load: 'map' or 'copy'; ranks: the others of a parallel engine, whose rank 0 this is. Raises EngineError, RankError.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -113,7 +118,7 @@ class CpuExecutor:
 
     def profile_table(self, phase: str = '') -> list[dict[str, Any]]:
         """
-        Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic), and with experts expert_rows, how many rows took each. phase: of steps in which sequences have several tokens (prefill), one (decode), or some of either (mixed).
+        Per instruction: name, op, arithmetic, calls, ns, bytes (moved at least), ops (arithmetic), and with experts expert_rows, how many rows took each. phase: of steps in which sequences have several tokens (prefill), one (decode), or some of either (mixed).
         """
 
     def profile_steps(self) -> dict[str, dict[str, int]]:
@@ -126,6 +131,37 @@ class CpuExecutor:
 
     def dispatch(self) -> list[dict[str, Any]]:
         """Per kernel family: the kernel taken, and why better ones were not."""
+
+class PlanCosts:
+    """What the steps of a plan of target cpu cost, without its weights."""
+
+    def __init__(self, plan: bytes) -> None:
+        """plan: the bytes of plan.bin. Raises EngineError."""
+
+    def step(self, sequences: Sequence[tuple[int, int]], rows: int) -> list[dict[str, Any]]:
+        """
+        Per instruction of a step: name, op, arithmetic (the type whose peak bounds it), bytes (moved at least), ops (arithmetic), weight_bytes, weight_dtype (-1: no matrix), weight_group, size (rows, or the context). sequences: (tokens of the step, positions after it) of each; rows: how many tokens get logits. Raises InvalidRequestError.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """
+        weights_bytes; block_size; per cache group block_bytes and group_windows; state_bytes; max_seq_len.
+        """
+
+    def buffers(self) -> list[dict[str, Any]]:
+        """
+        Per buffer: maker (op and module), of_rows (of logits, else of tokens), offset and bytes for one of them, first and last (instructions that use it).
+        """
+
+    def memory(self, tokens: int, rows: int, sequences: int, threads: int) -> dict[str, Any]:
+        """The bytes that steps up to these limits take: activations, scratch."""
+
+class Adapter:
+    """The weights of an adapter in the form of the engine that made it."""
+
+    @property
+    def key(self) -> str:
+        """A text that is equal for adapters of equal content only."""
 
 class Sampling:
     """How one request is sampled, and when it ends."""
@@ -303,11 +339,124 @@ class Sampling:
     def cache_salt(self, arg: str, /) -> None: ...
 
     @property
+    def adapter(self) -> Adapter | None:
+        """an adapter that the engine has made; None: the model alone"""
+
+    @adapter.setter
+    def adapter(self, adapter: Adapter | None) -> None: ...
+
+    @property
     def guided(self) -> bool:
         """no token is sampled before its mask was set"""
 
     @guided.setter
     def guided(self, arg: bool, /) -> None: ...
+
+class Ranks:
+    """The other ranks of a parallel engine, as one of them sees them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    OPENING: Final[int] = ...
+    """
+    how many times as long as in a step a rank waits for others that open their files
+    """
+
+    @property
+    def failure(self) -> str:
+        """why the ranks can go on no more; empty while they can"""
+
+    def fail(self, why: str) -> None:
+        """Ends what all ranks do with a RankError of this text."""
+
+    def share(self, data: bytes, size: int) -> bytes:
+        """
+        Returns the bytes that rank 0 gives, on every rank; the others give b''. All ranks must call it. Raises RankError.
+        """
+
+class RankOptions:
+    """The ranks of an engine, and how they share it."""
+
+    @overload
+    def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, ranks: Ranks, tensor: int, stages: int, fingerprint: int) -> None:
+        """
+        fingerprint: a number of 64 bits that says what engine is open. Raises InvalidOptionError.
+        """
+
+def create_rank_memory(path: str, ranks: int) -> None:
+    """
+    Makes a file of shared memory for the ranks of one machine. Raises InvalidOptionError, OutOfMemoryError, EngineError.
+    """
+
+def shared_ranks(path: str, rank: int, timeout_s: float, spins: int) -> Ranks:
+    """
+    The ranks that talk through such a file. timeout_s: how long a rank waits for another in a step. spins: how often a rank looks before it sleeps.
+    """
+
+def mpi_ranks(library: str, timeout_s: float) -> Ranks:
+    """
+    The ranks that MPI has started. Raises MissingDependencyError, EngineError.
+    """
+
+def exchange_seconds(path: str, bytes: int, rounds: int) -> list[float]:
+    """
+    The times of exchanges between two ranks, which are threads, through a new file of shared memory. Raises InvalidOptionError, OutOfMemoryError, EngineError, RankError.
+    """
+
+def follow_with(executor: object, options: RankOptions) -> None:
+    """
+    The same as follow, with an executor that is written in Python. It closes the executor at the end.
+    """
+
+def follow(plan_path: str, weights_path: str, options: RankOptions, threads: int = 0, load: str = 'map') -> None:
+    """
+    Does a rank's part of what rank 0 computes, until that ends. Raises RankError, EngineError, IsaError.
+    """
+
+class PrefixTransfers:
+    """
+    Prefixes of an engine's cache, to give to other engines and to take from them. Each call runs between two steps and waits for that at most timeout_s.
+    """
+
+    def layout(self) -> dict[str, Any]:
+        """block_size, block_bytes and windows by cache group, and state_bytes."""
+
+    def extent(self, prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], salt: str, timeout_s: float) -> tuple[int, bool]:
+        """
+        (blocks, state): the full blocks that a sequence can go on behind, and whether states are behind.
+        """
+
+    def read(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], salt: str, pieces: Annotated[NDArray[numpy.int32], dict(shape=(None, 2), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], timeout_s: float) -> None:
+        """
+        Fills out, uint8, with pieces, int32 [n, 2] of (group, block), one behind the other.
+        """
+
+    def read_state(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], salt: str, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], timeout_s: float) -> None:
+        """Fills out, uint8, with the states behind all of tokens."""
+
+    def begin(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], salt: str, timeout_s: float) -> tuple[int, Annotated[NDArray[numpy.int32], dict(shape=(None, None))], bool]:
+        """(import, pieces, state): begins an import, and says what it needs."""
+
+    def write(self, import_: int, pieces: Annotated[NDArray[numpy.int32], dict(shape=(None, 2), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout_s: float) -> None:
+        """Puts pieces into free blocks. A failure drops the import."""
+
+    def finish(self, import_: int, states: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout_s: float) -> None:
+        """
+        Remembers the prefix; states are empty if none were needed. A failure drops the import.
+        """
+
+    def drop(self, import_: int, timeout_s: float) -> None:
+        """Forgets an import, if it is there."""
+
+    def imports(self, timeout_s: float) -> int:
+        """The number of imports under way."""
 
 class EngineOptions:
     """
@@ -370,6 +519,15 @@ class EngineOptions:
     def load(self, arg: str, /) -> None: ...
 
     @property
+    def processors(self) -> list[int]:
+        """
+        the processors of this rank where ranks share the machine; empty: all that the process may use
+        """
+
+    @processors.setter
+    def processors(self, arg: Sequence[int], /) -> None: ...
+
+    @property
     def numa(self) -> str:
         """'auto', 'off', 'split' or 'interleave'; see executor/numa.h"""
 
@@ -391,6 +549,45 @@ class EngineOptions:
 
     @populate_bytes.setter
     def populate_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def ranks(self) -> RankOptions:
+        """the ranks of a parallel engine"""
+
+    @ranks.setter
+    def ranks(self, arg: RankOptions, /) -> None: ...
+
+    @property
+    def max_adapters(self) -> int:
+        """adapters that may live at once"""
+
+    @max_adapters.setter
+    def max_adapters(self, arg: int, /) -> None: ...
+
+    @property
+    def max_adapter_rank(self) -> int:
+        """
+        the most rows of the first matrix of one product of an adapter, of all its parts together
+        """
+
+    @max_adapter_rank.setter
+    def max_adapter_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def trace(self) -> bool:
+        """whether the spans of steps, instructions and threads are kept"""
+
+    @trace.setter
+    def trace(self, arg: bool, /) -> None: ...
+
+    @property
+    def trace_steps(self) -> bool:
+        """
+        whether the spans of steps and requests are kept, without those of instructions and threads
+        """
+
+    @trace_steps.setter
+    def trace_steps(self, arg: bool, /) -> None: ...
 
     @property
     def prefix_cache(self) -> bool: ...
@@ -661,6 +858,11 @@ class Engine:
     def profile_steps(self) -> dict[str, dict[str, int]]:
         """As CpuExecutor's."""
 
+    def timeline(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, None))], int]:
+        """
+        With the option trace or trace_steps: int64 [spans, 9], each with kind, begin and end in nanoseconds of the steady clock, id, track, a, b, c, d (base/timeline.h), and how many there was no room for.
+        """
+
     def shutdown(self, drain: bool = True, timeout_s: float = -1.0) -> None:
         """
         Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or aborts.
@@ -673,6 +875,19 @@ class Engine:
         """
         For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.
         """
+
+    def make_adapter(self, key: str, products: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Sequence[tuple[int, int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]]]]) -> Adapter:
+        """
+        Copies the weights of an adapter. key: a text of its content. products: (instruction, a [rank, k], parts) with parts (first row of a, first column, b [columns, rank]), matrices of float32: the columns of the instruction's sums get (x a^T) b^T, as runtime/core/executor/adapters.h says. Raises InvalidOptionError, AdapterError, OutOfMemoryError.
+        """
+
+    def live_adapters(self) -> int:
+        """
+        How many adapters there are, those counted that only requests still use.
+        """
+
+    def prefix_transfers(self) -> PrefixTransfers:
+        """What gives prefixes of the cache to other engines and takes theirs."""
 
     @property
     def stopped(self) -> bool: ...
@@ -692,3 +907,214 @@ def hold_clock(seconds: float) -> None:
 
 def release_clock() -> None:
     """After hold_clock."""
+
+class FleetOptions:
+    """
+    A fleet to simulate: its replicas, which are alike, and what a step costs.
+    """
+
+    def __init__(self) -> None: ...
+
+    def attention(self, sequences: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """
+        Of a step of these sequences, (tokens of the step, positions after it) of each: the pairs of a token and a position that it attends to, and the positions that are read. Layers with windows count with the share of their cache groups.
+        """
+
+    @property
+    def replicas(self) -> int:
+        """engines, at most 1000"""
+
+    @replicas.setter
+    def replicas(self, arg: int, /) -> None: ...
+
+    @property
+    def gap_percentile(self) -> float:
+        """
+        the percentile of the times between a request's tokens that is kept of it
+        """
+
+    @gap_percentile.setter
+    def gap_percentile(self, arg: float, /) -> None: ...
+
+    @property
+    def seed(self) -> int:
+        """of the draws from spread"""
+
+    @seed.setter
+    def seed(self, arg: int, /) -> None: ...
+
+    @property
+    def keep_steps(self) -> bool:
+        """whether the steps of the only replica are kept"""
+
+    @keep_steps.setter
+    def keep_steps(self, arg: bool, /) -> None: ...
+
+    @property
+    def max_seq_len(self) -> int:
+        """positions of the model"""
+
+    @max_seq_len.setter
+    def max_seq_len(self, arg: int, /) -> None: ...
+
+    @property
+    def block_size(self) -> int:
+        """positions of a KV block"""
+
+    @block_size.setter
+    def block_size(self, arg: int, /) -> None: ...
+
+    @property
+    def block_bytes(self) -> list[int]:
+        """per cache group: bytes of a block over its layers"""
+
+    @block_bytes.setter
+    def block_bytes(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def group_windows(self) -> list[int]:
+        """per cache group: its window, 0 if none"""
+
+    @group_windows.setter
+    def group_windows(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def group_chunked(self) -> list[int]:
+        """
+        per cache group: 1 if its window is chunked, 0 if it slides; []: all slide
+        """
+
+    @group_chunked.setter
+    def group_chunked(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """states of a sequence, 0 without recurrent layers"""
+
+    @state_bytes.setter
+    def state_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """as EngineOptions', of each replica"""
+
+    @kv_cache_bytes.setter
+    def kv_cache_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def max_batch_size(self) -> int:
+        """as EngineOptions'"""
+
+    @max_batch_size.setter
+    def max_batch_size(self, arg: int, /) -> None: ...
+
+    @property
+    def max_num_tokens(self) -> int:
+        """as EngineOptions'"""
+
+    @max_num_tokens.setter
+    def max_num_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def max_chunk(self) -> int:
+        """as EngineOptions'"""
+
+    @max_chunk.setter
+    def max_chunk(self, arg: int, /) -> None: ...
+
+    @property
+    def max_queue(self) -> int:
+        """as EngineOptions'"""
+
+    @max_queue.setter
+    def max_queue(self, arg: int, /) -> None: ...
+
+    @property
+    def prefix_cache(self) -> bool:
+        """as EngineOptions'"""
+
+    @prefix_cache.setter
+    def prefix_cache(self, arg: bool, /) -> None: ...
+
+    @property
+    def state_snapshots(self) -> int:
+        """as EngineOptions'"""
+
+    @state_snapshots.setter
+    def state_snapshots(self, arg: int, /) -> None: ...
+
+    @property
+    def sizes(self) -> list[int]:
+        """tokens of steps, ascending, from 1 on"""
+
+    @sizes.setter
+    def sizes(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def seconds(self) -> list[float]:
+        """per size: seconds of a step without what follows"""
+
+    @seconds.setter
+    def seconds(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def pair_seconds(self) -> float:
+        """of a token and a position that it attends to"""
+
+    @pair_seconds.setter
+    def pair_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def context_seconds(self) -> float:
+        """of a position that a sequence reads"""
+
+    @context_seconds.setter
+    def context_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def spread(self) -> list[float]:
+        """factors of a step's time, one of which is drawn for each step; []: 1"""
+
+    @spread.setter
+    def spread(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def row_seconds(self) -> float:
+        """of a row of logits"""
+
+    @row_seconds.setter
+    def row_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def sequence_seconds(self) -> float:
+        """of a sequence"""
+
+    @sequence_seconds.setter
+    def sequence_seconds(self, arg: float, /) -> None: ...
+
+class SimulatedFleet:
+    """Engines on a virtual clock, whose steps only cost time."""
+
+    def __init__(self, options: FleetOptions) -> None:
+        """Raises InvalidOptionError, OutOfMemoryError."""
+
+    def run(self, arrivals: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], prompts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefixes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], choose: Callable, finished: Callable) -> None:
+        """
+        Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the prompt they are. choose(request) returns the number of a replica; finished(request) hears of its end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.
+        """
+
+    def outcomes(self) -> dict[str, Any]:
+        """
+        Columns [requests]: replica (-1: refused), started, first, ended (nanoseconds, -1: never), cached (tokens), generated, gap (seconds).
+        """
+
+    def gaps(self) -> dict[str, Any]:
+        """
+        The times between tokens of all requests: seconds and counts of bins that are 0.5 % wide, count, sum, max.
+        """
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Per replica: sums, and means over the time in which it computed."""
+
+    def steps(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None, None))], int]:
+        """With keep_steps: as Engine.timeline."""

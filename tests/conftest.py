@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,13 @@ LONGEST_FIRST = (
 TOGETHER = ("builder/onnx", "plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
 """Folders that go to one worker as a whole: what their tests share takes longer to make than the tests take."""
 
+NAMES_OF_KERNELS = {"index", "kernel", "level"}
+"""Parameters of tests/plugins that say which kernel or instruction set computes a case. Such a case is the same on
+every processor that has the kernel, and `make test` has it: a run for a smaller processor leaves it out. What remains
+there computes with the kernels that the smaller processor chooses."""
+
+VOCABULARY = 8192
+"""As many tokens as pico has, so that loads of requests for pico are loads for these too."""
 
 TRACING_ITSELF = (
     "builder/test_trace.py", "builder/test_trace_attention_sinks.py", "builder/test_trace_ops.py",
@@ -66,12 +73,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr.startswith("computes"):
+        repeated = [item for item in items if _names_its_kernel(item)]
+        items[:] = [item for item in items if not _names_its_kernel(item)]
+        config.hook.pytest_deselected(items=repeated)
     for item in items:
         if _place(item.path, SLOW_ROOMS) is not None:
             item.add_marker(pytest.mark.slow)
     ranks = {place: rank for rank, place in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(_place(item.path, LONGEST_FIRST) or "", len(ranks)))
+
+
+def _names_its_kernel(item: pytest.Item) -> bool:
+    """Whether a case is computed by the kernel that it names. The tests of the choice itself name levels too."""
+    chosen = NAMES_OF_KERNELS & set(item.callspec.params if hasattr(item, "callspec") else ())
+    return bool(chosen) and item.path.parent == TESTS / "plugins" and item.path.name != "test_dispatch.py"
 
 
 def pytest_collection_finish() -> None:
@@ -191,6 +208,25 @@ def pico_engine_int4_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFacto
 def pico_engine_onnx(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """float32, of target onnx."""
     return _engine_once(tmp_path_factory, pico_model, "float32", target="onnx")
+
+
+@pytest.fixture(scope="session")
+def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function from a variant of tiny_models to its engine in bfloat16, which is built once."""
+    made: dict[str, Path] = {}
+
+    def get(variant: str) -> Path:
+        from support.tiny_models import make_variant
+        from tensorwright import build
+
+        if variant not in made:
+            folder = tmp_path_factory.mktemp(variant)
+            sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 512}
+            model = make_variant(folder / "model", variant, seed=5, **sizes)
+            made[variant] = build(model, folder / "engine", dtype="bfloat16", accuracy="none").path
+        return made[variant]
+
+    return get
 
 
 def _engine_once(

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.places import ROOT
 
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-FOLDERS = ("src", "models", "builder", "passes", "plugins", "runtime", "tests", "docs")
+FOLDERS = ("src", "models", "builder", "passes", "plugins", "runtime", "insight", "tests", "docs")
 CODE = re.compile(r"`([^`\n]+)`")
 # | step | `file` | `function`, `function` | what |
 STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.(?:py|cc|h))` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)

@@ -25,10 +25,11 @@ def text_of(name: str) -> str:
 
 def test_every_metric_is_explained() -> None:
     """And no metric is named anywhere that there is not."""
-    known = {metric.name for metric in (*metrics.GAUGES_AND_TOTALS, *metrics.OBSERVED)}
-    text = (ROOT / "runtime/serving/server/exposition.py").read_text(encoding="utf-8")
-    known |= set(METRIC.findall(text))
-    explained = {name for line in Page(text_of("operating")).code for name in METRIC.findall(line)}
+    known = {metric.name for metric in (*metrics.GAUGES_AND_TOTALS, *metrics.FLEET.values(), *metrics.OBSERVED)}
+    for file in ("server/exposition.py", "router/handing.py"):
+        known |= set(METRIC.findall((ROOT / "runtime/serving" / file).read_text(encoding="utf-8")))
+    pages = [Page(text_of(name)) for name in ("operating", "prefill-decode")]
+    explained = {name for each in pages for line in each.code for name in METRIC.findall(line)}
     assert known <= explained
     for path in PAGES:
         named = {name for line in Page(path.read_text(encoding="utf-8")).code for name in METRIC.findall(line)}
@@ -75,9 +76,11 @@ def test_every_bound_of_a_request_is_listed_as_it_is() -> None:
 
 
 def test_every_option_of_the_server_is_explained() -> None:
-    pages = [Page(text_of(name)) for name in ("serving", "operating")]
+    names = ("serving", "page", "operating", "prefill-decode", "ranks", "replicas", "tools", "lora")
+    pages = [Page(text_of(name)) for name in names]
     named = {flag for each in pages for line in each.shell for flag in FLAG.findall(line)}
-    assert Commands(cli, build_engine).flags["tensorwright serve"] - named == {"--help"}
+    for command in ("tensorwright serve", "tensorwright route"):
+        assert Commands(cli, build_engine).flags[command] - named == {"--help"}
 
 
 def test_every_tensor_of_the_triton_models_is_listed() -> None:

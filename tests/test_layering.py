@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime")
+ROOMS = ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime", "insight")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
-LEAVES = ("durable", "errors", "gguf_names", "hub", "installing", "interrupts", "json_text", "number_checks", "sizes")
+LEAVES = (
+    "durable", "errors", "gguf_names", "hub", "installing", "interrupts", "json_text", "new_file", "number_checks",
+    "sizes",
+)  # fmt: skip
 """Files of tensorwright/ that import nothing but Python's own and each other; every room may import them."""
 OF_LEAVES = ("huggingface_hub",)
 """The packages that a leaf imports when it is called: hub.py downloads with this one."""
@@ -34,17 +37,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "passes": ("engine_format", "ir", "plugins"),
     "builder": ("engine_format", "options", "models", "ir", "plugins", "passes", "command"),
     "runtime": ("engine_format", "options"),
+    "insight": ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime"),
 }
 # The rooms of runtime/, from the lowest to the highest: a room may import those before it. Those of one line may not
 # import each other.
 RUNTIME_LAYERS = (
-    ("base",),
+    ("base", "routing"),
     ("text",),
+    ("chat_formats",),
     ("engine",),
     ("guided",),
     ("requests",),
     ("api",),
+    ("transfer",),
     ("tools", "serving/server", "serving/triton", "serving/load_test"),
+    ("serving/ray",),
+    ("serving/router",),
     ("commands", "triton"),
 )
 # Files that may import more, and why.
@@ -52,16 +60,19 @@ EXCEPTIONS = {
     "builder/measure/accuracy.py": ("runtime",),  # measures the finished engine
     # A tokenizer is compared as an engine reads it.
     "builder/emit/text_side.py": ("runtime.text.special_tokens", "runtime.text.tokenizer"),
+    "builder/measure/rank_threads.py": ("runtime._runtime",),  # runs the ranks of the finished engine
     "builder/emit/pack_rows.py": ("runtime._runtime",),  # the packer is C++: in numpy it takes minutes
     # TensorRT's engines run with the plugins' own launches.
     "runtime/engine/tensorrt/plugins.py": ("plugins.gpu",),
+    # An adapter is a checkpoint that is read while the engine runs; merge-lora reads it in models/.
+    "runtime/engine/adapters.py": ("models.peft_adapter",),
     "runtime/api/model_cache.py": ("builder",),  # LLM(model_dir) builds on first use
-    "runtime/commands/cli.py": ("builder",),  # `tensorwright build`
+    "runtime/commands/cli.py": ("builder", "insight"),  # `tensorwright build`, `estimate` and the like
 }
 # The only places outside builder/ that see torch or transformers.
 MAY_IMPORT_TORCH = {
     "models/train_pico.py", "models/distill.py", "models/eagle3.py", "models/train_eagle3.py", "models/medusa.py",
-    "models/train_medusa.py",
+    "models/train_medusa.py", "models/train_pooled_heads.py",
 }  # fmt: skip
 # Compiling and interpreting GPU kernels; nothing at run time imports Triton.
 MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|interpret_child|unpack)\.py")
@@ -279,6 +290,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "instructions": {"kernels", *_BASE, "runtime/core/plan", "runtime/core/ops"},
     "runtime/core/executor": {"kernels", *_BASE, "runtime/core/plan", "runtime/core/ops", "runtime/core/rows"},
     # What follows knows of tensors only what interface/executor.h says.
+    "runtime/core/ranks": _BASE,
     "runtime/core/cache": _BASE,
     "runtime/core/scheduler": {*_BASE, "runtime/core/cache"},
     "runtime/core/sampling": {*_BASE, "runtime/core/rows", "runtime/core/scheduler"},
@@ -289,6 +301,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
         *_BASE, "runtime/core/rows", "runtime/core/cache", "runtime/core/scheduler", "runtime/core/sampling",
         "runtime/core/speculation",
     },
+    "runtime/core/simulation": {*_BASE, "runtime/core/cache", "runtime/core/scheduler", "runtime/core/engine"},
 }  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 C_HEADERS = {"float.h", "immintrin.h", "math.h", "stdbool.h", "stddef.h", "stdint.h", "string.h"}

@@ -20,16 +20,19 @@ from tensorwright.options.bench import LoadFields, LoadTestFields
 from tensorwright.options.build import BuildChoices, BuildFields, SourceFields
 from tensorwright.options.declare import Door, Option, find, options_at, options_in
 from tensorwright.options.engine import EngineFields
+from tensorwright.options.ray import RayFields
 from tensorwright.options.request import GUIDED, SAMPLING
 from tensorwright.options.server import NetworkFields, ServerFields
+from tensorwright.options.simulate import FleetFields, GoalFields, TrafficFields
+from tensorwright.options.transfer import RouterFields, TransferFields
 from tensorwright.options.triton import INTERFACES, ModelFields, RepositoryFields
 from tensorwright.runtime.commands.cli import cli
 from tensorwright.runtime.serving.triton import interfaces
 from tensorwright.runtime.serving.triton.model_options import NAMES, OTHER_DEFAULTS, TRITONS
 
 DECLARED = options_in(
-    BuildFields, EngineFields, LoadFields, LoadTestFields, ServerFields, NetworkFields, ModelFields, RepositoryFields,
-    SAMPLING, GUIDED,
+    BuildFields, EngineFields, LoadFields, LoadTestFields, ServerFields, NetworkFields, RayFields, ModelFields,
+    RepositoryFields, FleetFields, TrafficFields, GoalFields, RouterFields, TransferFields, SAMPLING, GUIDED,
 )  # fmt: skip
 
 

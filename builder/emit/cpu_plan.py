@@ -215,11 +215,16 @@ def _header(emitter: _Emitter, instructions: int, table_bytes: int) -> bytes:
         len(emitter.weights.plans),
         instructions,
         len(emitter.names),
-        emitter.buffer_of[emitter.graph.outputs[0]],
+        -1 if is_sent(emitter.graph) else emitter.buffer_of[emitter.graph.outputs[0]],
         len(facts.state_layers),
         facts.token_arena_bytes,
         facts.row_arena_bytes,
     )
+
+
+def is_sent(graph: Graph) -> bool:
+    """Returns whether a graph is of a stage that sends what it computes to the next one, and so has no logits."""
+    return graph.outputs[0].producer.op == "send"
 
 
 def _check(graph: Graph) -> None:
@@ -229,7 +234,7 @@ def _check(graph: Graph) -> None:
     if missing:
         raise BuildError(f"the lowered graph lacks the facts {', '.join(missing)}; has plan_memory run?")
     wanted = 3 if graph.find("draft_features") else 1
-    if len(graph.outputs) != wanted:
+    if len(graph.outputs) != wanted and not is_sent(graph):
         raise LoweringError(
             f"the model must have one output, the logits, or with heads three, not {len(graph.outputs)}"
         )

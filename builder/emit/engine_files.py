@@ -28,7 +28,7 @@ from tensorwright.engine_format.engine_config import (
     SourceRecord,
 )
 from tensorwright.engine_format.strict_json import read_value
-from tensorwright.ir.facts import Facts
+from tensorwright.ir.facts import Facts, KvLayer
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.heads_checkpoint import HeadsCheckpoint
 from tensorwright.plugins.paged_attention.int4_pages import int4_position_bytes
@@ -73,15 +73,18 @@ def engine_config(
     source: SourceRecord,
     sizes: dict[str, int],
     kv_block_bytes: int,
+    states: int | None,
     heads: HeadsRecord | None,
 ) -> EngineConfig:
-    """Returns config.json. facts: the facts of the graph. accuracy, quantization: the measured records."""
+    """Returns config.json. facts: the facts of the graph. accuracy, quantization: the measured records. states: the
+    bytes of one sequence's states; None means those of the graph."""
+    states = state_bytes(facts) if states is None else states
     return EngineConfig(
         tensorwright_version=tensorwright.__version__,
         target=options.target,
         model=read_value(ModelFacts, {name: value for name, value in facts.literals() if name in _FACTS}, "model"),
         dtype=facts.dtype,
-        limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes, state_bytes(facts) or None),
+        limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes, states or None),
         build_options=options.record(),
         passes=passes,
         accuracy=None if accuracy is None else AccuracyRecord(**accuracy),
@@ -97,18 +100,26 @@ def kv_block_bytes(facts: Facts) -> int:
 
     A layer of latent rows has keys alone.
     """
-    total = 0
+    return sum(group_block_bytes(facts).values())
+
+
+def group_block_bytes(facts: Facts) -> dict[int, int]:
+    """Returns the bytes of one KV block of each cache group."""
+    totals: dict[int, int] = {}
     for layer in facts.kv_layers:
-        if layer.dtype == "int4":
-            total += layer.kv_heads * facts.block_size * int4_position_bytes(layer.head_dim)
-            continue
-        item = ITEM_BYTES[layer.dtype_or(facts.dtype)]
-        group = 4 // item
-        scales = 2 * 4 * facts.block_size if item == 1 else 0
-        keys = facts.block_size * -(-layer.head_dim // group) * group * item
-        values = -(-facts.block_size * layer.head_dim * item // 64) * 64
-        total += keys if layer.v_dim else layer.kv_heads * (keys + values + scales)
-    return total
+        totals[layer.group] = totals.get(layer.group, 0) + _block_bytes(layer, facts)
+    return totals
+
+
+def _block_bytes(layer: KvLayer, facts: Facts) -> int:
+    if layer.dtype == "int4":
+        return layer.kv_heads * facts.block_size * int4_position_bytes(layer.head_dim)
+    item = ITEM_BYTES[layer.dtype_or(facts.dtype)]
+    group = 4 // item
+    scales = 2 * 4 * facts.block_size if item == 1 else 0
+    keys = facts.block_size * -(-layer.head_dim // group) * group * item
+    values = -(-facts.block_size * layer.head_dim * item // 64) * 64
+    return keys if layer.v_dim else layer.kv_heads * (keys + values + scales)
 
 
 def state_bytes(facts: Facts) -> int:

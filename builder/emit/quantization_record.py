@@ -7,7 +7,7 @@ The embedding and lm_head have one entry each.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +47,29 @@ Use = tuple[str, Place, StoredMatrix]
 def quantization_record(lowered: Graph, weights: WeightTable) -> dict[str, Any] | None:
     """Returns the record of weights.bin after it was streamed; None if nothing is quantized."""
     return make_record(lowered, lambda: matrix_uses(lowered, weights), lambda: all_bits(lowered, weights))
+
+
+@dataclass(frozen=True)
+class RankMatrices:
+    """What the record says of the weights of one rank: the uses of its matrices, its weights and their bytes."""
+
+    uses: tuple[Use, ...]
+    weights: int
+    bytes: int
+
+
+def matrices_of_plan(lowered: Graph, weights: WeightTable) -> RankMatrices:
+    """Returns those of one rank of target cpu, whose weights.bin was streamed."""
+    count = sum({plan.key.source: plan.values for plan in weights.plans}.values())
+    return RankMatrices(tuple(matrix_uses(lowered, weights)), count, weights.total_bytes)
+
+
+def record_of_ranks(graph: Graph, ranks: Sequence[RankMatrices]) -> dict[str, Any] | None:
+    """Returns the record of all ranks of an engine; None if nothing is quantized. The error of a matrix is that of the
+    part, of those that ranks have, which has the largest. graph: the lowered graph of the whole model."""
+    worst = sorted((use for rank in ranks for use in rank.uses), key=lambda use: use[2].error or 0.0)
+    count, size = sum(rank.weights for rank in ranks), sum(rank.bytes for rank in ranks)
+    return make_record(graph, lambda: worst, lambda: rounded(8 * size / count, 4))
 
 
 def make_record(

@@ -18,6 +18,7 @@ from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.measure.metrics import Comparison
 from tensorwright.builder.measure.sample import Sample
+from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Advance
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.errors import MissingDependencyError
@@ -26,6 +27,7 @@ from tensorwright.ir.ops import find_spec, matrices_of
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from tensorwright.builder.measure.rank_threads import RankThreads
     from tensorwright.builder.measure.streamed_weights import PanelSource
 
 LOGIT_BYTES = 16 << 20
@@ -69,6 +71,17 @@ def measure_accuracy(
     with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C must work meanwhile
         run = EngineLogits(engine, max(len(window.ids) for window in task.sample.windows), call)
         return measure_logits(task, checkpoint, traced, cached, run, panels=panels)
+
+
+def measure_ranks(
+    task: Measurement, checkpoint: Checkpoint, engine: Path, options: BuildOptions, traced: Graph, cached: Graph
+) -> dict[str, Any]:
+    """Does what `measure_accuracy` does for an engine with ranks, which all run in this process."""
+    from tensorwright.builder.measure.rank_threads import ranks_in_threads
+
+    longest = max(len(window.ids) for window in task.sample.windows)
+    with in_another_thread() as call, ranks_in_threads(engine, options) as ranks:
+        return measure_logits(task, checkpoint, traced, cached, EngineLogits(engine, longest, call, ranks))
 
 
 def measure_logits(
@@ -146,10 +159,10 @@ def multiplied(node: Node) -> int:
 class EngineLogits:
     """An engine of target cpu with one sequence of up to `longest` tokens, whose first position is always 0.
 
-    call: runs a function with arguments, as `in_another_thread` gives it.
+    call: runs a function with arguments, as `in_another_thread` gives it. ranks: the ranks of a parallel engine.
     """
 
-    def __init__(self, engine: Path, longest: int, call: Callable[..., Any]) -> None:
+    def __init__(self, engine: Path, longest: int, call: Callable[..., Any], ranks: RankThreads | None = None) -> None:
         try:
             from tensorwright.runtime import _runtime
         except ImportError as error:
@@ -157,7 +170,10 @@ class EngineLogits:
                 "measuring accuracy runs the engine, and the C++ runtime is not built here; "
                 "install tensorwright with its compiled module, or build with accuracy none"
             ) from error
-        self._executor = _runtime.CpuExecutor(str(engine / CPU_PLAN), str(engine / CPU_WEIGHTS), 0, "map")
+        if ranks is None:
+            self._executor = _runtime.CpuExecutor(str(engine / CPU_PLAN), str(engine / CPU_WEIGHTS), 0, "map")
+        else:
+            self._executor = ranks.lead()
         self._call = call
         facts = self._executor.facts()
         self._blocks = -(-longest // facts["block_size"])

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 MEASURED_ON = "graph interpreter"
 
 
-def measure_on_interpreter(graphs: Graphs, checkpoint: Checkpoint, task: Measurement, act_dtype: str) -> dict[str, Any]:
-    """Returns the accuracy record of graphs.lowered in `act_dtype`; "measured_on" says that no engine ran."""
+def measure_on_interpreter(
+    graphs: Graphs, checkpoint: Checkpoint, task: Measurement, act_dtype: str, ranks: int = 1
+) -> dict[str, Any]:
+    """Returns the accuracy record of graphs.lowered in `act_dtype`; "measured_on" says that no engine ran. ranks: how
+    many share the engine, whose sums are not measured."""
     from tensorwright.builder.measure.streamed_weights import StreamedWeights
 
     weights = StreamedWeights(checkpoint)
@@ -33,7 +36,8 @@ def measure_on_interpreter(graphs: Graphs, checkpoint: Checkpoint, task: Measure
     def run(ids: list[int], rows: int) -> Iterator[np.ndarray]:
         return interpreted_logits(graphs.lowered, checkpoint, ids, act_dtype, rows, weights)
 
-    return measure_logits(task, checkpoint, graphs.traced, graphs.lowered, run, measured_on=MEASURED_ON)
+    measured_on = MEASURED_ON if ranks == 1 else f"{MEASURED_ON}, as one rank"
+    return measure_logits(task, checkpoint, graphs.traced, graphs.lowered, run, measured_on=measured_on)
 
 
 def interpreted_logits(

@@ -5,7 +5,7 @@ A module has PIPELINE (the passes, in phases), block_size(max_seq_len), and
     check(options)                                        raises InvalidOptionError before any work
     activation_dtype(options, native)                     the meaning of dtype "auto" for a checkpoint of type `native`
     emit(writer, report, checkpoint, options, phases)     writes the target's files, returns Emitted
-    measure(writer, graphs, checkpoint, task)             the accuracy record; not called for accuracy "none"
+    measure(writer, graphs, checkpoint, task, options)    the accuracy record; not called for accuracy "none"
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ MODULES = {
 class Emitted:
     """The facts of a target's files: the quantization record, or None, and the bytes of one block of the KV cache.
 
-    notes: entries of the build report.
+    notes: entries of the build report. state_bytes: of one sequence; None means those of the whole model.
     """
 
     quantization: dict[str, Any] | None
     kv_block_bytes: int
     notes: dict[str, Any] = field(default_factory=dict)
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,12 @@ class Target(Protocol):
     ) -> Emitted: ...
 
     def measure(
-        self, writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement
+        self,
+        writer: EngineWriter,
+        graphs: Graphs,
+        checkpoint: Checkpoint,
+        task: Measurement,
+        options: BuildOptions,
     ) -> dict[str, Any]: ...
 
 

@@ -68,7 +68,9 @@ def emit(
     return Emitted(emitter.weights.record(report.graph), manifest.slot_bytes)
 
 
-def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement) -> dict[str, Any]:
+def measure(
+    writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement, options: BuildOptions
+) -> dict[str, Any]:
     """Runs a text on the model itself, on ONNX Runtime's provider for processors."""
     from tensorwright.builder.emit.onnx.onnxruntime_logits import PROVIDER, ModelLogits
     from tensorwright.builder.measure.accuracy import measure_logits

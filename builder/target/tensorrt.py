@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.builder.emit.ranks import WrittenRank, emit_ranks, share
 from tensorwright.builder.emit.tensorrt.io_manifest import OnnxFacts, make_manifest, read_onnx, with_version
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.layers import check_pages, check_plugins, count_kinds, parse_layers
@@ -24,9 +26,11 @@ from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
+from tensorwright.engine_format.file_names import RANK_TENSORRT_ENGINE, RANK_TENSORRT_IO
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
+from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
 
@@ -75,19 +79,61 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
 def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
-    """Writes tensorrt/rank0.engine and tensorrt/io.json. Facts of the plan's build go into the report."""
-    from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
-
+    """Writes tensorrt/rank0.engine and tensorrt/io.json, or both for each rank of a parallel engine. Facts of the
+    plan's build go into the report."""
     library = find_library(FLAVOURS[options.target])
     if library.note is not None:
         _log.info("%s", library.note)
-    facts = report.graph.facts
+    write = partial(_write_engine, writer, checkpoint, options, phases, library)
+    if options.ranks == 1:
+        emitted, manifest, notes = write(report.graph, (ENGINE_FILE, MANIFEST_FILE))
+        return Emitted(emitted["quantization"], sum(manifest.block_bytes), {"tensorrt": notes})
+    graphs = share(report, checkpoint, options, phases, PIPELINE)
+    _require_groups(report.cached_graph, [lowered for _, lowered in graphs])
+
+    def write_rank(rank: int, lowered: Graph) -> WrittenRank:
+        names = (RANK_TENSORRT_ENGINE.format(rank), RANK_TENSORRT_IO.format(rank))
+        emitted, manifest, notes = write(lowered, names)
+        return WrittenRank(emitted["matrices"], dict(enumerate(manifest.block_bytes)), notes)
+
+    return emit_ranks(writer, report, graphs, write_rank)
+
+
+def _require_groups(whole: Graph, ranks: list[Graph]) -> None:
+    """Raises InvalidOptionError for a stage that has no layer of some cache group: its engine would lack the input."""
+    groups = {layer.group for layer in whole.facts.kv_layers}
+    for rank, graph in enumerate(ranks):
+        missing = sorted(groups - {layer.group for layer in graph.facts.kv_layers})
+        if missing:
+            windows = {layer.group: layer.window for layer in whole.facts.kv_layers}
+            kinds = " and ".join(f"window {windows[g]}" if windows[g] else "full attention" for g in missing)
+            raise InvalidOptionError(
+                f"pipeline_parallel: the stage of rank {rank} has no layer with a cache of {kinds}, and on target "
+                "tensorrt every stage must have layers of each kind; say fewer stages, or share layers "
+                "(tensor_parallel)"
+            )
+
+
+def _write_engine(
+    writer: EngineWriter,
+    checkpoint: Checkpoint,
+    options: BuildOptions,
+    phases: Phases,
+    library: Library,
+    graph: Graph,
+    names: tuple[str, str],
+) -> tuple[dict[str, Any], Manifest, dict[str, Any]]:
+    """Writes a plan and its manifest, to the files `names`. Returns what the emitter of ONNX says, the manifest, and an
+    entry of the report."""
+    from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
+
+    facts = graph.facts
     work = writer.directory / ".work"
     work.mkdir()
     with phases.run("onnx"):
         int4 = "plugin" if options.int4_kernel == "plugin" else "native"
         with writer.os_errors("the ONNX model that the plan is made of cannot be written"):
-            emitted = emit_plugin_form(report.graph, checkpoint, work, facts.dtype, int4=int4)
+            emitted = emit_plugin_form(graph, checkpoint, work, facts.dtype, int4=int4)
         onnx_facts = read_onnx(work / MODEL)
         model_bytes = sum(path.stat().st_size for path in work.iterdir())
         writer.require_space(model_bytes)
@@ -97,15 +143,14 @@ def emit(
         facts, onnx_facts, flavour=options.target, sms=sms, kernel_sms=sms or DEFAULT_KERNEL_SMS, batch=batch,
         tokens=tokens,
     )  # fmt: skip
-    notes = _build_plan(writer, work, manifest, library, phases)
+    notes = _build_plan(writer, work, manifest, library, phases, names)
     notes["layers"] = _check_layers(work / LAYERS, manifest, onnx_facts)
     shutil.rmtree(work)
-    notes |= {"onnx_bytes": model_bytes, "note": library.note}
-    return Emitted(emitted["quantization"], sum(manifest.block_bytes), {"tensorrt": notes})
+    return emitted, manifest, {**notes, "onnx_bytes": model_bytes, "note": library.note}
 
 
 def _build_plan(
-    writer: EngineWriter, work: Path, manifest: Manifest, library: Library, phases: Phases
+    writer: EngineWriter, work: Path, manifest: Manifest, library: Library, phases: Phases, names: tuple[str, str]
 ) -> dict[str, Any]:
     """Writes both files of the engine; returns their entry in the report."""
     shapes = tuple(input_shapes(manifest.inputs, profile) for profile in manifest.profiles)
@@ -117,8 +162,8 @@ def _build_plan(
         if done["fresh_kernels"]:
             # A child that compiles kernels allocates later memory elsewhere (fixed_addresses.py). Now they are cached.
             done = run_child(job, library, advance, folder=work) | {"compiled_kernels": done["fresh_kernels"]}
-    writer.adopt(ENGINE_FILE, work / PLAN)
-    writer.write(MANIFEST_FILE, with_version(manifest, done["library_version"]).to_json().encode())
+    writer.adopt(names[0], work / PLAN)
+    writer.write(names[1], with_version(manifest, done["library_version"]).to_json().encode())
     return done
 
 
@@ -139,11 +184,13 @@ def _check_layers(path: Path, manifest: Manifest, onnx_facts: OnnxFacts) -> dict
     }
 
 
-def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement) -> dict[str, Any]:
+def measure(
+    writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement, options: BuildOptions
+) -> dict[str, Any]:
     """Runs the lowered graph in the interpreter with the engine's rounding, for want of a GPU; the record says so."""
     from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
-    return measure_on_interpreter(graphs, checkpoint, task, graphs.lowered.facts.dtype)
+    return measure_on_interpreter(graphs, checkpoint, task, graphs.lowered.facts.dtype, options.ranks)
 
 
 def _require(package: str, what: str) -> None:

@@ -42,6 +42,8 @@ WIDE = ("sinks", "e_score_correction_bias")
 """Vectors that are read in float32, whatever the activation type: attention's sinks, and what corrects the choice of
 experts."""
 
+_NO_MODEL = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
+"""What a class of transformers raises for a config that it cannot be made of, such as one with 0 heads."""
 _ONE_AT_A_TIME = threading.Lock()
 """While a class is built, torch's default type and nn.Module are changed for the whole process: transformers sets the
 type of buffers, and `_parameters_on_meta` changes nn.Module. Builds in other threads wait for this lock."""
@@ -65,7 +67,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0) -
         _mark(config, getattr(torch, dtype))
         with without_storage():
             model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # such as an unknown activation
+    except _NO_MODEL as error:
         raise CheckpointError(
             f"{checkpoint.config_file}: no {model_class.__name__} can be made of it: {error!r}; correct the config"
         ) from error
@@ -179,7 +181,7 @@ def load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 def _read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     if checkpoint.gguf is not None:
         return AutoConfig.for_model(**checkpoint.config)
-    return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    return AutoConfig.from_pretrained(checkpoint.config_file, local_files_only=True, trust_remote_code=False)
 
 
 def _known_model_types() -> Any:

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from tensorwright.engine_format.weight_formats import LANES
 from tensorwright.ir import Node, Shape, Value
 from tensorwright.ir.facts import StateLayer
 from tensorwright.passes.rewriting.matcher import Match, match_value, pattern
+from tensorwright.passes.rewriting.state_sizes import state_layer
 
 SCAN = pattern("""
     x   = slice(row, dim=-1, start=0, end=x_end, step=1)
@@ -81,22 +81,21 @@ class States:
         self.metadata = metadata
         self.layers: list[StateLayer] = []
 
-    def carry(self, op: str, rows: list[Value], weights: list[Value | None], numbers: int, attrs: Any) -> Value:
-        """Adds the op with a state of so many float32 numbers. Returns its first result."""
+    def carry(self, op: str, rows: list[Value], w: Value, attrs: dict[str, Any], *more: Value | None) -> Value:
+        """Adds the op with a state of its own. Returns its first result."""
         layer = len(self.layers)
-        self.layers.append(StateLayer((4 * numbers + 63) // 64 * 64))
+        self.layers.append(state_layer(op, rows, w, attrs))
         if "state_slots" not in self.metadata:
             (self.metadata["state_slots"],) = self.emit("input", (), {}, [("int32", ("seqs",))], "state_slots")
         (state,) = self.emit("input", (), {}, [("state", ())], f"state.{layer}")
         batch = [self.metadata[name] for name in ("seq_starts", "context_lens", "state_slots")]
-        return self.emit(op, [*rows, *batch, state, *weights], {"state": layer, **attrs})[0]
+        return self.emit(op, [*rows, *batch, state, w, *more], {"state": layer, **attrs})[0]
 
     def carry_conv(self, node: Node, x: Value) -> Value:
         w = node.operand(1)
         expr, (channels, width) = w.producer.attrs["expr"], w.shape
         (turned,) = self.emit("weight", (), {"expr": expr.transpose(0, 1)}, [(w.dtype, (width, channels))])
-        numbers = max(1, int(width) - 1) * int(channels)
-        return self.carry("carried_conv", [x], [turned, node.optional(2)], numbers, dict(node.attrs))
+        return self.carry("carried_conv", [x], turned, dict(node.attrs), node.optional(2))
 
     def carry_scan(self, m: Match, row: Value, dt: Value) -> Value:
         heads, groups = m.root.attrs["heads"], m.root.attrs["groups"]
@@ -104,8 +103,7 @@ class States:
         kind: tuple[str, Shape] = (m.d.dtype, (3, heads))
         (w,) = self.emit("weight", (), {"expr": first.stack(rest)}, [kind])
         states = (m.c_end - m.b_end) // groups
-        numbers = int(m.x_end) * states
-        return self.carry("carried_scan", [row, dt], [w], numbers, {**m.root.attrs, "states": states})
+        return self.carry("carried_scan", [row, dt], w, {**m.root.attrs, "states": states})
 
     def carry_selective_scan(self, m: Match, rows: list[Value]) -> Value:
         channels, states = (int(n) for n in m.a_log.shape)
@@ -113,29 +111,27 @@ class States:
         expr = a_log.transpose(0, 1).concat([vector.reshape([1, channels]) for vector in rest])
         kind: tuple[str, Shape] = (m.d.dtype, (states + 2, channels))
         (w,) = self.emit("weight", (), {"expr": expr}, [kind])
-        numbers = (channels + LANES - 1) // LANES * LANES * states
-        return self.carry("carried_selective_scan", rows, [w], numbers, {"states": states})
+        return self.carry("carried_selective_scan", rows, w, {"states": states})
 
     def carry_rg_lru(self, m: Match, rows: list[Value]) -> Value:
         (channels,) = m.p.shape
         p, *biases = (v.producer.attrs["expr"] for v in (m.p, m.gate_bias, m.decay_bias))
         kind: tuple[str, Shape] = (m.p.dtype, (3, channels))
         (w,) = self.emit("weight", (), {"expr": p.stack(biases)}, [kind])
-        return self.carry("carried_rg_lru", rows, [w], int(channels), {})
+        return self.carry("carried_rg_lru", rows, w, {})
 
     def carry_linear_attention(self, m: Match, row: Value) -> Value:
         heads = m.root.attrs["heads"]
         attrs = {"heads": heads, "states": (m.k_end - m.v_end) // heads}
-        numbers = int(m.v_end) * attrs["states"]
-        return self.carry("carried_linear_attention", [row], [m.slopes], numbers, attrs)
+        return self.carry("carried_linear_attention", [row], m.slopes, attrs)
 
     def carry_delta_rule(self, m: Match, row: Value, dt: Value, beta: Value) -> Value:
         heads = m.root.attrs["heads"]
-        width, keys = (m.v_end - m.k_end) // heads, m.q_end // m.root.attrs["key_heads"]
+        width = (m.v_end - m.k_end) // heads
         attrs = {**m.root.attrs, "width": width, "beta_scale": 1.0 if m.scale is None else m.scalar(m.scale)}
         kind: tuple[str, Shape] = (m.a_log.dtype, (heads,))
         (w,) = self.emit("weight", (), {"expr": m.a_log.producer.attrs["expr"].reshape([heads])}, [kind])
-        return self.carry("carried_delta_rule", [row, dt, beta], [w], heads * keys * width, attrs)
+        return self.carry("carried_delta_rule", [row, dt, beta], w, attrs)
 
 
 def check_delta_rule(m: Match) -> None:

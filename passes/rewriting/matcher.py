@@ -286,13 +286,14 @@ def apply(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace)
 
 def _sweep(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace) -> int:
     """Rewrites matches that do not overlap, in order of discovery."""
+    roots = graph.find(pattern.root.op)
+    if not roots:  # The table of users takes longer than most sweeps.
+        return 0
     matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check)
     inserted: dict[int, list[Node]] = {}
     forward: dict[Value, Value] = {}
     taken: set[int] = set()
-    for root in graph.nodes:
-        if root.op != pattern.root.op:
-            continue
+    for root in roots:
         match = matcher.at(root)
         if match is None or any(id(n) in taken for n in match.nodes):
             continue

@@ -54,13 +54,13 @@ void run_causal_conv(size_t index, const Array& x, const Array& w, const std::op
   kernel_at(causal_conv_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_causal_conv(nb::module_& m) {
   m.def("causal_conv_table", [] { return kernel_list(causal_conv_kernels()); });
   m.def("run_causal_conv", &run_causal_conv, "index"_a, "x"_a, "w"_a, "bias"_a.none(), "state"_a, "y"_a,
         "fresh"_a = true, "activation"_a = 0);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_causal_conv(&bind_causal_conv);
 
 }  // namespace
 }  // namespace tensorwright

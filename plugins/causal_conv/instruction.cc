@@ -8,7 +8,7 @@
 namespace tensorwright {
 namespace {
 
-constexpr int32_t kChannelsPerTask = 256;
+constexpr int32_t kConvChannelsPerTask = 256;
 
 class CarriedConv : public Operation {
  public:
@@ -24,16 +24,16 @@ class CarriedConv : public Operation {
         kernel_(choose("causal_conv", causal_conv_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
-    const int32_t parts = (x_.cols + kChannelsPerTask - 1) / kChannelsPerTask;
+    const int32_t parts = (x_.cols + kConvChannelsPerTask - 1) / kConvChannelsPerTask;
     split_sequences(view, team, parts, [&](int32_t seq, int32_t part) {
-      const int32_t begin = part * kChannelsPerTask;
+      const int32_t begin = part * kConvChannelsPerTask;
       const int32_t* start = view.step.seq_starts.data() + seq;
       tw_causal_conv_args args{};
       args.tokens = start[1] - start[0];
       args.width = width_;
       args.channels = x_.cols;
       args.begin = begin;
-      args.end = std::min(begin + kChannelsPerTask, x_.cols);
+      args.end = std::min(begin + kConvChannelsPerTask, x_.cols);
       args.fresh = view.step.first_position(seq) == 0;
       args.activation = activation_;
       args.y_dtype = y_.dtype;

@@ -20,7 +20,8 @@ std::span<const KernelEntry<tw_causal_conv_fn>> causal_conv_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/120, {{"causal_conv", [] { return causal_conv_kernels(); }}});
+const RegisteredKernels registered_causal_conv(/*place=*/120,
+                                               {{"causal_conv", [] { return causal_conv_kernels(); }}});
 
 }  // namespace
 

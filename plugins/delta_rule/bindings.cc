@@ -51,13 +51,13 @@ void run_delta_rule(size_t index, const Array& row, const Array& dt_beta, const 
   kernel_at(delta_rule_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_delta_rule(nb::module_& m) {
   m.def("delta_rule_table", [] { return kernel_list(delta_rule_kernels()); });
   m.def("run_delta_rule", &run_delta_rule, "index"_a, "row"_a, "dt_beta"_a, "state"_a, "y"_a, "numbers"_a,
         "fresh"_a = true);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_delta_rule(&bind_delta_rule);
 
 }  // namespace
 }  // namespace tensorwright

@@ -20,7 +20,8 @@ std::span<const KernelEntry<tw_delta_rule_fn>> delta_rule_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/140, {{"delta_rule", [] { return delta_rule_kernels(); }}});
+const RegisteredKernels registered_delta_rule(/*place=*/140,
+                                              {{"delta_rule", [] { return delta_rule_kernels(); }}});
 
 }  // namespace
 

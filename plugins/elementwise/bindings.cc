@@ -53,7 +53,7 @@ void run_elementwise(size_t index, const nb::bytes& code, const std::vector<floa
   kernel(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_elementwise(nb::module_& m) {
   m.def(
       "elementwise_table", [] { return kernel_list(elementwise_kernels()); },
       "[(name, isa, runnable here)], best first.");
@@ -61,7 +61,7 @@ void bind(nb::module_& m) {
         "Kernel `index` of elementwise_table: x float32 [rows, width] each, y float32 or uint16 in place.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_elementwise(&bind_elementwise);
 
 }  // namespace
 }  // namespace tensorwright

@@ -20,7 +20,8 @@ std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/80, {{"elementwise", [] { return elementwise_kernels(); }}});
+const RegisteredKernels registered_elementwise(/*place=*/80,
+                                               {{"elementwise", [] { return elementwise_kernels(); }}});
 
 }  // namespace
 

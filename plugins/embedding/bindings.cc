@@ -39,12 +39,12 @@ void run_embedding(int dtype, size_t index, const Array& ids, const Array& table
   kernel_at(embedding_kernels(dtype), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_embedding(nb::module_& m) {
   m.def("embedding_table", [](int dtype) { return kernel_list(embedding_kernels(dtype)); }, "dtype"_a);
   m.def("run_embedding", &run_embedding, "dtype"_a, "index"_a, "ids"_a, "table"_a, "y"_a, "scale"_a = 1.0f);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_embedding(&bind_embedding);
 
 }  // namespace
 }  // namespace tensorwright

@@ -48,9 +48,10 @@ std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/30,
-                                   {{"embedding float32", [] { return embedding_kernels(TW_F32); }},
-                                    {"embedding bfloat16", [] { return embedding_kernels(TW_BF16); }}});
+const RegisteredKernels registered_embedding(/*place=*/30,
+                                             {{"embedding float32", [] { return embedding_kernels(TW_F32); }},
+                                              {"embedding bfloat16",
+                                               [] { return embedding_kernels(TW_BF16); }}});
 
 }  // namespace
 

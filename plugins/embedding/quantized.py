@@ -1,6 +1,6 @@
 """quantized_embedding(table, ids){format, scale}:  y[t] = scale * table'[ids[t]], the table as quantize.py rounds it
 
-table: [V, C], ids: [T] integers in [0, V).  y: [T, C] float32.
+table: [V, C], ids: [T] integers.  y: [T, C] float32.  With `first`, the table is a part of a larger one (op.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tensorwright.engine_format.weight_layouts import QUANTIZED
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, metadata, rows, shared
+from tensorwright.plugins.embedding.op import rows_of
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 
@@ -26,15 +27,18 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     table, ids = inputs
-    rows = np.asarray(table, np.float32)[ids.astype(np.int64)]
+    table = np.asarray(table, np.float32)
+    first = attrs.get("first", 0)
+    rows, inside = rows_of(table, ids, first, attrs.get("rows", 0) or (len(table) if "first" in attrs else 0))
     stored = dequantized(quantize_weights(rows.reshape(-1, rows.shape[-1]), attrs["format"]), rows.shape[-1])
-    return [stored.reshape(rows.shape) * np.float32(attrs["scale"])]
+    return [stored.reshape(rows.shape) * np.float32(attrs["scale"]) * inside]
 
 
 OP = Op(
     "quantized_embedding",
     operands=(shared("table", wide=True), rows("ids")),
     attrs={"format": "format", "scale": "float"},
+    optional_attrs={"first": "int"},
     stages=("cached",),
     infer=infer,
     reference=reference,
@@ -47,6 +51,6 @@ INSTRUCTION = Instruction(
     number=1,
     shares_number_of="embedding",
     operands=(shared("table", QUANTIZED), metadata("ids")),
-    attrs={"format": "format", "ids": "int", "scale": "float"},
+    attrs={"format": "format", "ids": "int", "first": "int", "rows": "int", "scale": "float"},
     reference=reference,
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorwright.engine_format.weight_layouts import PANELS
 from tensorwright.ir.records import Instruction, rows, shared
-from tensorwright.plugins.experts.op import Multiply, multiply_floats
+from tensorwright.plugins.experts.op import PART, Multiply, multiply_floats, own_experts
 
 
 def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) -> list[np.ndarray]:
@@ -23,8 +23,8 @@ def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) ->
     shares = np.ones(chosen.shape) if weights is None else weights.reshape(chosen.shape).astype(np.float64)
     biases = np.zeros(down.shape[:2]) if bias is None else np.asarray(bias, np.float64).reshape(down.shape[:2])
     y = np.zeros((len(chosen), down.shape[1]))
-    for expert in np.unique(chosen):
-        row, slot = np.nonzero(chosen == expert)
+    for expert, places in own_experts(chosen, attrs, down.shape[0]):
+        row, slot = np.nonzero(places)
         given = multiply(inner[row, slot], down[expert]) + biases[expert]
         np.add.at(y, row, shares[row, slot, None] * given)
     return [y.reshape(*x.shape[:-1], -1).astype(np.float32)]
@@ -39,7 +39,7 @@ INSTRUCTION = Instruction(
     "experts_down",
     number=30,
     operands=(rows("x"), rows("index"), rows("weights?"), shared("down", PANELS), shared("bias?")),
-    attrs={"experts": "int"},
+    attrs={"experts": "int", **PART},
     kind="mixture",
     reference=reference,
     sums=True,

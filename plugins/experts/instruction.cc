@@ -158,7 +158,8 @@ class Experts : public Operation {
         weights_(context.buffer(instruction.in[2])),
         y_(context.buffer(instruction.out[0])),
         experts_(instruction.ints[0]),
-        pairs_(context.buffer(instruction.in[1]), experts_, instruction.ints[2]),
+        pairs_(context.buffer(instruction.in[1]), experts_, instruction.ints[2], instruction.ints[3],
+               instruction.ints[4]),
         down_(make_product(context, instruction.weight[1], experts_, y_.cols, TW_EPILOGUE_NONE, x_.dtype)),
         gate_up_(make_product(context, instruction.weight[0], experts_, down_.k(),
                               TW_EPILOGUE_GATED + instruction.ints[1], x_.dtype)) {}
@@ -193,14 +194,15 @@ class Experts : public Operation {
 
   // The matrices of the experts that the last step took were read, and no others.
   Cost cost(const StepView& view) const override {
-    const int64_t rows = x_.rows(view), pairs = rows * pairs_.slots();
+    const int64_t rows = x_.rows(view), pairs = pairs_.expected(rows);
     return {pairs_.taken_experts() * (gate_up_.matrix_bytes() + down_.matrix_bytes()) +
                 rows * (x_.row_bytes() + y_.row_bytes()),
             pairs * (gate_up_.operations() + down_.operations())};
   }
 
   ExpertUse expert_use() const override {
-    return {experts_, pairs_.slots(), gate_up_.matrix_bytes() + down_.matrix_bytes(), &pairs_.starts()};
+    return {experts_, pairs_.total(), pairs_.slots(), gate_up_.matrix_bytes() + down_.matrix_bytes(),
+            &pairs_.starts()};
   }
 
  private:
@@ -235,7 +237,7 @@ void check_experts(const InstructionCheck& c) {
   const int32_t experts = c.instruction.ints[0], activation = c.instruction.ints[1];
   const BufferRecord *x = c.in(0), *index = c.in(1);
   const WeightRecord* down = c.weight(1);
-  check_index(c, c.instruction.ints[2]);
+  check_index(c, c.instruction.ints[2], c.instruction.ints[3], c.instruction.ints[4]);
   c.require(activation >= 0 && activation < TW_ACTIVATIONS, "activation must be below ", int{TW_ACTIVATIONS},
             ", is ", activation);
   c.require_float32("y", c.out(0));

@@ -78,7 +78,8 @@ class ExpertsUp : public Operation {
         y_(context.buffer(instruction.out[0])),
         bias_(context.weight_floats(instruction.weight[1])),
         gate_(gate_of(instruction)),
-        pairs_(context.buffer(instruction.in[1]), instruction.ints[0]),
+        pairs_(context.buffer(instruction.in[1]), instruction.ints[0], 0, instruction.ints[5],
+               instruction.ints[6]),
         inner_(y_.cols / pairs_.slots()),
         product_(make_product(context, instruction.weight[0], instruction.ints[0],
                               (gate_.gated ? 2 : 1) * panels_of(inner_) * TW_LANES, TW_EPILOGUE_NONE,
@@ -107,11 +108,11 @@ class ExpertsUp : public Operation {
   Cost cost(const StepView& view) const override {
     const int64_t rows = x_.rows(view);
     return {pairs_.taken_experts() * product_.matrix_bytes() + rows * (x_.row_bytes() + y_.row_bytes()),
-            rows * pairs_.slots() * product_.operations()};
+            pairs_.expected(rows) * product_.operations()};
   }
 
   ExpertUse expert_use() const override {
-    return {pairs_.experts(), pairs_.slots(), product_.matrix_bytes(), &pairs_.starts()};
+    return {pairs_.experts(), pairs_.total(), pairs_.slots(), product_.matrix_bytes(), &pairs_.starts()};
   }
 
  private:
@@ -162,7 +163,8 @@ class ExpertsDown : public Operation {
       : x_(context.buffer(instruction.in[0])),
         y_(context.buffer(instruction.out[0])),
         bias_(context.weight_floats(instruction.weight[1])),
-        pairs_(context.buffer(instruction.in[1]), instruction.ints[0]),
+        pairs_(context.buffer(instruction.in[1]), instruction.ints[0], 0, instruction.ints[1],
+               instruction.ints[2]),
         product_(make_product(context, instruction.weight[0], instruction.ints[0], y_.cols, TW_EPILOGUE_NONE,
                               x_.dtype)),
         weighted_(instruction.in[2] >= 0) {
@@ -197,12 +199,12 @@ class ExpertsDown : public Operation {
   Cost cost(const StepView& view) const override {
     const int64_t rows = x_.rows(view);
     return {pairs_.taken_experts() * product_.matrix_bytes() + rows * (x_.row_bytes() + y_.row_bytes()),
-            rows * pairs_.slots() * product_.operations()};
+            pairs_.expected(rows) * product_.operations()};
   }
 
   // The other half counts the rows.
   ExpertUse expert_use() const override {
-    return {pairs_.experts(), pairs_.slots(), product_.matrix_bytes(), nullptr};
+    return {pairs_.experts(), pairs_.total(), pairs_.slots(), product_.matrix_bytes(), nullptr};
   }
 
  private:
@@ -236,7 +238,7 @@ uint64_t check_runs(const InstructionCheck& c, const char* what, const BufferRec
 void check_experts_up(const InstructionCheck& c) {
   const Gate gate = gate_of(c.instruction);
   const BufferRecord *x = c.in(0), *y = c.out(0);
-  check_index(c);
+  check_index(c, 0, c.instruction.ints[5], c.instruction.ints[6]);
   c.require(gate.activation >= 0 && gate.activation < TW_ACTIVATIONS, "activation must be below ",
             int{TW_ACTIVATIONS}, ", is ", gate.activation);
   for (int i : {2, 3, 4}) {
@@ -259,7 +261,7 @@ std::unique_ptr<Operation> make_experts_up(const Instruction& instruction, const
 
 void check_experts_down(const InstructionCheck& c) {
   const BufferRecord *x = c.in(0), *y = c.out(0);
-  check_index(c);
+  check_index(c, 0, c.instruction.ints[1], c.instruction.ints[2]);
   const uint64_t inner = check_runs(c, "x", x), experts = static_cast<uint64_t>(c.instruction.ints[0]);
   check_widths(c, inner, y->cols);
   c.require_float32("y", y);

@@ -11,10 +11,13 @@
 
 namespace tensorwright {
 
-SortedPairs::SortedPairs(const BufferRef& index, int32_t experts, int32_t identities)
+SortedPairs::SortedPairs(const BufferRef& index, int32_t experts, int32_t identities, int32_t first,
+                         int32_t total)
     : index_(index),
       experts_(experts),
       identities_(identities),
+      first_(first),
+      total_(total > 0 ? total : experts + identities),
       starts_(static_cast<size_t>(experts) + (identities > 0 ? 2 : 1)) {}
 
 int64_t SortedPairs::reserve(const StepLimits& limits) {
@@ -37,18 +40,25 @@ void SortedPairs::sort(const StepView& view) {
       for (int32_t slot = 0; slot < slots(); ++slot) body(index[slot], row * slots() + slot);
     }
   };
+  const auto here = [&](int32_t expert) {
+    return expert >= first_ && expert < first_ + experts_ + identities_;
+  };
   each([&](int32_t expert, int32_t) {
-    if (expert < 0 || expert >= experts_ + identities_) {
-      throw Error("EngineError", concat("experts: index must be 0 to ", experts_ + identities_ - 1, ", is ",
-                                        expert, "; rebuild the engine with build-engine"));
+    if (expert < 0 || expert >= total_) {
+      throw Error("EngineError", concat("experts: index must be 0 to ", total_ - 1, ", is ", expert,
+                                        "; rebuild the engine with build-engine"));
     }
-    ++starts_[static_cast<size_t>(std::min(expert, experts_)) + 1];
+    if (here(expert)) ++starts_[static_cast<size_t>(std::min(expert - first_, experts_)) + 1];
   });
   taken_experts_ =
       std::count_if(starts_.begin() + 1, starts_.begin() + 1 + experts_, [](int32_t n) { return n > 0; });
   for (size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
   each([&](int32_t expert, int32_t pair) {
-    const int32_t place = starts_[static_cast<size_t>(std::min(expert, experts_))]++;
+    if (!here(expert)) {
+      places_[static_cast<size_t>(pair)] = -1;
+      return;
+    }
+    const int32_t place = starts_[static_cast<size_t>(std::min(expert - first_, experts_))]++;
     pairs_[static_cast<size_t>(place)] = pair;
     places_[static_cast<size_t>(pair)] = place;
   });
@@ -67,6 +77,7 @@ void add_slots(const SortedPairs& pairs, const PaddedRows& results, const float*
   std::fill(y, y + cols, 0.0f);
   for (int32_t slot = 0; slot < pairs.slots(); ++slot) {
     const int32_t place = pairs.place(row, slot);
+    if (place < 0) continue;
     const auto* result = reinterpret_cast<const float*>(results.at(place));
     const float weight = weights ? weights[slot] : 1.0f;
     if (!bias) {
@@ -78,15 +89,19 @@ void add_slots(const SortedPairs& pairs, const PaddedRows& results, const float*
   }
 }
 
-void check_index(const InstructionCheck& c, int32_t identities) {
+void check_index(const InstructionCheck& c, int32_t identities, int32_t first, int32_t total) {
   const int32_t experts = c.instruction.ints[0];
   const BufferRecord* index = c.in(1);
   c.require_same_kind();
   c.require(experts >= 1 && experts <= (1 << 16), "experts must be 1 to 65536, is ", experts);
   c.require(identities >= 0 && identities <= (1 << 16), "identities must be 0 to 65536, is ", identities);
   c.require(index->dtype == TW_I32, "index must be int32, has dtype ", index->dtype);
-  c.require(index->cols <= static_cast<uint32_t>(experts + identities), "index must have at most ",
-            experts + identities, " cols, has ", index->cols);
+  const bool whole = first == 0 && total == 0;
+  c.require(whole || (identities == 0 && first >= 0 && total <= (1 << 16) && first <= total - experts),
+            "the experts from ", first, " on must lie among all ", total, " and have no identities");
+  const int32_t all = whole ? experts + identities : total;
+  c.require(index->cols <= static_cast<uint32_t>(all), "index must have at most ", all, " cols, has ",
+            index->cols);
   c.require_float32("weights", c.in(2));
   c.require_cols("weights", c.in(2), index->cols);
 }

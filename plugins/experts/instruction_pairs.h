@@ -13,9 +13,11 @@ class InstructionCheck;
 
 class SortedPairs {
  public:
-  // index: the experts of each row, one for each slot. identities: how many numbers behind those of the
-  // experts stand for experts without matrices. Their pairs come last.
-  SortedPairs(const BufferRef& index, int32_t experts, int32_t identities = 0);
+  // index: the experts of each row, one for each slot. experts: how many have matrices here. identities: how
+  // many numbers behind those of the experts stand for experts without matrices. Their pairs come last.
+  // first, total: which experts of how many these are; 0 and 0 if they are all. A pair with an expert that is
+  // not here is left out.
+  SortedPairs(const BufferRef& index, int32_t experts, int32_t identities, int32_t first, int32_t total);
 
   // Takes memory for the largest step. Throws OutOfMemoryError if it has more pairs than 32 bits count.
   // Returns the number of pairs.
@@ -26,6 +28,9 @@ class SortedPairs {
   void sort(const StepView& view);
 
   int32_t experts() const { return experts_; }
+  int32_t total() const { return total_; }
+  // How many pairs so many rows have that are not left out, if rows take all experts equally often.
+  int64_t expected(int64_t rows) const { return rows * slots() * (experts_ + identities_) / total_; }
   int32_t slots() const { return index_.cols; }
   int32_t count() const { return starts_.back(); }
   // The first place of each expert's pairs, and the end; with identities, theirs and the end.
@@ -36,6 +41,7 @@ class SortedPairs {
   int32_t pair(int32_t place) const { return pairs_[static_cast<size_t>(place)]; }
   int32_t row(int32_t place) const { return pair(place) / slots(); }
   int32_t slot(int32_t place) const { return pair(place) % slots(); }
+  // The place of a pair, or -1 if it is left out.
   int32_t place(int32_t row, int32_t slot) const {
     return places_[static_cast<size_t>(row * slots() + slot)];
   }
@@ -46,19 +52,20 @@ class SortedPairs {
 
  private:
   BufferRef index_;
-  int32_t experts_, identities_;
+  int32_t experts_, identities_, first_, total_;
   std::vector<int32_t> pairs_, places_, starts_;
   int64_t taken_experts_ = 0;
 };
 
 // Adds up the slots of a row, in their order: y = sum over slots of weights[slot] * results[place of the
-// slot], plus bias[expert] inside the weighting. weights: nullptr for ones. bias: [experts, cols] or nullptr.
+// slot], plus bias[expert] inside the weighting. A slot that is left out adds nothing. weights: nullptr for
+// ones. bias: [experts, cols] or nullptr.
 struct PaddedRows;
 void add_slots(const SortedPairs& pairs, const PaddedRows& results, const float* weights, const float* bias,
                int32_t row, float* y, int32_t cols);
 
-// Checks the number of experts and the buffer that names the experts of each row.
-void check_index(const InstructionCheck& c, int32_t identities = 0);
+// Checks the number of experts and the buffer that names the experts of each row. first, total: as above.
+void check_index(const InstructionCheck& c, int32_t identities, int32_t first, int32_t total);
 
 // Checks the matrices of all experts. panels: of all of them together.
 void check_expert_matrices(const InstructionCheck& c, const char* what, int weight, uint64_t panels,

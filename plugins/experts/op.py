@@ -3,6 +3,8 @@
     y = sum over slots s of weights[s] * expert index[s] of x
     expert e of x = down[e] gate(up[e] x + up_bias[e]) + down_bias[e], or x for the `identities` numbers from E on
 
+Of a mixture of `total` experts, a rank may have E from the number `first` on: a slot with another expert adds nothing.
+
 gate.py says what stands between the products, and which attributes a node may lack. Most experts are gated: up holds
 the rows of the gate first and then those of up, and the gate is act(gate) * up.
 
@@ -19,11 +21,15 @@ import numpy as np
 
 from tensorwright.engine_format.weight_layouts import PANELS, gated
 from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.graph import Dim, Shape, Value
 from tensorwright.ir.records import Instruction, Op, rows, shared
 from tensorwright.plugins.experts.gate import OPTIONAL_ATTRS, apply_gate, check_gate
 from tensorwright.plugins.gated import ACTIVATIONS
 from tensorwright.plugins.rounding import round_to
+
+PART = {"first": "int", "total": "int"}
+"""The attributes that say which experts a rank has; both are 0 if it has all."""
+COUNTS = ("identities", *PART)
 
 Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Returns x w^T."""
@@ -31,7 +37,7 @@ Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns the type of x. Raises GraphError for operands that do not fit."""
-    halves = 2 if check_gate({k: v for k, v in attrs.items() if k != "identities"})["gated"] else 1
+    halves = 2 if check_gate({k: v for k, v in attrs.items() if k not in COUNTS})["gated"] else 1
     if attrs.get("identities", 0) < 0:
         raise GraphError(f"experts: identities must not be negative, got {attrs['identities']}")
     x, index, weights, up, down, up_bias, down_bias = (*inputs, None, None)[:7]
@@ -42,6 +48,7 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
             f"experts: index must be integers, one for each of weights {list(weights.shape)} and of x's rows "
             f"{list(x.shape)}, got {index.dtype}{list(index.shape)}"
         )
+    check_part(attrs, up.shape[0])
     fits = up.rank == down.rank == 3 and up.shape[0] == down.shape[0]
     fits = fits and up.shape[2] == down.shape[1] == x.shape[-1]
     if not fits or up.shape[1] != halves * int(down.shape[2]):
@@ -53,14 +60,34 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
     return [(x.dtype, x.shape)]
 
 
+def check_part(attrs: dict[str, Any], experts: Dim) -> None:
+    """Raises GraphError unless the experts of a rank lie among all of them."""
+    first, total = attrs.get("first", 0), attrs.get("total", 0)
+    if not isinstance(experts, int) or (total == 0 and first == 0):
+        return
+    if first < 0 or first + experts > total or attrs.get("identities", 0):
+        raise GraphError(
+            f"experts: {experts} from the number {first} on must lie among all {total}, of which none is an identity"
+        )
+
+
+def own_experts(chosen: np.ndarray, attrs: dict[str, Any], count: int) -> list[tuple[int, np.ndarray]]:
+    """Returns the experts that rows take and the rank has: the number among those of the rank, and which places of
+    `chosen` name it. count: how many it has. Identities have numbers from there on."""
+    first, end = attrs.get("first", 0), count + attrs.get("identities", 0)
+    numbers = [int(expert) - first for expert in np.unique(chosen)]
+    partial = attrs.get("total", 0) > 0
+    return [(own, chosen == own + first) for own in numbers if not partial or 0 <= own < end]
+
+
 def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) -> np.ndarray:
     """Returns y, in float64. Rounds what lies between the two products to the attribute `inner`, where it is given."""
     x, index, weights, up, down, up_bias, down_bias = (*inputs, None, None)[:7]
     flat = np.asarray(x, np.float32).reshape(-1, x.shape[-1])
     chosen, shares = index.reshape(len(flat), -1), weights.reshape(len(flat), -1).astype(np.float64)
     y = np.zeros(flat.shape)
-    for expert in np.unique(chosen):
-        row, slot = np.nonzero(chosen == expert)
+    for expert, places in own_experts(chosen, attrs, up.shape[0]):
+        row, slot = np.nonzero(places)
         share = shares[row, slot, None]
         if 0 <= expert - up.shape[0] < attrs.get("identities", 0):
             np.add.at(y, row, share * flat[row])
@@ -99,7 +126,7 @@ OP = Op(
     "experts",
     operands=(*OPERANDS, *BIASES),
     attrs={"activation": "str"},
-    optional_attrs={**OPTIONAL_ATTRS, "identities": "int"},
+    optional_attrs={**OPTIONAL_ATTRS, **dict.fromkeys(COUNTS, "int")},
     stages=("traced", "fused", "cached"),
     infer=infer,
     reference=reference,
@@ -111,7 +138,7 @@ INSTRUCTION = Instruction(
     "experts",
     number=15,
     operands=(*OPERANDS[:3], shared("gate_up", gated(PANELS)), shared("down", PANELS)),
-    attrs={"experts": "int", "activation": "str", "identities": "int", "inner": "dtype"},
+    attrs={"experts": "int", "activation": "str", "identities": "int", **PART, "inner": "dtype"},
     words={"activation": ACTIVATIONS},
     kind="mixture",
     reference=reference,

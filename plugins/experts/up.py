@@ -14,11 +14,11 @@ import numpy as np
 from tensorwright.engine_format.weight_layouts import PANELS
 from tensorwright.ir.records import Instruction, rows, shared
 from tensorwright.plugins.experts.gate import OPTIONAL_ATTRS
-from tensorwright.plugins.experts.op import Multiply, inner_of, multiply_floats
+from tensorwright.plugins.experts.op import PART, Multiply, inner_of, multiply_floats, own_experts
 from tensorwright.plugins.gated import ACTIVATIONS
 
 GATE = {key: kind for key, kind in OPTIONAL_ATTRS.items() if key != "scales_input"}
-ATTRS = {"experts": "int", "activation": "str", **GATE, "inner": "dtype"}
+ATTRS = {"experts": "int", "activation": "str", **GATE, **PART, "inner": "dtype"}
 WORDS = {"activation": ACTIVATIONS, "gated": (False, True), "squared": (False, True), "limits_activated": (False, True)}
 
 
@@ -29,8 +29,8 @@ def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) ->
     y = np.zeros((*chosen.shape, up.shape[1] // halves), np.float32)
     biases = None if bias is None else np.asarray(bias).reshape(up.shape[:2])
     shares = np.ones(chosen.shape) if weights is None else weights.reshape(chosen.shape).astype(np.float64)
-    for expert in np.unique(chosen):
-        row, slot = np.nonzero(chosen == expert)
+    for expert, places in own_experts(chosen, attrs, up.shape[0]):
+        row, slot = np.nonzero(places)
         own = None if biases is None else biases[expert]
         scaled = {**attrs, "scales_input": weights is not None}
         y[row, slot] = inner_of(flat[row], up[expert], own, shares[row, slot, None], scaled, multiply)

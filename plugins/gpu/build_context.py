@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from tensorwright.errors import BuildError, EngineError
 from tensorwright.plugins.gpu import bundle
+from tensorwright.plugins.gpu.collective_call import Collectives
 from tensorwright.plugins.gpu.compile import compile_kernel
 from tensorwright.plugins.gpu.driver import CudaDriver, Driver
 from tensorwright.plugins.gpu.launch import KernelSpec
@@ -25,16 +26,26 @@ _log = logging.getLogger("tensorwright.gpu")
 
 
 class PluginContext:
-    """`sms`: the SMs that a build compiles for; empty in a running engine, which writes the kernels that it read."""
+    """`sms`: the SMs that a build compiles for; empty in a running engine, which writes the kernels that it read.
+    `collectives`: what the ranks of a parallel engine do together, None for any other engine."""
 
-    def __init__(self, sms: tuple[int, ...] = (), driver: Driver | None = None) -> None:
+    def __init__(
+        self, sms: tuple[int, ...] = (), driver: Driver | None = None, collectives: Collectives | None = None
+    ) -> None:
         self.sms = sms
         self.driver: Driver = CudaDriver() if driver is None else driver
+        self._collectives = collectives
         self._first_error: Exception | None = None
         self._by_specs: dict[tuple[tuple[int, tuple[KernelSpec, ...]], ...], str] = {}
         self._bytes: dict[str, bytes] = {}
         self._bundles: dict[str, bundle.Bundle] = {}
         self._carriers: dict[str, str] = {}
+
+    @property
+    def collectives(self) -> Collectives:
+        if self._collectives is None:
+            raise EngineError("the plan has layers that ranks compute together, and this one runs alone: rebuild it")
+        return self._collectives
 
     def compile(self, specs: Iterable[tuple[int, tuple[KernelSpec, ...]]]) -> str:
         """Compiles pairs (SM, specialisations). Returns the digest of all kernels."""
@@ -109,10 +120,11 @@ def building_for(sms: Iterable[int], driver: Driver | None = None) -> Iterator[P
 
 
 @contextmanager
-def running_with(driver: Driver) -> Iterator[PluginContext]:
-    """A context for deserializing an engine, whose plugins start kernels by `driver` and note errors in the result."""
+def running_with(driver: Driver, collectives: Collectives | None = None) -> Iterator[PluginContext]:
+    """A context for deserializing an engine, whose plugins start kernels by `driver`, do by `collectives` what ranks do
+    together, and note errors in the result."""
     global _running
-    before, _running = _running, PluginContext((), driver)
+    before, _running = _running, PluginContext((), driver, collectives)
     try:
         yield _running
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import EngineError
+from tensorwright.plugins.collectives.tensorrt import OPS as COLLECTIVES
 from tensorwright.plugins.gpu.build_context import PluginContext, build_context, run_context
 from tensorwright.plugins.gpu.tensorrt_base import NAMESPACE, VERSION, plugin_class
 from tensorwright.plugins.gpu.tensorrt_op import PluginOp
@@ -20,7 +21,7 @@ from tensorwright.plugins.quantized_matmul.tensorrt import WEIGHT_ONLY_LINEAR
 from tensorwright.plugins.rms_norm.tensorrt import ADD_RMS_NORM, RMS_NORM
 from tensorwright.plugins.rotary.tensorrt import ROTARY_KV_WRITE
 
-OPS = (ROTARY_KV_WRITE, PAGED_ATTENTION, ADD_RMS_NORM, RMS_NORM, WEIGHT_ONLY_LINEAR)
+OPS = (ROTARY_KV_WRITE, PAGED_ATTENTION, ADD_RMS_NORM, RMS_NORM, WEIGHT_ONLY_LINEAR, *COLLECTIVES)
 _registered: dict[tuple[str, str], Any] = {}
 """Creators by (module, op). TensorRT does not keep them alive, so this dictionary does."""
 

@@ -182,8 +182,9 @@ class PluginMethods:
             if self._prepared[0] is None:
                 self._check_types((*input_desc, *output_desc))
             self._prepared = (key, self._prepare(shapes, (*inputs, *outputs), len(inputs), workspace))
-        for launch in self._prepared[1]:
-            self.context.driver.start(launch, int(stream))
+        starter = self.context.driver if self.op.collective is None else self.context.collectives
+        for prepared in self._prepared[1]:
+            starter.start(prepared, int(stream))
 
     @_answering(None)
     def get_fields_to_serialize(self) -> Any:
@@ -212,7 +213,8 @@ class PluginMethods:
     def _prepare(
         self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int], num_inputs: int, workspace: int
     ) -> list[Any]:
-        """Returns the launches of one call. An output that shares an input's memory has that input's name."""
+        """Returns the launches of one call, or what its ranks do together. An output that shares an input's memory has
+        that input's name."""
         attrs = self.op.full_attrs(self.attrs, self.op.sizes(self.attrs, shapes[:num_inputs]))
         floats = self.workspace_bytes // ITEM_BYTES["float32"]
         scratch = Tensor.dense(WORKSPACE, int(workspace), (floats,), "float32") if floats else None
@@ -222,6 +224,8 @@ class PluginMethods:
             for (name, kind), address, shape in zip(self.dtypes.items(), addresses, shapes, strict=True)
         ]
         inputs, outputs = ({t.name: t for t in part} for part in (tensors[:num_inputs], tensors[num_inputs:]))
+        if self.op.collective is not None:
+            return [self.context.collectives.prepare(self.op.collective(inputs, outputs))]
         driver, kernels = self.context.driver, self.context.kernels(self.digest)
         sm = driver.sm()
         launches = self.op.launches(attrs, inputs, outputs, scratch, kernels.code_sm(sm))

@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import GraphError
+from tensorwright.plugins.gpu.collective_call import CollectiveCall
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 
 Attrs = Mapping[str, Any]
@@ -41,14 +42,18 @@ class Operand:
 @dataclass(frozen=True)
 class PluginOp:
     """One op. Attributes with a default may be missing in a node. `kernel_sizes`: the symbols that kernels are compiled
-    for; the three functions get their sizes among the attributes."""
+    for; the three functions get their sizes among the attributes. `collective`: what ranks do together in place of
+    launches, from the inputs and the outputs by name; such an op has no kernels."""
 
     name: str
     attrs: Mapping[str, type]
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
-    kernels: Callable[[Attrs, Mapping[str, str], int], Sequence[KernelSpec]]
-    launches: Callable[[Attrs, dict[str, Tensor], dict[str, Tensor], Tensor | None, int], list[Launch]]
+    kernels: Callable[[Attrs, Mapping[str, str], int], Sequence[KernelSpec]] = lambda attrs, dtypes, sm: ()
+    launches: Callable[[Attrs, dict[str, Tensor], dict[str, Tensor], Tensor | None, int], list[Launch]] = (
+        lambda attrs, inputs, outputs, workspace, sm: []
+    )
+    collective: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], CollectiveCall] | None = None
     workspace_bytes: Callable[[Attrs, Mapping[str, tuple[int, ...]]], int] = lambda attrs, shapes: 0
     kernel_sizes: tuple[str, ...] = ()
     defaults: Mapping[str, int | float] = field(default_factory=dict)

@@ -15,7 +15,7 @@
 namespace tensorwright {
 namespace {
 
-int64_t align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class HeadProducts : public Operation {
  public:
@@ -80,8 +80,8 @@ class HeadProducts : public Operation {
   }
 
  private:
-  int64_t scales_at(int64_t rows) const { return align64(heads_ * rows * row_); }
-  int64_t sums_at(int64_t rows) const { return scales_at(rows) + align64(heads_ * rows * groups_ * 4); }
+  int64_t scales_at(int64_t rows) const { return whole_lines(heads_ * rows * row_); }
+  int64_t sums_at(int64_t rows) const { return scales_at(rows) + whole_lines(heads_ * rows * groups_ * 4); }
 
   int8_t* values(const StepView& view, int32_t head, int32_t row) const {
     return reinterpret_cast<int8_t*>(view.scratch) + (int64_t{head} * x_.rows(view) + row) * row_;

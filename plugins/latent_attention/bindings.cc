@@ -56,13 +56,13 @@ void run_latent_kv_write(size_t index, const Array& q_latent, const Array& q, co
   kernel_at(latent_kv_write_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_latent_attention(nb::module_& m) {
   m.def("latent_kv_write_table", [] { return kernel_list(latent_kv_write_kernels()); });
   m.def("run_latent_kv_write", &run_latent_kv_write, "index"_a, "q_latent"_a, "q"_a, "kv"_a, "table"_a.none(),
         "slots"_a, "y"_a, "pages"_a, nb::kw_only(), "heads"_a, "rope"_a, "block_size"_a);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_latent_attention(&bind_latent_attention);
 
 }  // namespace
 }  // namespace tensorwright

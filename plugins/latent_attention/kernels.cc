@@ -18,8 +18,9 @@ std::span<const KernelEntry<tw_latent_kv_write_fn>> latent_kv_write_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/55,
-                                   {{"latent_kv_write", [] { return latent_kv_write_kernels(); }}});
+const RegisteredKernels registered_latent_attention(/*place=*/55, {{"latent_kv_write", [] {
+                                                                      return latent_kv_write_kernels();
+                                                                    }}});
 
 }  // namespace
 

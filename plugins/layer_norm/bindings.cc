@@ -17,20 +17,20 @@ using namespace nb::literals;
 namespace tensorwright {
 namespace {
 
-using Rows = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
 
 template <typename Other>
-void require_like(const Rows& x, const Other& other) {
+void require_like(const FloatRows& x, const Other& other) {
   require(other.shape(0) == x.shape(0) && other.shape(1) == x.shape(1) &&
               (other.stride(1) == 1 || other.shape(1) <= 1),
           "x, y, residual and sum must have x's shape and contiguous rows");
 }
 
-void run_layer_norm(size_t index, const Rows& x, const Vector& w, const std::optional<Vector>& b,
-                    const Matrix& y, const std::optional<Rows>& residual, const std::optional<Rows>& sum,
-                    float eps, float weight_offset) {
+void run_layer_norm(size_t index, const FloatRows& x, const Vector& w, const std::optional<Vector>& b,
+                    const Matrix& y, const std::optional<FloatRows>& residual,
+                    const std::optional<FloatRows>& sum, float eps, float weight_offset) {
   const tw_layer_norm_fn kernel = kernel_at(layer_norm_kernels(), index);
   require_like(x, x);
   require_like(x, y);
@@ -60,7 +60,7 @@ void run_layer_norm(size_t index, const Rows& x, const Vector& w, const std::opt
   kernel(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_layer_norm(nb::module_& m) {
   m.def(
       "layer_norm_table", [] { return kernel_list(layer_norm_kernels()); },
       "[(name, isa, runnable here)], best first.");
@@ -70,7 +70,7 @@ void bind(nb::module_& m) {
         "Kernel `index` of layer_norm_table: x float32 [rows, width], y float32 or uint16 in place.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_layer_norm(&bind_layer_norm);
 
 }  // namespace
 }  // namespace tensorwright

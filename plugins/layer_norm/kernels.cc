@@ -18,7 +18,8 @@ std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/90, {{"layer_norm", [] { return layer_norm_kernels(); }}});
+const RegisteredKernels registered_layer_norm(/*place=*/90,
+                                              {{"layer_norm", [] { return layer_norm_kernels(); }}});
 
 }  // namespace
 

@@ -20,7 +20,7 @@ std::span<const KernelEntry<tw_logits_fn>> logits_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/100, {{"logits", [] { return logits_kernels(); }}});
+const RegisteredKernels registered_logits(/*place=*/100, {{"logits", [] { return logits_kernels(); }}});
 
 }  // namespace
 

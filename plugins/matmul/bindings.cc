@@ -23,7 +23,7 @@ namespace {
 // y (float32 or uint16, [rows, n]) is written in place; panel_end < 0 means all panels.
 void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const Array& y,
                 const OptionalArray& bias, const OptionalArray& residual, int epilogue, int panel_begin,
-                int panel_end) {
+                int panel_end, const OptionalArray& addends, const std::vector<int>& added) {
   require_rows(x, dtype, "x");
   const int y_dtype = array_dtype(y, "y");
   require_rows(y, y_dtype, "y");
@@ -57,6 +57,18 @@ void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const A
   }
   a.y = const_cast<void*>(static_cast<const void*>(y.data()));
   a.y_stride = y.stride(0);
+  std::vector<const float*> pointers(x.shape(0), nullptr);
+  if (addends) {
+    require_rows(*addends, TW_F32, "addends");
+    require(addends->shape(0) == x.shape(0) && static_cast<int64_t>(addends->shape(1)) == panels * TW_LANES,
+            "addends must have x's rows, and 16 columns for each panel");
+    for (const int row : added) {
+      require(row >= 0 && static_cast<size_t>(row) < pointers.size(), "added must be rows of x");
+      pointers[static_cast<size_t>(row)] =
+          static_cast<const float*>(addends->data()) + row * addends->stride(0);
+    }
+    a.addends = pointers.data();
+  }
   const tw_matmul_fn run = kernel_at(matmul_kernels(dtype), index);
   nb::gil_scoped_release release;
   run(&a);
@@ -155,16 +167,18 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
   });
 }
 
-void bind(nb::module_& m) {
+void bind_matmul(nb::module_& m) {
   m.def(
       "matmul_table", [](int dtype) { return kernel_list(matmul_kernels(dtype)); }, "dtype"_a,
       "[(name, isa, runnable here)], best first. dtype 0: float32, 1: bfloat16.");
-  m.def("run_matmul", &run_matmul, "dtype"_a, "index"_a, "x"_a, "w"_a, "y"_a, nb::kw_only(),
-        "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0,
-        "panel_end"_a = -1,
-        "Kernel `index` of matmul_table: x [rows, k], w packed uint8, y [rows, n] float32 or uint16 written "
-        "in place, "
-        "bias [panels * 16] in panel order, residual [rows, n].");
+  m.def(
+      "run_matmul", &run_matmul, "dtype"_a, "index"_a, "x"_a, "w"_a, "y"_a, nb::kw_only(),
+      "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0,
+      "panel_end"_a = -1, "addends"_a = nb::none(), "added"_a = std::vector<int>(),
+      "Kernel `index` of matmul_table: x [rows, k], w packed uint8, y [rows, n] float32 or uint16 written "
+      "in place, "
+      "bias [panels * 16] in panel order, residual [rows, n], addends [rows, panels * 16] of which the rows "
+      "`added` count.");
   m.def("pack_panels", &pack, "dtype"_a, "rows"_a,
         "rows [n, k] float32 or uint16 (bfloat16) -> uint8 panels of `dtype`; n may be any 16-aligned part "
         "of a matrix.");
@@ -178,7 +192,7 @@ void bind(nb::module_& m) {
         "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_matmul(&bind_matmul);
 
 }  // namespace
 }  // namespace tensorwright

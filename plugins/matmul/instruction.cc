@@ -70,6 +70,7 @@ tw_matmul_args Product::arguments(const StepView& view, int32_t row) const {
   }
   args.y = y.at(view, row);
   args.y_stride = y.stride;
+  if (view.addends) args.addends = view.addends + row;
   return args;
 }
 

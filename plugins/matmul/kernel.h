@@ -43,7 +43,18 @@ typedef struct tw_matmul_args {
   int64_t residual_stride;  // elements
   void* y;                  // [rows, n]
   int64_t y_stride;         // elements
+  // [rows]: what is added to the sums of a row, [panels * 16] floats, or NULL for a row to which nothing is
+  // added; NULL if there is no such row. tw_addend_at says where the floats of a panel are.
+  const float* const* addends;
 } tw_matmul_args;
+
+// Returns where the 16 floats of a panel begin in an addend. They are in the order of the panels. If gated,
+// those of all gate panels come first, then those of all up panels.
+static inline int64_t tw_addend_at(const tw_matmul_args* a, int64_t panel) {
+  if (a->epilogue == TW_EPILOGUE_NONE) return panel * TW_LANES;
+  const int64_t columns = (a->n + TW_LANES - 1) / TW_LANES;
+  return (panel / 2 + (panel % 2 ? columns : 0)) * TW_LANES;
+}
 
 typedef void (*tw_matmul_fn)(const tw_matmul_args*);
 

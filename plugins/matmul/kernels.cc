@@ -33,9 +33,9 @@ std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/10,
-                                   {{"matmul float32", [] { return matmul_kernels(TW_F32); }},
-                                    {"matmul bfloat16", [] { return matmul_kernels(TW_BF16); }}});
+const RegisteredKernels registered_matmul(/*place=*/10,
+                                          {{"matmul float32", [] { return matmul_kernels(TW_F32); }},
+                                           {"matmul bfloat16", [] { return matmul_kernels(TW_BF16); }}});
 
 }  // namespace
 

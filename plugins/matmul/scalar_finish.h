@@ -1,5 +1,5 @@
-// The steps after the sums of a float or quantized matmul, in plain C: bias, activation, residual and
-// rounding.
+// The steps after the sums of a float or quantized matmul, in plain C: addend, bias, activation, residual
+// and rounding.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_SCALAR_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_SCALAR_FINISH_H_
 
@@ -9,8 +9,11 @@
 
 namespace {  // each including file gets its own copy
 
-// Returns a lane's sum with the bias. It is never called for lanes past n, so the bias need not be padded.
-float biased(const tw_matmul_args* a, int64_t panel, int64_t lane, float sum) {
+// Returns a lane's sum with the row's addend and the bias. It is never called for lanes past n, so the bias
+// need not be padded.
+float biased(const tw_matmul_args* a, int64_t row, int64_t panel, int64_t lane, float sum) {
+  const float* addend = a->addends ? a->addends[row] : NULL;
+  if (addend) sum += addend[tw_addend_at(a, panel) + lane];
   return a->bias ? sum + a->bias[panel * TW_LANES + lane] : sum;
 }
 
@@ -35,8 +38,9 @@ void for_outputs(const tw_matmul_args* a, Dot dot) {
       dot(row, panel, acc);
       if (step == 2) dot(row, panel + 1, up);
       for (int64_t lane = 0; lane < TW_LANES && column + lane < a->n; ++lane) {
-        float value = biased(a, panel, lane, acc[lane]);
-        if (step == 2) value = tw_activate(a->epilogue - 1, value) * biased(a, panel + 1, lane, up[lane]);
+        float value = biased(a, row, panel, lane, acc[lane]);
+        if (step == 2)
+          value = tw_activate(a->epilogue - 1, value) * biased(a, row, panel + 1, lane, up[lane]);
         store(a, row, column + lane, value);
       }
     }

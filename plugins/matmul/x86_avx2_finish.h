@@ -1,6 +1,6 @@
-// The steps after the sums of a float or quantized matmul in the kernels of 256 bits: bias, activation,
-// residual and rounding. All of it is in an unnamed namespace, because this header is compiled under
-// instruction-set flags and must not leak.
+// The steps after the sums of a float or quantized matmul in the kernels of 256 bits: addend, bias,
+// activation, residual and rounding. All of it is in an unnamed namespace, because this header is compiled
+// under instruction-set flags and must not leak.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX2_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX2_FINISH_H_
 
@@ -13,6 +13,7 @@ namespace {
 template <int kEpilogue>
 void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t panels, const float* sum) {
   constexpr int64_t pair = kEpilogue == TW_EPILOGUE_NONE ? 1 : 2;
+  const float* addend = a.addends ? a.addends[row] : NULL;
   for (int64_t p = 0; p < panels; p += pair) {
     const int64_t first = (panel + p) / pair * kLanes;
     for (int64_t lane = 0; lane < kLanes && first + lane < a.n; lane += 8) {
@@ -20,6 +21,9 @@ void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t pan
       __m256 value[2];
       for (int64_t i = 0; i < pair; ++i) {
         value[i] = _mm256_loadu_ps(sum + (p + i) * kLanes + lane);
+        if (addend)
+          value[i] =
+              _mm256_add_ps(value[i], _mm256_loadu_ps(addend + tw_addend_at(&a, panel + p + i) + lane));
         if (!a.bias) continue;
         value[i] = _mm256_add_ps(value[i], tw_load_avx2(a.bias + (panel + p + i) * kLanes + lane, count));
       }

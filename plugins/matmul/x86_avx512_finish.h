@@ -1,6 +1,6 @@
-// The steps after the sums of a float or quantized matmul in the AVX-512 kernels: bias, activation, residual
-// and rounding. All of it is in an unnamed namespace, because this header is compiled under instruction-set
-// flags and must not leak.
+// The steps after the sums of a float or quantized matmul in the AVX-512 kernels: addend, bias, activation,
+// residual and rounding. All of it is in an unnamed namespace, because this header is compiled under
+// instruction-set flags and must not leak.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 
@@ -14,6 +14,7 @@ template <int P, int kEpilogue>
 inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel,
                                                       const float* sum) {
   constexpr int kPair = kEpilogue == TW_EPILOGUE_NONE ? 1 : 2;
+  const float* addend = a.addends ? a.addends[row] : NULL;
 #pragma GCC unroll 4
   for (int p = 0; p < P; p += kPair) {
     const int64_t column = (panel + p) / kPair * kLanes;
@@ -21,6 +22,8 @@ inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, i
     __m512 value[kPair];
     for (int i = 0; i < kPair; ++i) {
       value[i] = _mm512_loadu_ps(sum + (p + i) * kLanes);
+      if (addend)
+        value[i] = _mm512_add_ps(value[i], _mm512_loadu_ps(addend + tw_addend_at(&a, panel + p + i)));
       if (!a.bias) continue;
       value[i] = _mm512_add_ps(value[i], _mm512_maskz_loadu_ps(lanes, a.bias + (panel + p + i) * kLanes));
     }

@@ -239,7 +239,7 @@ std::vector<double> time_attention(int dtype, size_t index, int context, int que
   return time_all(work, threads, repeats);
 }
 
-void bind(nb::module_& m) {
+void bind_paged_attention(nb::module_& m) {
   m.def("attention_table", [](int dtype) { return kernel_list(attention_kernels(dtype)); }, "dtype"_a);
   m.def("attention_combine_table", [] { return kernel_list(attention_combine_kernels()); });
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
@@ -262,7 +262,7 @@ void bind(nb::module_& m) {
         "Seconds of each repeat of the last `queries` of `context` positions, over all layers.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_paged_attention(&bind_paged_attention);
 
 }  // namespace
 }  // namespace tensorwright

@@ -82,13 +82,13 @@ std::span<const KernelEntry<tw_latent_values_fn>> latent_values_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/60,
-                                   {{"attention float32", [] { return attention_kernels(TW_F32); }},
-                                    {"attention bfloat16", [] { return attention_kernels(TW_BF16); }},
-                                    {"attention int8", [] { return attention_kernels(TW_I8); }},
-                                    {"attention int4", [] { return attention_kernels(TW_I4); }},
-                                    {"attention_combine", [] { return attention_combine_kernels(); }},
-                                    {"latent_values", [] { return latent_values_kernels(); }}});
+const RegisteredKernels registered_paged_attention(
+    /*place=*/60, {{"attention float32", [] { return attention_kernels(TW_F32); }},
+                   {"attention bfloat16", [] { return attention_kernels(TW_BF16); }},
+                   {"attention int8", [] { return attention_kernels(TW_I8); }},
+                   {"attention int4", [] { return attention_kernels(TW_I4); }},
+                   {"attention_combine", [] { return attention_combine_kernels(); }},
+                   {"latent_values", [] { return latent_values_kernels(); }}});
 
 }  // namespace
 

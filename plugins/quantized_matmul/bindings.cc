@@ -22,13 +22,13 @@ namespace tensorwright {
 namespace {
 
 template <typename T>
-using Rows = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
+using RowsOf = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
 template <typename T>
-using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using VectorOf = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyRows = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
 
-void quantize_rows(int dtype, size_t index, int64_t group, const AnyRows& x, const Rows<int8_t>& q,
-                   const Rows<float>& scale, const Rows<int32_t>& sum) {
+void quantize_rows(int dtype, size_t index, int64_t group, const AnyRows& x, const RowsOf<int8_t>& q,
+                   const RowsOf<float>& scale, const RowsOf<int32_t>& sum) {
   require_contiguous_rows(x, "x");
   require_contiguous_rows(q, "q");
   const auto rows = x.shape(0), k = x.shape(1);
@@ -56,10 +56,10 @@ void quantize_rows(int dtype, size_t index, int64_t group, const AnyRows& x, con
   kernel_at(quantize_rows_kernels(), index)(&a);
 }
 
-void run_quantized_matmul(int dtype, size_t index, int64_t group, int64_t k, const Rows<int8_t>& x,
-                          const Rows<float>& scale, const Rows<int32_t>& sum, const Vector<uint8_t>& w,
-                          const AnyRows& y, const std::optional<Vector<float>>& bias,
-                          const std::optional<Rows<float>>& residual, int epilogue, int panel_begin,
+void run_quantized_matmul(int dtype, size_t index, int64_t group, int64_t k, const RowsOf<int8_t>& x,
+                          const RowsOf<float>& scale, const RowsOf<int32_t>& sum, const VectorOf<uint8_t>& w,
+                          const AnyRows& y, const std::optional<VectorOf<float>>& bias,
+                          const std::optional<RowsOf<float>>& residual, int epilogue, int panel_begin,
                           int panel_end) {
   require_quantized_format(dtype, group, k);
   require_contiguous_rows(x, "x");
@@ -149,7 +149,7 @@ std::vector<double> time_quantized_matmul(int dtype, int group, size_t index, in
   });
 }
 
-void bind(nb::module_& m) {
+void bind_quantized_matmul(nb::module_& m) {
   m.def(
       "quantized_matmul_table", [](int dtype) { return kernel_list(quantized_matmul_kernels(dtype)); },
       "dtype"_a, "(name, instruction set, runnable here) of every kernel, best first");
@@ -168,7 +168,7 @@ void bind(nb::module_& m) {
         "As the runtime's quantize_panels, by kernel `index` of quantize_weights_table.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_quantized_matmul(&bind_quantized_matmul);
 
 }  // namespace
 }  // namespace tensorwright

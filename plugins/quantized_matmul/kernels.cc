@@ -77,10 +77,11 @@ namespace {
 #define TW_FAMILY(dtype, kind, name) \
   {"quantized_matmul " name, [] { return quantized_matmul_kernels(dtype); }},
 
-const RegisteredKernels registered(/*place=*/20,
-                                   {TW_FOR_EACH_QUANTIZED(TW_FAMILY)  //
-                                    {"quantize_rows", [] { return quantize_rows_kernels(); }},
-                                    {"quantize_weights", [] { return quantize_weights_kernels(); }}});
+const RegisteredKernels registered_quantized_matmul(
+    /*place=*/20,
+    {TW_FOR_EACH_QUANTIZED(TW_FAMILY)  //
+     {"quantize_rows", [] { return quantize_rows_kernels(); }},
+     {"quantize_weights", [] { return quantize_weights_kernels(); }}});
 
 }  // namespace
 

@@ -50,12 +50,12 @@ void run_rg_lru(size_t index, const std::vector<Array>& rows, const Array& vecto
   kernel_at(rg_lru_kernels(), index)(&args);
 }
 
-void bind(nb::module_& m) {
+void bind_rg_lru(nb::module_& m) {
   m.def("rg_lru_table", [] { return kernel_list(rg_lru_kernels()); });
   m.def("run_rg_lru", &run_rg_lru, "index"_a, "rows"_a, "vectors"_a, "state"_a, "y"_a, "fresh"_a = true);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_rg_lru(&bind_rg_lru);
 
 }  // namespace
 }  // namespace tensorwright

@@ -10,7 +10,7 @@
 namespace tensorwright {
 namespace {
 
-constexpr int32_t kChannelsPerTask = 8 * TW_LANES;
+constexpr int32_t kGateChannelsPerTask = 8 * TW_LANES;
 
 // Returns -8 softplus(p) of each channel.
 std::vector<float> rates(const float* p, int32_t channels) {
@@ -33,13 +33,13 @@ class CarriedRgLru : public Operation {
         kernel_(choose("rg_lru", rg_lru_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
-    const int32_t parts = (y_.cols + kChannelsPerTask - 1) / kChannelsPerTask;
+    const int32_t parts = (y_.cols + kGateChannelsPerTask - 1) / kGateChannelsPerTask;
     split_sequences(view, team, parts, [&](int32_t seq, int32_t part) {
       const int32_t* start = view.step.seq_starts.data() + seq;
       tw_rg_lru_args args{};
       args.tokens = start[1] - start[0];
-      args.begin = part * kChannelsPerTask;
-      args.end = std::min(args.begin + kChannelsPerTask, y_.cols);
+      args.begin = part * kGateChannelsPerTask;
+      args.end = std::min(args.begin + kGateChannelsPerTask, y_.cols);
       args.fresh = view.step.first_position(seq) == 0;
       args.y_dtype = y_.dtype;
       args.x = x_.floats(view, start[0]);

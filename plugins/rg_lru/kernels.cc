@@ -20,7 +20,7 @@ std::span<const KernelEntry<tw_rg_lru_fn>> rg_lru_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/145, {{"rg_lru", [] { return rg_lru_kernels(); }}});
+const RegisteredKernels registered_rg_lru(/*place=*/145, {{"rg_lru", [] { return rg_lru_kernels(); }}});
 
 }  // namespace
 

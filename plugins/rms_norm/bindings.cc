@@ -45,7 +45,7 @@ void run_rms_norm(size_t index, const Array& x, const Array& w, const Array& y, 
   kernel_at(rms_norm_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_rms_norm(nb::module_& m) {
   m.def(
       "rms_norm_table", [] { return kernel_list(rms_norm_kernels()); },
       "[(name, isa, runnable here)], best first.");
@@ -53,7 +53,7 @@ void bind(nb::module_& m) {
         "sum"_a = nb::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_rms_norm(&bind_rms_norm);
 
 }  // namespace
 }  // namespace tensorwright

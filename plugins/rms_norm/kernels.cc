@@ -18,7 +18,7 @@ std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/40, {{"rms_norm", [] { return rms_norm_kernels(); }}});
+const RegisteredKernels registered_rms_norm(/*place=*/40, {{"rms_norm", [] { return rms_norm_kernels(); }}});
 
 }  // namespace
 

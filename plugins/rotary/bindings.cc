@@ -69,7 +69,7 @@ void run_rotary_kv_write(size_t index, const Array& qkv, const Array& table, con
   kernel_at(rotary_kv_write_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_rotary(nb::module_& m) {
   m.def("rotary_table_table", [] { return kernel_list(rotary_table_kernels()); });
   m.def("rotary_kv_write_table", [] { return kernel_list(rotary_kv_write_kernels()); });
   m.def("run_rotary_table", &run_rotary_table, "index"_a, "positions"_a, "inv_freq"_a, "table"_a,
@@ -79,7 +79,7 @@ void bind(nb::module_& m) {
         "kv_dtype"_a = nb::none());
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_rotary(&bind_rotary);
 
 }  // namespace
 }  // namespace tensorwright

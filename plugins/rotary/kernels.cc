@@ -26,9 +26,9 @@ std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/50,
-                                   {{"rotary_table", [] { return rotary_table_kernels(); }},
-                                    {"rotary_kv_write", [] { return rotary_kv_write_kernels(); }}});
+const RegisteredKernels registered_rotary(/*place=*/50,
+                                          {{"rotary_table", [] { return rotary_table_kernels(); }},
+                                           {"rotary_kv_write", [] { return rotary_kv_write_kernels(); }}});
 
 }  // namespace
 

@@ -57,13 +57,13 @@ void run_selective_scan(size_t index, const std::vector<Array>& rows, const Arra
   kernel_at(selective_scan_kernels(), index)(&args);
 }
 
-void bind(nb::module_& m) {
+void bind_selective_scan(nb::module_& m) {
   m.def("selective_scan_table", [] { return kernel_list(selective_scan_kernels()); });
   m.def("run_selective_scan", &run_selective_scan, "index"_a, "rows"_a, "a"_a, "vectors"_a, "state"_a, "y"_a,
         "fresh"_a = true);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_selective_scan(&bind_selective_scan);
 
 }  // namespace
 }  // namespace tensorwright

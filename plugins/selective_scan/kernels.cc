@@ -20,8 +20,8 @@ std::span<const KernelEntry<tw_selective_scan_fn>> selective_scan_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/135,
-                                   {{"selective_scan", [] { return selective_scan_kernels(); }}});
+const RegisteredKernels registered_selective_scan(/*place=*/135, {{"selective_scan",
+                                                                   [] { return selective_scan_kernels(); }}});
 
 }  // namespace
 

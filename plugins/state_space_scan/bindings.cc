@@ -48,13 +48,13 @@ void run_state_space_scan(size_t index, const Array& row, const Array& dt, const
   kernel_at(state_space_scan_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_state_space_scan(nb::module_& m) {
   m.def("state_space_scan_table", [] { return kernel_list(state_space_scan_kernels()); });
   m.def("run_state_space_scan", &run_state_space_scan, "index"_a, "row"_a, "dt"_a, "state"_a, "y"_a,
         "numbers"_a, "fresh"_a = true);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_state_space_scan(&bind_state_space_scan);
 
 }  // namespace
 }  // namespace tensorwright

@@ -20,8 +20,9 @@ std::span<const KernelEntry<tw_state_space_scan_fn>> state_space_scan_kernels() 
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/130,
-                                   {{"state_space_scan", [] { return state_space_scan_kernels(); }}});
+const RegisteredKernels registered_state_space_scan(/*place=*/130, {{"state_space_scan", [] {
+                                                                       return state_space_scan_kernels();
+                                                                     }}});
 
 }  // namespace
 

@@ -33,12 +33,12 @@ void run_swiglu(size_t index, const Array& x, const Array& y, int activation) {
   kernel_at(swiglu_kernels(), index)(&a);
 }
 
-void bind(nb::module_& m) {
+void bind_swiglu(nb::module_& m) {
   m.def("swiglu_table", [] { return kernel_list(swiglu_kernels()); });
   m.def("run_swiglu", &run_swiglu, "index"_a, "x"_a, "y"_a, "activation"_a = 0);
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_swiglu(&bind_swiglu);
 
 }  // namespace
 }  // namespace tensorwright

@@ -20,7 +20,7 @@ std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels() {
 
 namespace {
 
-const RegisteredKernels registered(/*place=*/70, {{"swiglu", [] { return swiglu_kernels(); }}});
+const RegisteredKernels registered_swiglu(/*place=*/70, {{"swiglu", [] { return swiglu_kernels(); }}});
 
 }  // namespace
 

@@ -99,7 +99,7 @@ std::vector<double> time_weight_only_matmul(int x_dtype, size_t index, int dtype
   });
 }
 
-void bind(nb::module_& m) {
+void bind_weight_only_matmul(nb::module_& m) {
   m.def(
       "weight_only_matmul_table", [](int dtype) { return kernel_list(weight_only_matmul_kernels(dtype)); },
       "x_dtype"_a, "(name, instruction set, runnable here) of every kernel, best first");
@@ -112,7 +112,7 @@ void bind(nb::module_& m) {
         "Seconds of each repeat of one kernel, split over threads by panels or by rows.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_weight_only_matmul(&bind_weight_only_matmul);
 
 }  // namespace
 }  // namespace tensorwright

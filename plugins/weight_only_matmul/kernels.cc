@@ -31,7 +31,7 @@ std::span<const KernelEntry<tw_weight_only_matmul_fn>> weight_only_matmul_kernel
 
 namespace {
 
-const RegisteredKernels registered(
+const RegisteredKernels registered_weight_only_matmul(
     /*place=*/25, {{"weight_only_matmul float32", [] { return weight_only_matmul_kernels(TW_F32); }},
                    {"weight_only_matmul bfloat16", [] { return weight_only_matmul_kernels(TW_BF16); }}});
 

@@ -14,6 +14,7 @@ import jinja2
 
 from tensorwright.engine_format.template_files import DEFAULT, TOOL_USE
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
+from tensorwright.runtime.api.chat_history import for_template
 from tensorwright.runtime.base.parameter_checks import clipped, shown
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.requests.prompts import RenderedPrompt
@@ -35,15 +36,16 @@ def chat_prompt(
     template: str | None,
     add_generation_prompt: bool,
     variables: dict[str, Any],
+    thought_key: str = "reasoning_content",
 ) -> RenderedPrompt:
     """Renders the prompt of a conversation. Raises InvalidRequestError.
 
     template: Jinja text that replaces the model's template, or the name of one of the model's templates; None chooses
-    among them. variables: further variables for the template, such as tools.
+    among them. variables: further variables for the template, such as tools. thought_key: the entry of a message in
+    which the template reads the thinking of an earlier answer.
     """
-    _check_messages(messages)
-    if engine.tokenizer is None:
-        raise InvalidRequestError("the engine has no tokenizer, so chat is not possible")
+    check_chat(engine, messages)
+    messages = for_template(messages, thought_key)
     text = choose_template(engine, template, variables.get("tools"))
     given = {**named_tokens(*engine.tokenizer_settings), "tools": None, "documents": None, **variables}
     rendered = _render(text, messages, {"add_generation_prompt": add_generation_prompt}, given)
@@ -94,12 +96,15 @@ def _listing(engine: EngineDir) -> str:
     return f"one of the templates ({names})" if names else "a template (there is none)"
 
 
-def _check_messages(messages: Any) -> None:
+def check_chat(engine: EngineDir, messages: Any) -> None:
+    """Raises InvalidRequestError for what is no conversation, and for an engine that can have none."""
     if not is_conversation(messages) or not messages:
         raise InvalidRequestError(f"messages must be a list of at least one dict, got {shown(messages)}")
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise InvalidRequestError(f'a message must have a "role" that is a string, got {shown(message)}')
+    if engine.tokenizer is None:
+        raise InvalidRequestError("the engine has no tokenizer, so chat is not possible")
 
 
 def _render(text: str, messages: Sequence[Message], options: dict[str, Any], given: dict[str, Any]) -> str:
@@ -154,11 +159,21 @@ def _check_seen(messages: Sequence[Message], watched: Sequence[_Watched]) -> Non
                 f"messages[{number}] has a name, {message['name']!r:.80}, which the chat template does not read: "
                 "leave it out, or say it in the content"
             )
+        for key in MUST_BE_SEEN.get(message["role"], ()):
+            if message.get(key) and not _was_read(seen, key):
+                raise InvalidRequestError(
+                    f"messages[{number}] has the role {message['role']!r} and {key}, which the chat template does not "
+                    "read, so the model would not know of them: take a template that does"
+                )
         if message["role"] == DEVELOPER and not _was_read(seen, "content"):
             raise InvalidRequestError(
                 f"messages[{number}] has the role {DEVELOPER!r}, which the chat template does not take there, nor does "
                 f"it take {SYSTEM!r}: put the message first, or make it part of what the user says"
             )
+
+
+MUST_BE_SEEN = {"assistant": ("tool_calls",), "tool": ("content",)}
+"""The entries of messages, by role, without which the model would not know what its tools did."""
 
 
 class _Watched(dict[str, Any]):

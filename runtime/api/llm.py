@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -18,7 +21,9 @@ from tensorwright.runtime.api.open_model import find_model, is_model, open_model
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.adapters import AdapterTable, LoadedAdapter, check_adapters
 from tensorwright.runtime.engine.options import RuntimeOptions
+from tensorwright.runtime.engine.trace_file import TraceFile
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
@@ -63,7 +68,13 @@ class LLM(StrictKeywords):
         Only target cpu has the choice.
     numa: what to do on a machine with several NUMA nodes, with load "copy". "split" keeps each thread to a processor,
         and the part of the weights that it reads on its node; "interleave" keeps threads, and spreads weights over the
-        nodes; "off" leaves both to the system; "auto" splits if every physical core has a thread. Only target cpu.
+        nodes; "off" leaves both to the system; "auto" splits if every physical core has a thread. Ranks of
+        this machine have processors of their own with "split", and with "auto" if every core has a thread. Only target
+        cpu.
+    rank_timeout: of an engine with several ranks, the seconds that a rank waits for another in a step. Then all of them
+        end what they do with RankError, and start again (docs/ranks.md).
+    devices: of an engine of a TensorRT target, the numbers of the GPUs that it runs on, such as "1", or "0,1" for two
+        ranks. None means 0, and one more for each further rank of this machine.
     enable_prefix_caching: True keeps the keys and values of finished prompts for later prompts with the same beginning.
         None means True if the engine's target can do it; all targets but onnx can.
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
@@ -73,6 +84,13 @@ class LLM(StrictKeywords):
         model would have drawn are kept. Tokens and logprobs are those of the run without it, bit for bit. "ngram", or a
         dict such as {"method": "ngram", "tokens": "auto", "min_match": 2}; docs/speculation.md has all of it. Only
         target cpu, and models without recurrent layers.
+    adapters: LoRA adapters that are loaded at the start, as {name: folder that PEFT saved}. A request names one in
+        SamplingParams.adapter; docs/lora.md. Only target cpu.
+    max_loras: the most adapters that may be loaded at once, by their names; None means as many as `adapters` has. With
+        0 the engine takes none, and keeps no memory for them.
+    max_lora_rank: the greatest rank of an adapter, at most 128. Memory is kept for it.
+    trace: a file that gets, when the engine stops, what it did when: steps, instructions, threads and requests, in
+        Chrome's trace format (docs/operating.md). It has room for about two million spans.
     guided_vocabulary: the time at which the vocabulary is read for guided decoding, which may take seconds: "lazy" at
         the first guided request, "eager" in a thread that starts right after the engine. No other request waits.
     max_queue_size: the requests that may wait; one more raises QueueFullError (`generate` waits instead).
@@ -90,6 +108,9 @@ class LLM(StrictKeywords):
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
     chat_template: the template of `chat` and the server, unless a call names another one: Jinja text, or the name of
         one of the model's templates. None means the model's own template, chosen as transformers chooses it.
+    tool_parser: the format in which the model writes calls of tools, one of TOOL_PARSERS of options/engine.py. "auto"
+        chooses it from the chat template; "none" leaves calls in the text.
+    reasoning_parser: the form in which the model thinks before it answers, one of REASONING_PARSERS, likewise.
     generation_config: the source of the sampling defaults of a call without parameters: "model" is the model's
         generation_config.json, "neutral" is SamplingParams alone.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
@@ -113,9 +134,15 @@ class LLM(StrictKeywords):
         threads: int | None = None,
         load: str = "map",
         numa: str = "auto",
+        rank_timeout: float = 300.0,
+        devices: str | None = None,
         enable_prefix_caching: bool | None = None,
         state_snapshots: int | None = None,
         speculative: str | Mapping[str, Any] | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
+        max_loras: int | None = None,
+        max_lora_rank: int = 16,
+        trace: str | Path | None = None,
         guided_vocabulary: str = "lazy",
         max_queue_size: int = 1024,
         dtype: str = "auto",
@@ -128,6 +155,8 @@ class LLM(StrictKeywords):
         max_seq_len: int | None = None,
         revision: str | None = None,
         chat_template: str | None = None,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
         generation_config: str = "model",
     ):
         if chat_template is not None:
@@ -138,6 +167,7 @@ class LLM(StrictKeywords):
             check_argument(chat_template)
         check_generation_config(generation_config)
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
+        given = check_adapters(adapters, max_loras)
         options = RuntimeOptions(
             kv_cache_bytes=asked,
             max_batch_size=max_batch_size,
@@ -147,12 +177,19 @@ class LLM(StrictKeywords):
             threads=threads,
             load=load,
             numa=numa,
+            rank_timeout=rank_timeout,
+            devices=devices,
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
             state_snapshots=state_snapshots,
             speculation=read_speculation(speculative, "LLM: "),
+            max_loras=len(given) if max_loras is None else max_loras,
+            max_lora_rank=max_lora_rank,
+            trace=os.fspath(trace) if isinstance(trace, Path) else trace,
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
+        find(EngineFields, "tool_parser").check(tool_parser)
+        find(EngineFields, "reasoning_parser").check(reasoning_parser)
         choices = BuildChoices(
             dtype=dtype,
             quantize=quantize,
@@ -172,14 +209,33 @@ class LLM(StrictKeywords):
 
             check_choice(self.engine, chat_template)
         self.chat_template = chat_template
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
         self.sampling_defaults = sampling_defaults(self.engine, generation_config)
-        engine, self.options = native.start_engine(self.engine, options)
-        self._client = EngineClient(engine)
+        file = None if options.trace is None else TraceFile(options.trace)
+        try:
+            engine, self.options = native.start_engine(self.engine, options)
+            written = None if file is None else partial(file.write, engine, str(self.engine.path))
+            again = (
+                partial(native.start_again, self.engine, self.options) if native.can_start_again(self.engine) else None
+            )
+            self._adapters = AdapterTable(self.engine, engine, self.options.max_loras, max_lora_rank)
+            try:
+                for name, folder in given.items():
+                    self._adapters.load(name, folder, int(time.time()))
+            except BaseException:
+                engine.shutdown(False)
+                raise
+            self._client = EngineClient(engine, written, again)
+        except BaseException:
+            if file is not None:
+                file.discard()
+            raise
         self._finalizer = weakref.finalize(self, self._client.close_dropped)
         self._finalizer.atexit = False  # at the interpreter's exit the client closes itself
         stats = self._client.stats()
         groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
-        self._capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
+        self.capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
         if guided_vocabulary == "eager":
             vocabulary_reader(self.engine).start()
 
@@ -235,37 +291,59 @@ class LLM(StrictKeywords):
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         template_variables: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        reasoning_effort: str | None = None,
+        thinking_token_budget: int | None = None,
         progress: bool = False,
     ) -> Any:
-        """Answers a conversation, or a list of conversations, as `generate` answers prompts.
+        """Answers a conversation, or a list of conversations, as `generate` answers prompts. Each completion has its
+        `message` besides its text: content, reasoning and calls of tools.
 
-        messages: dicts with "role" and "content". The chat template gets them unchanged, except that the role
-        "developer" becomes "system" if the template does not know it. A name that the template does not read is
-        refused.
+        messages: dicts with "role" and "content". The chat template gets them in the form that it takes: the role
+        "developer" becomes "system" if the template does not know it, and the arguments of earlier calls are parsed. A
+        name that the template does not read is refused.
         chat_template: Jinja text that replaces the model's template, or the name of one of the model's templates.
         add_generation_prompt: True ends the prompt with the start of the assistant's answer.
-        template_variables: further variables for the template, such as tools or enable_thinking; tools and documents
-        that the template never reads are refused.
+        template_variables: further variables for the template, such as enable_thinking; tools and documents that the
+        template never reads are refused.
+        tools, tool_choice, parallel_tool_calls: as in OpenAI's chat completions (docs/tools.md).
+        reasoning_effort: "none", "minimal", "low", "medium", "high", "xhigh" or "max"; None leaves it to the model.
+        thinking_token_budget: the most tokens of thinking, after which its end is forced; None means any number.
         """
-        from tensorwright.runtime.api.chat import (  # importing Jinja takes as long as all other imports together
-            chat_prompt,
-            is_conversation,
-        )
+        from tensorwright.runtime.api.chat import is_conversation  # Jinja takes as long as all other imports together
+        from tensorwright.runtime.api.chat_plan import ChatSettings, ChatWish, plan_chat
+        from tensorwright.runtime.chat_formats.tools import read_tools
 
         self._client.check_process()
-        template = self.chat_template if chat_template is None else chat_template
         single = is_conversation(messages)
-        prompts: list[Any] = [
-            chat_prompt(self.engine, each, template, add_generation_prompt, template_variables or {})
-            for each in ([messages] if single else messages)
-        ]
-        return self.generate(prompts[0] if single else prompts, sampling_params, progress=progress)
+        talks = [messages] if single else list(messages)
+        template = self.chat_template if chat_template is None else chat_template
+        settings = ChatSettings(template, self.tool_parser, self.reasoning_parser)
+        wish = ChatWish(
+            read_tools(tools, tool_choice, parallel_tool_calls),
+            add_generation_prompt,
+            template_variables or {},
+            reasoning_effort,
+            thinking_token_budget,
+        )
+        params = self._params_of_each(talks, sampling_params)
+        plans = [plan_chat(self.engine, settings, talk, wish, each) for talk, each in zip(talks, params, strict=True)]
+        try:
+            outputs = self.generate([plan.prompt for plan in plans], [plan.params for plan in plans], progress=progress)
+        except InvalidRequestError as error:
+            raise plans[0].explain(error) from error
+        for plan, output in zip(plans, outputs, strict=True):
+            for completion in output.outputs:
+                completion.message = plan.message(completion.text)
+        return outputs[0] if single else outputs
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns its RequestHandle at once. Raises typed errors before any work starts."""
         self._client.check_process()
         params = self.default_sampling_params if sampling_params is None else sampling_params
-        return self._submit(check_request(prompt, params, self.engine, self._capacity))
+        return self._submit(self._check(prompt, params))
 
     def abort(self, request_id: int) -> bool:
         """Ends a request soon, from any thread. The request finishes with finish_reason "abort" and its output so far.
@@ -273,6 +351,27 @@ class LLM(StrictKeywords):
         Returns False if the request has ended already, or never existed.
         """
         return self._client.abort_for_caller(request_id)
+
+    def load_adapter(self, name: str, path: str | Path) -> LoadedAdapter:
+        """Loads a LoRA adapter, from any thread, while requests run. path: a folder that PEFT saved.
+
+        An adapter that has the name already is replaced for the requests that come; those that have it go on with it.
+        The adapter is checked wholly before anything changes. Raises AdapterError, InvalidOptionError,
+        OutOfMemoryError, EngineStoppedError.
+        """
+        self._client.check_open()
+        return self._adapters.load(name, path, int(time.time()))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter. New requests cannot name it; those that have it go on, and its memory is free when the
+        last of them has ended. Raises UnknownModelError."""
+        self._client.check_process()
+        self._adapters.unload(name)
+
+    @property
+    def adapters(self) -> dict[str, LoadedAdapter]:
+        """The adapters that requests can name, in the order of their loading."""
+        return self._adapters.loaded
 
     def get_stats(self) -> dict[str, Any]:
         """Returns counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
@@ -335,17 +434,26 @@ class LLM(StrictKeywords):
         """
         return self._client.read_profile()
 
+    def prefix_transfers(self) -> Any:
+        """Returns what gives prefixes of this engine's KV cache to other engines, and takes theirs.
+
+        `tensorwright.runtime.transfer` is its user; docs/prefill-decode.md.
+        """
+        return self._client.prefix_transfers()
+
     def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Stops the engine; a second call does nothing.
 
         drain: True lets requests finish first, for at most `timeout` seconds. The remaining requests raise
         RequestAbortedError in the callers that wait for them.
         """
-        self._client.close(drain, timeout)
-        self._finalizer.detach()  # it would begin a thread that finds the client closed
-        vocabulary_reader(self.engine).close()
-        if self._lease is not None:
-            self._lease.close()
+        try:
+            self._client.close(drain, timeout)
+        finally:
+            self._finalizer.detach()  # it would begin a thread that finds the client closed
+            vocabulary_reader(self.engine).close()
+            if self._lease is not None:
+                self._lease.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -354,15 +462,31 @@ class LLM(StrictKeywords):
         self.shutdown()
 
     def _check_all(self, prompts: list[Prompt], params: Any) -> list[CheckedRequest]:
+        pairs = zip(prompts, self._params_of_each(prompts, params), strict=True)
+        versions: dict[str | None, LoadedAdapter | None] = {}
+        return [self._check(prompt, param, versions) for prompt, param in pairs]
+
+    def _params_of_each(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
+        """Returns the parameters of each prompt. params: what a caller gives as sampling_params."""
         if params is None or isinstance(params, SamplingParams):
-            params = [params or self.default_sampling_params] * len(prompts)
-        elif not isinstance(params, (list, tuple)) or len(params) != len(prompts):
+            return [params or self.default_sampling_params] * len(prompts)
+        if not isinstance(params, (list, tuple)) or len(params) != len(prompts):
             count = len(params) if isinstance(params, (list, tuple)) else repr(params)
             raise InvalidRequestError(
                 f"sampling_params must be one SamplingParams or a list of one per prompt ({len(prompts)}), got {count}"
             )
-        pairs = zip(prompts, params, strict=True)
-        return [check_request(prompt, param, self.engine, self._capacity) for prompt, param in pairs]
+        return list(params)
+
+    def _check(
+        self, prompt: Prompt, params: SamplingParams, versions: dict[str | None, LoadedAdapter | None] | None = None
+    ) -> CheckedRequest:
+        """versions: the adapters that earlier prompts of the call have by name; it gets those of this one."""
+        request = check_request(prompt, params, self.engine, self.capacity)
+        versions = {} if versions is None else versions
+        if params.adapter not in versions:
+            versions[params.adapter] = self._adapters.find(params.adapter)
+        adapter = versions[params.adapter]
+        return request if adapter is None else replace(request, adapter=adapter)
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
         sampling = make_sampling(request, self.engine.eos_token_ids)

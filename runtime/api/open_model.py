@@ -17,6 +17,7 @@ from tensorwright.hub import check_revision, download_model, is_hub_name
 from tensorwright.options.build import BuildChoices
 from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.engine.ranks.under_mpi import own_rank
 
 
 def find_model(model: str | Path, revision: str | None = None) -> Path:
@@ -50,6 +51,6 @@ def open_model(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
     if first_use:
         cached = engine_for_model(path, choices.without_files())
         return open_cached(cached.path), cached.lease
-    engine = open_engine(path, read_tokenizer=True)
+    engine = open_engine(path, read_tokenizer=True, rank=own_rank())
     choices.check_built(engine.config, engine.path)
     return engine, None

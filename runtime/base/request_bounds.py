@@ -63,6 +63,10 @@ MESSAGES = 2048
 """Messages of a conversation."""
 CONTENT_PARTS = 1024
 """Parts of a message's `content`."""
+TOOLS = 256
+"""Entries of `tools`, and calls in `tool_calls` of a message."""
+CALL_ARGUMENTS = 2**20
+"""Characters of the `arguments` of a call in `tool_calls`."""
 TEMPLATE_VALUES = 2**14
 """Values in `chat_template_kwargs`, those in lists and objects counted one by one."""
 NAME_LENGTH = 1024

@@ -15,13 +15,17 @@
 
 namespace tensorwright {
 
-void bind_dispatch(nanobind::module_& m);  // the processor's features, and which kernels run
-void bind_ceilings(nanobind::module_& m);  // the rates that the machine reaches at most
-void bind_build(nanobind::module_& m);     // what a build does in C++
-void bind_executor(nanobind::module_& m);  // one step at a time, for build-time accuracy and tests
-void bind_sampling(nanobind::module_& m);  // the sampling parameters of a request
-void bind_engine(nanobind::module_& m);    // the served engine
-void bind_step(nanobind::module_& m);      // the step that an executor written in Python runs
+void bind_dispatch(nanobind::module_& m);    // the processor's features, and which kernels run
+void bind_ceilings(nanobind::module_& m);    // the rates that the machine reaches at most
+void bind_build(nanobind::module_& m);       // what a build does in C++
+void bind_executor(nanobind::module_& m);    // one step at a time, for build-time accuracy and tests
+void bind_plan(nanobind::module_& m);        // what the steps of a plan cost
+void bind_adapter(nanobind::module_& m);     // the adapters of an engine
+void bind_sampling(nanobind::module_& m);    // the sampling parameters of a request
+void bind_ranks(nanobind::module_& m);       // the ranks of a parallel engine
+void bind_engine(nanobind::module_& m);      // the served engine
+void bind_simulation(nanobind::module_& m);  // engines on a virtual clock
+void bind_step(nanobind::module_& m);        // the step that an executor written in Python runs
 
 LoadMode load_mode(const std::string& name);  // throws Error{"InvalidOptionError"}
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "runtime/core/base/error.h"
+#include "runtime/core/interface/ranks.h"
 
 namespace nb = nanobind;
 
@@ -21,6 +22,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     set_error(error.type().c_str(), error.what());
+  } catch (const RankError& error) {
+    set_error("RankError", error.what());
   } catch (const std::bad_alloc&) {
     set_error("OutOfMemoryError",
               "the process can get no more memory; lower the limits the engine is loaded with");

@@ -11,8 +11,10 @@
 #include "plugins/common/dispatch.h"
 #include "runtime/bindings/bindings.h"
 #include "runtime/core/base/topology.h"
+#include "runtime/core/executor/numa.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace tensorwright {
 namespace {
@@ -45,6 +47,15 @@ void bind_dispatch(nb::module_& m) {
         "What the processor and the operating system offer, by name, less what TENSORWRIGHT_CPU_WITHOUT "
         "lists.");
   m.def("topology", &topology, "The NUMA \"nodes\" and physical \"cores\" that this process may use.");
+  m.def(
+      "processors_of_rank",
+      [](const std::string& numa, int rank, int ranks, int threads) {
+        return processors_of_rank(numa_of(numa), Topology::of_machine(), rank, ranks, threads);
+      },
+      "numa"_a, "rank"_a, "ranks"_a, "threads"_a,
+      "The processors of a rank of this machine, each with so many threads; empty: the system places it. "
+      "Raises "
+      "InvalidOptionError.");
   m.def(
       "isa", [] { return std::string(isa_name(selected_isa())); },
       "The selected instruction-set level; IsaError if TENSORWRIGHT_ISA is wrong.");

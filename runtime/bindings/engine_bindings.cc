@@ -1,14 +1,19 @@
 // Engine, its options and its events in Python. The GIL is free wherever a call may wait; the engine's own
-// thread touches Python only where the executor is written in Python.
+// thread touches Python only where the executor is written in Python. It has more than 500 lines because each
+// field of the options, of a request and of the statistics is bound by a line with its words.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "runtime/bindings/adapters.h"
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/conversions.h"
 #include "runtime/bindings/live_engines.h"
+#include "runtime/bindings/prefix_transfers.h"
+#include "runtime/bindings/rank_options.h"
+#include "runtime/bindings/spans.h"
 #include "runtime/core/engine/engine.h"
 #include "runtime/core/executor/cpu_executor.h"
 #include "runtime/core/speculation/draft_heads.h"
@@ -35,19 +40,34 @@ struct PyEngineOptions : EngineOptions {
   int32_t draft_least = 2;                // tokens that must be equal before a text is thought to go on alike
   std::string load = "map", numa = "auto";
   WorkCut cut;
+  std::vector<int> processors;
   size_t populate_bytes = 0;
+  bool trace = false, trace_steps = false;
+  RankOptions ranks;
+  int32_t max_adapters = 0, max_adapter_rank = 0;
 };
 
 class PyEngine {
  public:
   PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
-    CpuExecutorOptions executor{options.threads, load_mode(options.load), options.populate_bytes,
-                                numa_of(options.numa), options.cut};
+    make_timeline(options);
+    CpuExecutorOptions executor{options.threads,
+                                load_mode(options.load),
+                                options.populate_bytes,
+                                numa_of(options.numa),
+                                options.cut,
+                                options.processors,
+                                nullptr,
+                                options.trace ? timeline_ : nullptr,
+                                options.ranks.place(),
+                                options.max_adapters,
+                                options.max_adapter_rank};
     nb::gil_scoped_release release;
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
+    if (!options.ranks.ranks) adapters_ = &cpu->adapters();
     std::unique_ptr<Proposer> proposer = make_proposer(options, *cpu);
-    start(std::move(cpu), options, nullptr, std::move(proposer));
+    start(lead_ranks(std::move(cpu), options.ranks, timeline_), options, nullptr, std::move(proposer));
   }
   PyEngine(nb::object executor, const PyEngineOptions& options) {
     if (options.load != "map") {
@@ -62,10 +82,11 @@ class PyEngine {
       throw Error("InvalidOptionError", "[engine] only the cpu executor verifies proposals, got proposer '" +
                                             options.proposer + "' for an executor of its own; leave it out");
     }
+    make_timeline(options);
     auto python = std::make_unique<PythonExecutor>(std::move(executor), options.threads);
     PythonExecutor* raw = python.get();
     nb::gil_scoped_release release;
-    start(std::move(python), options, raw);
+    start(lead_ranks(std::move(python), options.ranks, timeline_), options, raw);
   }
   ~PyEngine() {
     nb::gil_scoped_release release;
@@ -123,6 +144,12 @@ class PyEngine {
     return 0;
   }
 
+  PyAdapter make_adapter(const std::string& key, const std::vector<AdapterProductTuple>& products) const {
+    return tensorwright::make_adapter(adapters(), key, products);
+  }
+  int32_t live_adapters() const { return adapters_ ? adapters_->live() : 0; }
+
+  PrefixTransfers prefix_transfers() const { return PrefixTransfers(running_); }
   bool is_here() const { return running_ && running_->is_here(); }
   bool called_here() const { return running_->python && running_->python->called_here(); }
   bool stopped() const { return running_->engine->stopped(); }
@@ -137,11 +164,22 @@ class PyEngine {
         "own; use the profiler of its runtime");
   }
 
+  Timeline& timeline() const {
+    if (timeline_) return *timeline_;
+    throw Error("InvalidOptionError", "[engine] no timeline was kept: neither trace nor trace_steps was set");
+  }
+
  private:
+  void make_timeline(const PyEngineOptions& options) {
+    if (options.trace || options.trace_steps) timeline_ = std::make_shared<Timeline>();
+  }
+
   void start(std::unique_ptr<Executor> executor, const PyEngineOptions& options, PythonExecutor* python,
              std::unique_ptr<Proposer> proposer = nullptr) {
     auto running = std::make_shared<RunningEngine>();
-    running->engine = std::make_unique<Engine>(std::move(executor), options, std::move(proposer));
+    EngineOptions own = options;
+    own.timeline = timeline_;
+    running->engine = std::make_unique<Engine>(std::move(executor), own, std::move(proposer));
     running->python = python;
     live_engines().add(running);
     running_ = std::move(running);
@@ -168,7 +206,7 @@ class PyEngine {
   static std::unique_ptr<Proposer> make_draft_model(const PyEngineOptions& options,
                                                     const CpuExecutor& target) {
     CpuExecutorOptions executor{
-        options.threads, load_mode(options.load), 0, numa_of(options.numa), options.cut, target.team()};
+        options.threads, load_mode(options.load), 0, numa_of(options.numa), options.cut, {}, target.team()};
     auto draft = std::make_unique<CpuExecutor>(options.draft_plan, options.draft_weights, executor);
     EngineOptions limits = options;
     limits.kv_cache_bytes = options.draft_kv_bytes;
@@ -192,7 +230,15 @@ class PyEngine {
   }
 
   std::shared_ptr<RunningEngine> running_;
-  Profile* profile_ = nullptr;  // the profile of a cpu executor, which lives as long as the engine
+  const AdapterProducts& adapters() const {
+    if (adapters_) return *adapters_;
+    throw Error("InvalidOptionError",
+                "[engine] only an engine of target cpu and of one rank has adapters; build such a one");
+  }
+
+  const AdapterProducts* adapters_ = nullptr;  // of a cpu executor, which lives as long as the engine
+  Profile* profile_ = nullptr;          // the profile of a cpu executor, which lives as long as the engine
+  std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
 };
 
 Facts PyEngine::stats() const {
@@ -284,6 +330,9 @@ void bind_options(nb::module_& m) {
               "prompt positions in a step whose logits are wanted, for prompt_logprobs")
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
+      .def_rw(
+          "processors", &PyEngineOptions::processors,
+          "the processors of this rank where ranks share the machine; empty: all that the process may use")
       .def_rw("numa", &PyEngineOptions::numa, "'auto', 'off', 'split' or 'interleave'; see executor/numa.h")
       .def_prop_rw(
           "work_cut", [](const PyEngineOptions& self) { return work_cut_values(self.cut); },
@@ -291,6 +340,14 @@ void bind_options(nb::module_& m) {
           "How products are cut into tasks, by name; see base/work_cut.h. Raises InvalidOptionError.")
       .def_rw("populate_bytes", &PyEngineOptions::populate_bytes,
               "memory whose page faults are taken before the first request")
+      .def_rw("ranks", &PyEngineOptions::ranks, "the ranks of a parallel engine")
+      .def_rw("max_adapters", &PyEngineOptions::max_adapters, "adapters that may live at once")
+      .def_rw("max_adapter_rank", &PyEngineOptions::max_adapter_rank,
+              "the most rows of the first matrix of one product of an adapter, of all its parts together")
+      .def_rw("trace", &PyEngineOptions::trace,
+              "whether the spans of steps, instructions and threads are kept")
+      .def_rw("trace_steps", &PyEngineOptions::trace_steps,
+              "whether the spans of steps and requests are kept, without those of instructions and threads")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
@@ -398,6 +455,12 @@ void bind_engine(nb::module_& m) {
           "phase"_a = "", "As CpuExecutor's.")
       .def(
           "profile_steps", [](PyEngine& self) { return profile_steps(self.profile()); }, "As CpuExecutor's.")
+      .def(
+          "timeline", [](PyEngine& self) { return spans_of(self.timeline()); },
+          "With the option trace or trace_steps: int64 [spans, 9], each with kind, begin and end in "
+          "nanoseconds of the "
+          "steady "
+          "clock, id, track, a, b, c, d (base/timeline.h), and how many there was no room for.")
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
            "aborts.")
@@ -405,6 +468,18 @@ void bind_engine(nb::module_& m) {
            "What shutdown begins with; it does not wait.")
       .def("turn", &PyEngine::turn,
            "For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.")
+      .def("make_adapter", &PyEngine::make_adapter, "key"_a, "products"_a,
+           "Copies the weights of an adapter. key: a text of its content. products: (instruction, a [rank, "
+           "k], parts) "
+           "with parts (first row of a, first column, b [columns, rank]), matrices of float32: the columns "
+           "of the "
+           "instruction's sums get (x a^T) b^T, as runtime/core/executor/adapters.h says. Raises "
+           "InvalidOptionError, AdapterError, OutOfMemoryError.")
+      .def("live_adapters", &PyEngine::live_adapters,
+           "How many adapters there are, those counted that only requests "
+           "still use.")
+      .def("prefix_transfers", &PyEngine::prefix_transfers,
+           "What gives prefixes of the cache to other engines and takes theirs.")
       .def_prop_ro("stopped", &PyEngine::stopped)
       .def_prop_ro("cause", &PyEngine::cause, "Why it stopped; empty while it has not.")
       .def_prop_ro(

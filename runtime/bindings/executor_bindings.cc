@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "runtime/bindings/bindings.h"
+#include "runtime/bindings/rank_options.h"
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/executor/cpu_executor.h"
@@ -58,11 +59,12 @@ Step to_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, 
 // An executor with a lock, because Python may call from any thread and the executor takes one call at a time.
 class PyCpuExecutor {
  public:
-  PyCpuExecutor(const std::string& plan, const std::string& weights, int threads, const std::string& load)
-      : executor_(plan, weights, {threads, load_mode(load)}) {}
+  PyCpuExecutor(const std::string& plan, const std::string& weights, int threads, const std::string& load,
+                const RankOptions* ranks)
+      : PyCpuExecutor(plan, weights, options_of(threads, load, ranks), ranks ? *ranks : RankOptions()) {}
 
   Facts facts() const {
-    const ModelFacts& facts = executor_.facts();
+    const ModelFacts& facts = lead_->facts();
     Facts result;
     result["vocab_size"] = facts.vocab_size;
     result["max_seq_len"] = facts.max_seq_len;
@@ -72,7 +74,7 @@ class PyCpuExecutor {
     result["state_bytes"] = facts.state_bytes;
     result["draft_width"] = facts.draft_width;
     result["draft_vocab"] = facts.draft_vocab;
-    result["threads"] = executor_.threads();
+    result["threads"] = cpu_->threads();
     return result;
   }
 
@@ -80,7 +82,7 @@ class PyCpuExecutor {
                 int32_t state_slots) {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    executor_.allocate(blocks, max_tokens, max_rows, max_seqs, state_slots);
+    lead_->allocate(blocks, max_tokens, max_rows, max_seqs, state_slots);
   }
 
   Logits step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
@@ -89,10 +91,10 @@ class PyCpuExecutor {
         to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    const LogitRows rows = executor_.run(step);
-    std::unique_ptr<float[]> copy = rows_of(rows.data, rows.stride, rows.rows, executor_.facts().vocab_size);
+    const LogitRows rows = lead_->run(step);
+    std::unique_ptr<float[]> copy = rows_of(rows.data, rows.stride, rows.rows, cpu_->facts().vocab_size);
     const nb::gil_scoped_acquire acquire;
-    return owned(std::move(copy), rows.rows, executor_.facts().vocab_size);
+    return owned(std::move(copy), rows.rows, cpu_->facts().vocab_size);
   }
 
   // Runs a step as step() does. Returns the features of its tokens beside the logits.
@@ -104,13 +106,13 @@ class PyCpuExecutor {
         to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    executor_.want_features(true);
-    const LogitRows rows = executor_.run(step);
-    executor_.want_features(false);
-    const FeatureRows features = executor_.features();
-    const int32_t width = executor_.facts().draft_width;
+    cpu_->want_features(true);
+    const LogitRows rows = lead_->run(step);
+    cpu_->want_features(false);
+    const FeatureRows features = cpu_->features();
+    const int32_t width = cpu_->facts().draft_width;
     const nb::gil_scoped_acquire acquire;
-    return {copied(rows.data, rows.stride, rows.rows, executor_.facts().vocab_size),
+    return {copied(rows.data, rows.stride, rows.rows, cpu_->facts().vocab_size),
             copied(features.data, features.stride, width > 0 ? step.tokens() : 0, width)};
   }
 
@@ -120,7 +122,7 @@ class PyCpuExecutor {
                                         const Features& features) {
     const Step step =
         to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
-    const ModelFacts& facts = executor_.facts();
+    const ModelFacts& facts = cpu_->facts();
     const bool fits = features.shape(0) == step.token_ids.size() &&
                       features.shape(1) == static_cast<size_t>(facts.draft_width);
     if (!fits) {
@@ -130,7 +132,7 @@ class PyCpuExecutor {
     }
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    const DraftRows rows = executor_.run_draft(step, features.data());
+    const DraftRows rows = cpu_->run_draft(step, features.data());
     const nb::gil_scoped_acquire acquire;
     return {copied(rows.logits.data, rows.logits.stride, rows.logits.rows, facts.draft_vocab),
             copied(rows.features.data, rows.features.stride, rows.logits.rows, facts.draft_width)};
@@ -145,13 +147,13 @@ class PyCpuExecutor {
         to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
     const Ints wanted = to_ints(targets);
     check_targets(wanted, step.logit_rows.size());
-    const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
+    const auto vocab = static_cast<size_t>(cpu_->facts().vocab_size);
     std::vector<double> logprobs(wanted.size());
     std::vector<std::exception_ptr> errors(wanted.size());
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    const LogitRows rows = executor_.run(step);
-    executor_.run_tasks(rows.rows, [&](int row, int) {
+    const LogitRows rows = lead_->run(step);
+    cpu_->run_tasks(rows.rows, [&](int row, int) {
       const auto i = static_cast<size_t>(row);
       try {
         logprobs[i] = logprob({rows.data + row * rows.stride, vocab}, wanted[i]);
@@ -167,26 +169,26 @@ class PyCpuExecutor {
   void copy_block(int32_t group, int32_t from, int32_t to) {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    executor_.copy_block(group, from, to);
+    lead_->copy_block(group, from, to);
   }
 
   void copy_state(int32_t from, int32_t to) {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    executor_.copy_state(from, to);
+    lead_->copy_state(from, to);
   }
 
-  void enable_profile(bool enable) { executor_.profile().enable(enable); }
+  void enable_profile(bool enable) { cpu_->profile().enable(enable); }
 
   void set_work_cut(const WorkCutValues& values) {
     const std::lock_guard lock(mutex_);
-    executor_.team()->set_cut(work_cut(values));
+    cpu_->team()->set_cut(work_cut(values));
   }
 
-  const Profile& profile() { return executor_.profile(); }
+  const Profile& profile() { return cpu_->profile(); }
 
   Facts weight_reads() const {
-    const WeightReads reads = executor_.weight_reads();
+    const WeightReads reads = cpu_->weight_reads();
     FactsList mixtures;
     for (const Mixture& mixture : reads.mixtures) {
       nb::dict entry;
@@ -204,7 +206,7 @@ class PyCpuExecutor {
 
   FactsList dispatch() const {
     FactsList table;
-    for (const DispatchChoice& choice : executor_.dispatch()) {
+    for (const DispatchChoice& choice : cpu_->dispatch()) {
       nb::dict entry;
       entry["family"] = choice.family;
       entry["taken"] = choice.taken;
@@ -236,7 +238,7 @@ class PyCpuExecutor {
       throw Error("InvalidRequestError",
                   concat("score: targets must have ", rows, " entries, has ", targets.size()));
     }
-    const int32_t vocab = executor_.facts().vocab_size;
+    const int32_t vocab = cpu_->facts().vocab_size;
     for (int32_t target : targets) {
       if (target >= 0 && target < vocab) continue;
       throw Error("InvalidRequestError",
@@ -244,8 +246,22 @@ class PyCpuExecutor {
     }
   }
 
+  static CpuExecutorOptions options_of(int threads, const std::string& load, const RankOptions* ranks) {
+    CpuExecutorOptions options{threads, load_mode(load)};
+    if (ranks) options.place = ranks->place();
+    return options;
+  }
+  PyCpuExecutor(const std::string& plan, const std::string& weights, const CpuExecutorOptions& options,
+                const RankOptions& ranks) {
+    auto cpu = std::make_unique<CpuExecutor>(plan, weights, options);
+    cpu_ = cpu.get();
+    const nb::gil_scoped_release release;
+    lead_ = lead_ranks(std::move(cpu), ranks);
+  }
+
   std::mutex mutex_;
-  CpuExecutor executor_;
+  std::unique_ptr<Executor> lead_;  // the executor itself, or that of rank 0 which leads the others
+  CpuExecutor* cpu_;                // belongs to it
 };
 
 }  // namespace
@@ -281,9 +297,10 @@ void bind_executor(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<PyCpuExecutor>(m, "CpuExecutor",
                             "Runs the plan of a cpu engine, one step of a ragged batch at a time.")
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), "plan_path"_a,
-           "weights_path"_a, "threads"_a = 0, "load"_a = "map",
-           "threads: 0 is one per usable processor; load: 'map' or 'copy'. Raises EngineError.")
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&, const RankOptions*>(),
+           "plan_path"_a, "weights_path"_a, "threads"_a = 0, "load"_a = "map", "ranks"_a.none() = nb::none(),
+           "threads: 0 is one per usable processor; load: 'map' or 'copy'; ranks: the others of a parallel "
+           "engine, whose rank 0 this is. Raises EngineError, RankError.")
       .def("facts", &PyCpuExecutor::facts, "vocab_size, max_seq_len, block_size, block_bytes and more.")
       .def("allocate", &PyCpuExecutor::allocate, "blocks"_a, "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
            "state_slots"_a = 0,
@@ -324,7 +341,8 @@ void bind_executor(nb::module_& m) {
           "profile_table",
           [](PyCpuExecutor& self, const std::string& phase) { return profile_table(self.profile(), phase); },
           "phase"_a = "",
-          "Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic), and with experts "
+          "Per instruction: name, op, arithmetic, calls, ns, bytes (moved at least), ops (arithmetic), and "
+          "with experts "
           "expert_rows, how many rows took each. phase: of steps "
           "in "
           "which sequences have several tokens (prefill), one (decode), or some of either (mixed).")

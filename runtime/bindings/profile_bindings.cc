@@ -50,6 +50,7 @@ ProfileTable profile_table(const Profile& profile, const std::string& phase) {
     nb::dict entry;
     entry["name"] = row.name;
     entry["op"] = row.op;
+    entry["arithmetic"] = row.arithmetic;
     entry["calls"] = row.calls;
     entry["ns"] = row.nanoseconds;
     entry["bytes"] = row.cost.bytes;

@@ -9,6 +9,7 @@
 #include "runtime/bindings/bindings.h"
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/interface/ranks.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,15 +47,18 @@ void require(bool holds, const Parts&... fault) {
 
 std::string text(nb::handle object) { return nb::str(object).c_str(); }
 
-Error to_error(const char* method, const nb::python_error& raised) {
+// Throws an exception of Python as the one that C++ has for it.
+[[noreturn]] void rethrow(const char* method, const nb::python_error& raised) {
   const std::string name = text(raised.type().attr("__name__"));
   const std::string message = text(raised.value());
   const nb::object errors = nb::module_::import_("tensorwright.errors");
-  if (nb::hasattr(errors, name.c_str()) && errors.attr(name.c_str()).is(raised.type()))
-    return {name, message};
+  if (nb::hasattr(errors, name.c_str()) && errors.attr(name.c_str()).is(raised.type())) {
+    if (name == "RankError") throw RankError(message);  // It ends the engine, and not one step.
+    throw Error(name, message);
+  }
   const bool memory = PyErr_GivenExceptionMatches(raised.type().ptr(), PyExc_MemoryError) != 0;
-  return {memory ? "OutOfMemoryError" : "TensorwrightError",
-          concat("[executor] ", method, " raised ", name, message.empty() ? "" : ": ", message)};
+  throw Error(memory ? "OutOfMemoryError" : "TensorwrightError",
+              concat("[executor] ", method, " raised ", name, message.empty() ? "" : ": ", message));
 }
 
 // Describes an array, or the object that is there instead of one.
@@ -95,6 +99,16 @@ ModelFacts to_facts(nb::handle object) {
   return facts;
 }
 
+// Returns whether the executor's run() returns logits, as it does unless facts() says otherwise.
+bool says_logits(nb::handle facts) {
+  const auto dict = nb::borrow<nb::dict>(facts);
+  if (!dict.contains("gives_logits")) return true;
+  bool gives = true;
+  require(nb::try_cast(dict["gives_logits"], gives, false), "facts()['gives_logits'] must be a bool, is ",
+          text(nb::repr(dict["gives_logits"])));
+  return gives;
+}
+
 }  // namespace
 
 PythonExecutor::PythonExecutor(nb::object executor, int threads)
@@ -103,7 +117,11 @@ PythonExecutor::PythonExecutor(nb::object executor, int threads)
     require(nb::hasattr(executor_, method), "an executor must have the method ", method, ", ",
             text(nb::repr(executor_.type())), " has none");
   }
-  call("facts", [&] { facts_ = to_facts(executor_.attr("facts")()); });
+  call("facts", [&] {
+    const nb::object facts = executor_.attr("facts")();
+    facts_ = to_facts(facts);
+    gives_logits_ = says_logits(facts);
+  });
 }
 
 PythonExecutor::~PythonExecutor() {
@@ -124,7 +142,7 @@ void PythonExecutor::call(const char* method, Fn&& fn) {
   try {
     fn();
   } catch (const nb::python_error& raised) {
-    throw to_error(method, raised);
+    rethrow(method, raised);
   }
 }
 
@@ -162,8 +180,16 @@ LogitRows PythonExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
   // Python gets a copy, which lives as long as it or a view of its arrays is kept.
-  call("run", [&] { keep_logits(executor_.attr("run")(nb::cast(step, nb::rv_policy::copy)), step.rows()); });
-  return {logits_.data(), facts_.vocab_size, step.rows()};
+  call("run", [&] {
+    const nb::object result = executor_.attr("run")(nb::cast(step, nb::rv_policy::copy));
+    if (gives_logits_) {
+      keep_logits(result, step.rows());
+    } else {
+      require(result.is_none(), "run must return None where gives_logits is False, returned ",
+              described(result));
+    }
+  });
+  return {logits_.data(), facts_.vocab_size, gives_logits_ ? step.rows() : 0};
 }
 
 void PythonExecutor::keep_logits(const nb::object& result, int32_t rows) {

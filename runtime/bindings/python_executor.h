@@ -16,12 +16,13 @@
 namespace tensorwright {
 
 // Every call takes the GIL, on any thread, and releases it before it returns or throws. An exception of
-// Python becomes an Error: of the same class if tensorwright.errors has the class, else a TensorwrightError
-// whose message names the class.
+// Python becomes a RankError if it is one, or an Error: of the same class if tensorwright.errors has the
+// class, else a TensorwrightError whose message names the class.
 class PythonExecutor final : public Executor {
  public:
   // Must be called with the GIL held; asks Python for facts(). threads: the size of the team that draws
-  // tokens between steps. Throws Error.
+  // tokens between steps. Throws Error. Where facts() says that gives_logits is False, run() returns None: of
+  // a parallel engine, one rank gives the logits of all.
   PythonExecutor(nanobind::object executor, int threads);
   ~PythonExecutor() override;  // closes the executor
 
@@ -60,7 +61,8 @@ class PythonExecutor final : public Executor {
   std::unique_ptr<StepChecker> checker_;  // null before allocate()
   std::vector<int32_t> blocks_;           // per cache group
   Logits logits_;                         // the logits of the last step; keeps the array alive
-  bool closed_ = false;                   // guarded by the GIL
+  bool gives_logits_ = true;
+  bool closed_ = false;  // guarded by the GIL
 };
 
 }  // namespace tensorwright

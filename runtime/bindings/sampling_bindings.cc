@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/bindings/adapters.h"
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/conversions.h"
 #include "runtime/core/base/error.h"
@@ -99,6 +100,15 @@ void bind_sampling(nb::module_& m) {
       .def_rw("prompt_logprobs", &Sampling::prompt_logprobs, "the same of each prompt token but the first")
       .def_rw("cache_salt", &Sampling::cache_salt,
               "what the prefix cache remembers of it is found by requests with the same alone")
+      .def_prop_rw(
+          "adapter",
+          [](const Sampling& s) -> std::optional<PyAdapter> {
+            if (!s.adapter) return std::nullopt;
+            return PyAdapter{s.adapter};
+          },
+          [](Sampling& s, const PyAdapter* adapter) { s.adapter = adapter ? adapter->adapter : nullptr; },
+          nb::for_setter(nb::arg("adapter").none()),
+          "an adapter that the engine has made; None: the model alone")
       .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 

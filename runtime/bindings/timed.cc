@@ -14,10 +14,10 @@
 
 namespace tensorwright {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 std::vector<double> timed(int threads, int repeats, const std::function<void(int, int)>& body) {
-  std::vector<std::vector<Clock::time_point>> marks(static_cast<size_t>(threads));
+  std::vector<std::vector<SteadyClock::time_point>> marks(static_cast<size_t>(threads));
   std::barrier gate(threads);
   auto run = [&](int thread) {
     cpu_set_t set;
@@ -28,9 +28,9 @@ std::vector<double> timed(int threads, int repeats, const std::function<void(int
     auto& mine = marks[static_cast<size_t>(thread)];
     for (int i = 0; i < repeats; ++i) {
       gate.arrive_and_wait();
-      mine.push_back(Clock::now());
+      mine.push_back(SteadyClock::now());
       body(thread, i);
-      mine.push_back(Clock::now());
+      mine.push_back(SteadyClock::now());
     }
   };
   std::vector<std::thread> team;

@@ -106,7 +106,7 @@ def _report(
     phases: list[PhaseProfile] = []  # Only target cpu measures its instructions.
     if engine.target == "cpu":
         measured = bench.profiled(load.prompts(engine, min(load.batch_size, load.requests)))
-        phases = summarise(measured, ceilings, engine.dtype)
+        phases = summarise(measured, ceilings)
     seconds = latencies([trace for traces in rounds for trace in traces])
     result: dict[str, Any] = {
         "benchmark": kind,

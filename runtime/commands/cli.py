@@ -10,17 +10,29 @@ import tensorwright
 from tensorwright.click_options import add_options
 from tensorwright.command import run_command
 from tensorwright.interrupts import nothing_begun
-from tensorwright.options.bench import LoadFields
-from tensorwright.options.build import BuildChoices, SourceFields
+from tensorwright.options.bench import LoadFields, LoadTestFields
+from tensorwright.options.build import BuildChoices, BuildFields, SourceFields
+from tensorwright.options.chat import CHAT_SAMPLING
+from tensorwright.options.chat import CHAT_TEMPLATE as TEMPLATE_OF_A_CHAT
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import EngineFields
+from tensorwright.options.estimate import HERE, EstimateFields
+from tensorwright.options.ray import RayFields
 from tensorwright.options.server import NetworkFields, ServerFields
+from tensorwright.options.simulate import FleetFields, GoalFields, TrafficFields
+from tensorwright.options.transfer import RouterFields, TransferFields
 from tensorwright.runtime.commands.bench_serve import bench_serve
 from tensorwright.runtime.commands.request_options import request_options, take_params
 from tensorwright.runtime.commands.triton_repo import triton_repo
 
 CHAT_TEMPLATE = (find(EngineFields, "chat_template"),)
 BESIDE_TEMPLATE = tuple(option for option in options_in(EngineFields) if option not in CHAT_TEMPLATE)
+LOG_LEVEL: dict[str, Any] = {
+    "type": click.Choice(["debug", "info", "warning", "error", "critical"]),
+    "default": "info",
+    "show_default": True,
+    "help": "Level of the lines of JSON on stderr; info writes one for each request.",
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -70,17 +82,39 @@ def run(**options: Any) -> None:
 
 
 @cli.command()
+@click.argument("engine")
+@click.option("--system", help="What the system says before the conversation.")
+@click.option("--load", metavar="FILE", help="Go on with a conversation that /save wrote.")
+@click.option(
+    "--history/--no-history", "keep_history", default=True, show_default=True,
+    help="Keep what you type for the arrow keys of later chats.",
+)  # fmt: skip
+@click.option(
+    "--think", "effort", metavar="EFFORT",
+    help="How much the model thinks: none, minimal, low, medium, high, xhigh or max. [default: the model's]",
+)  # fmt: skip
+@add_options(Door.RUN, TEMPLATE_OF_A_CHAT, CHAT_SAMPLING, BESIDE_TEMPLATE, BuildChoices, SourceFields)
+def chat(**options: Any) -> None:
+    """Talk with ENGINE in the terminal. A model (a directory or a hub name) is built into an engine on its first use.
+
+    Answers come as they are drawn; Ctrl-C stops one. Lines that begin with a slash are for the program, /help shows
+    them: /system, /set, /regen, /undo, /save and others. Three double quotes begin and end a text of several lines.
+    Where the input is no terminal, each line is a question, and only answers are printed.
+    """
+    with nothing_begun:
+        from tensorwright.runtime.commands.chat.command import chat as talk
+
+    talk(**options)
+
+
+@cli.command()
 @click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
-@add_options(Door.SERVE, NetworkFields, ServerFields, EngineFields, BuildChoices, SourceFields)
+@add_options(
+    Door.SERVE, NetworkFields, ServerFields, TransferFields, RayFields, EngineFields, BuildChoices, SourceFields
+)
 @click.option("--api-key-file", metavar="FILE", help="Keys, one per line; unlike --api-key not seen in process lists.")
 @click.option("--allow-no-tokenizer", is_flag=True, help="Serve an engine that can answer no request for lack of one.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error", "critical"]),
-    default="info",
-    show_default=True,
-    help="Level of the lines of JSON on stderr; info writes one for each request.",
-)
+@click.option("--log-level", **LOG_LEVEL)
 def serve(
     engines: tuple[str, ...], api_key_file: str | None, allow_no_tokenizer: bool, log_level: str, **options: Any
 ) -> None:
@@ -88,12 +122,29 @@ def serve(
 
     PATH may be a model too: a directory or a hub name, of which an engine is built on first use.
 
-    SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
+    SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once. With
+    --ray, SIGHUP replaces the replicas of every ENGINE whose path now leads to another engine.
     """
     with nothing_begun:
         from tensorwright.runtime.commands.serve import serve_engines
 
     serve_engines(engines, api_key_file, allow_no_tokenizer, log_level, options)
+
+
+@cli.command()
+@add_options(Door.ROUTE, RouterFields, NetworkFields, ServerFields)
+@click.option("--log-level", **LOG_LEVEL)
+def route(log_level: str, **options: Any) -> None:
+    """Route requests of OpenAI's API to engines that prefill and engines that decode.
+
+    Each engine is a `tensorwright serve` with --role and the same --transfer-token-file; all serve the same engine. A
+    prompt is computed by one of --prefill, and its prefix goes to the one of --decode that answers. If that fails, the
+    engine that answers computes the prompt itself.
+    """
+    with nothing_begun:
+        from tensorwright.runtime.commands.route import route_requests
+
+    route_requests(log_level, options)
 
 
 @cli.command()
@@ -121,6 +172,142 @@ def inspect(engine: str, as_json: bool, graph: bool, quantize_config: bool) -> N
         click.echo(json.dumps(inspecting.describe(opened), indent=2))
     else:
         inspecting.show(inspecting.describe(opened), Console(highlight=False))
+
+
+@cli.command()
+@click.argument("model", required=False)
+@add_options(Door.ESTIMATE, EstimateFields, LoadTestFields, BuildFields)
+@click.option("--list-devices", "lists", is_flag=True, help="Show the table of devices instead; no MODEL is needed.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def estimate(model: str | None, lists: bool, as_json: bool, **options: Any) -> None:
+    """Estimate memory and speed of MODEL on a device, without its weights: does it fit, and how fast is it there?
+
+    MODEL is a checkpoint directory, a GGUF file, a hub name (its config alone is downloaded), a config.json under any
+    name, or an engine of target cpu.
+    """
+    with nothing_begun:
+        from tensorwright.insight.estimate.command import list_devices, run_estimate
+
+    if lists:
+        list_devices(as_json)
+    elif model is None:
+        raise click.MissingParameter(param_hint="MODEL", param_type="argument")
+    else:
+        run_estimate(model, as_json, options)
+
+
+@cli.command()
+@click.argument("model", required=False)
+@add_options(Door.SIMULATE, FleetFields, TrafficFields, GoalFields, EngineFields, BuildFields)
+@click.option("--find-replicas", is_flag=True, help="Find how many replicas meet the goals, in place of --replicas.")
+@click.option(
+    "--measure-seconds", type=float, default=10.0, show_default=True,
+    help="About how long the steps of an engine are measured here.",
+)  # fmt: skip
+@click.option("--save-costs", metavar="FILE", help="Write what a replica is and what its steps cost, for --costs.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def simulate(
+    model: str | None,
+    find_replicas: bool,
+    measure_seconds: float,
+    save_costs: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Simulate replicas of MODEL under a load: goodput, latencies, queue, prefix hits; or find how many it takes.
+
+    MODEL is an engine, whose steps are measured on this machine or predicted for another device, or a model as in
+    `tensorwright estimate`. The real scheduler runs on a virtual clock; nothing is computed.
+    """
+    with nothing_begun:
+        from tensorwright.insight.simulate.command import run_simulate
+
+    run_simulate(model, find_replicas, measure_seconds, save_costs, as_json, options)
+
+
+@cli.command()
+@click.argument("engine")
+@click.option(
+    "--device", default=HERE, show_default=True, metavar="NAME",
+    help="What worths are predicted on: this machine, a device of `tensorwright estimate --list-devices`, or a file.",
+)  # fmt: skip
+@click.option(
+    "--measure", is_flag=True, help="Switch off what can be switched off here, and measure what it was worth."
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def explain(engine: str, device: str, measure: bool, as_json: bool) -> None:
+    """Show every known optimization: done in ENGINE or not, why, and what it is worth; and what to do next."""
+    with nothing_begun:
+        from tensorwright.insight.explain.command import run_explain
+
+    run_explain(engine, device, measure, as_json)
+
+
+@cli.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--measure", is_flag=True, help="Run steps of both in turns; otherwise their speed is predicted.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def diff(a: str, b: str, measure: bool, as_json: bool) -> None:
+    """Show what differs between engines A and B: graphs, formats, accuracy, sizes, memory, passes, kernels, speed."""
+    with nothing_begun:
+        from tensorwright.insight.diff.command import run_diff
+
+    run_diff(a, b, measure, as_json)
+
+
+@cli.command()
+@click.argument("engine")
+@click.option(
+    "-o", "--out", required=True, metavar="FILE", help="The page, one HTML file that needs nothing from outside."
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="The checkpoint or config that ENGINE was built from: adds its graph before the passes.",
+)
+@click.option(
+    "--run/--no-run", "runs", default=True, show_default=True, help="Run some requests, for timeline and roofline."
+)
+def report(engine: str, out: str, model: str | None, runs: bool) -> None:
+    """Write a page that shows ENGINE: graph, passes, memory, roofline, accuracy, formats, a run, and what is next."""
+    with nothing_begun:
+        from tensorwright.insight.report.command import write_report
+
+    write_report(engine, out, model, runs)
+
+
+@cli.command("convert-heads")
+@click.argument("model")
+@click.argument("out")
+@click.option("--kv-heads", type=int, required=True, help="Heads of K and V in each layer; 1 is one for all of q.")
+@click.option(
+    "--text", metavar="FILE", help="UTF-8 text that perplexity is measured on. [default: a text of this package]"
+)
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure perplexity before and after.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def convert_heads(model: str, out: str, kv_heads: int, text: str | None, measure: bool, as_json: bool) -> None:
+    """Write MODEL, a checkpoint, to OUT with fewer heads of K and V, each the mean of several (MHA -> GQA).
+
+    The result is a start for training, and not a model to serve. Its KV cache is as many times as small.
+    """
+    with nothing_begun:
+        from tensorwright.insight.convert_heads.command import run_convert_heads
+
+    run_convert_heads(model, out, kv_heads, text, measure, as_json)
+
+
+@cli.command("merge-lora")
+@click.argument("model")
+@click.argument("adapter")
+@click.argument("out")
+@click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
+def merge_lora(model: str, adapter: str, out: str, as_json: bool) -> None:
+    """Write MODEL, a checkpoint, to OUT with the LoRA adapter of the folder ADAPTER merged into its weights."""
+    with nothing_begun:
+        from tensorwright.builder.merge_lora_cli import run_merge_lora
+
+    run_merge_lora(model, adapter, out, as_json)
 
 
 @cli.command("eval")

@@ -17,6 +17,7 @@ from tensorwright.options.declare import Door
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.api.open_model import find_model
 from tensorwright.runtime.commands.first_use import tell_of_build
+from tensorwright.runtime.commands.one_adapter import adapter_of
 from tensorwright.runtime.commands.request_options import AskedParams
 from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.requests.prompts import RenderedPrompt
@@ -56,12 +57,13 @@ def run_prompts(
         from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
 
         options["chat_template"] = read_argument(options["chat_template"], "--chat-template")
+    adapter = adapter_of(options)
     texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(**take(options, Door.RUN, BuildChoices))
     path = find_model(engine, options.pop("revision"))
     tell_of_build(path, choices)
     with LLM(path, **options, **vars(choices)) as llm:
-        params = asked.over(llm.sampling_defaults)
+        params = replace(asked.over(llm.sampling_defaults), **adapter)
         begin = time.perf_counter()
         if profiler is not None:
             llm.profile(True)

@@ -27,7 +27,7 @@ class Profiler:
         """Stops measuring. It prints tables to stderr, or with --json one more object to stdout, and writes the
         picture."""
         llm.profile(False)
-        phases = summarise(llm.get_profile(), self.ceilings, llm.engine.dtype)
+        phases = summarise(llm.get_profile(), self.ceilings)
         if as_json:
             click.echo(json.dumps({"profile": as_dict(phases, self.ceilings)}))
         else:

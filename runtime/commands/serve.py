@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,16 +24,26 @@ from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.options.build import BuildChoices
-from tensorwright.options.declare import Door, Size, options_at
+from tensorwright.options.by_engine import by_engine
+from tensorwright.options.declare import Door, Size, find, options_at
+from tensorwright.options.engine import EngineFields
+from tensorwright.options.ray import RayFields
 from tensorwright.options.server import NetworkFields, ServerFields
+from tensorwright.options.transfer import TransferFields
 from tensorwright.sizes import parse_size
 
 if TYPE_CHECKING:
     from tensorwright.runtime.api.llm import LLM
+    from tensorwright.runtime.serving.ray.fleet import Fleet
+    from tensorwright.runtime.serving.ray.settings import RaySettings
     from tensorwright.runtime.serving.server.listen import Listen
     from tensorwright.runtime.serving.server.options import ServerOptions
+    from tensorwright.runtime.serving.server.served_model import ServedModel
+    from tensorwright.runtime.serving.server.transfers import Transfers
 
 logger = logging.getLogger("tensorwright.server")
+PARSERS = ("tool_parser", "reasoning_parser")
+"""The options that each engine may have of its own."""
 PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -41,6 +51,11 @@ def require_serve_extra() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise MissingDependencyError(f"serving needs {', '.join(missing)}, which is not installed: {install('serve')}")
+
+
+def require_ray_extra() -> None:
+    if find_spec("ray") is None:
+        raise MissingDependencyError(f"--ray needs ray, which is not installed: {install('serve', 'ray')}")
 
 
 def serve_engines(
@@ -53,20 +68,42 @@ def serve_engines(
     """Serves until a signal comes. engines: texts PATH or NAME=PATH. options: the values of the command's declared
     options."""
     require_serve_extra()
+    from tensorwright.runtime.serving.ray.settings import RaySettings
     from tensorwright.runtime.serving.server.listen import Listen
     from tensorwright.runtime.serving.server.options import ServerOptions
     from tensorwright.runtime.serving.server.request_log import set_up_logging
+    from tensorwright.runtime.serving.server.transfers import TransferOptions, Transfers
 
+    settings = RaySettings(**take(options, Door.SERVE, RayFields))
+    settings.require_unused()
+    if settings.ray:
+        require_ray_extra()
     app_options = take(options, Door.SERVE, ServerFields)
     for option in options_at(Door.SERVE, ServerFields):
         if option.kind is Size and app_options[option.name] is not None:
             app_options[option.name] = parse_size(app_options[option.name], option.shown(Door.SERVE).flag)
     app_options["api_keys"] += read_keys(api_key_file)
     server_options = ServerOptions(**app_options)
+    asked = take(options, Door.SERVE, TransferFields)
+    transfer_options = TransferOptions(**asked, token=read_token(asked["transfer_token_file"]))
+    if transfer_options.token is not None and (options.get("adapters") or server_options.adapter_folder is not None):
+        raise InvalidOptionError(
+            "--adapter and --adapter-folder must come without --transfer-token-file: prefixes of adapters are not "
+            "exchanged"
+        )
+    if server_options.adapter_folder is not None:
+        if not os.path.isdir(server_options.adapter_folder):
+            raise InvalidOptionError(f"--adapter-folder must be a folder, {server_options.adapter_folder!r} is none")
+        if not options.get("adapters") and not options.get("max_loras"):
+            raise InvalidOptionError("--adapter-folder needs --max-loras, for without it there is no room for adapters")
+    if settings.ray and transfer_options.token is not None:
+        raise InvalidOptionError("--transfer-token-file must come without --ray, whose replicas exchange no prefixes")
     listen = Listen(**take(options, Door.SERVE, NetworkFields))
     listen.check_tls()
     places = name_engines(engines)
     _read_template(options)
+    for name in PARSERS:
+        options[name] = by_engine(options[name], places, find(EngineFields, name))
     if not allow_no_tokenizer:
         for name, path in places.items():
             if is_engine(path) and not os.path.exists(path / TOKENIZER):
@@ -78,16 +115,34 @@ def serve_engines(
             logger.warning(
                 "everybody who reaches this address is served: no key is set", extra={"facts": {"host": listen.host}}
             )
+        loaded: Mapping[str, ServedModel]
+        reload: Callable[[], None] | None = None
+        transfers: Transfers | None = None
         with _terminate_as_interrupt():
-            loaded = _load(places, options, running)
+            if settings.ray:
+                fleet = _start_fleet(places, options, settings, server_options, listen, running)
+                loaded, reload = fleet.models, fleet.reload
+            else:
+                engines_here = _load(places, options, running)
+                loaded = engines_here
+                if transfer_options.token is not None:
+                    transfers = Transfers(engines_here, transfer_options, listen.host)
+                    running.callback(transfers.close)
             for name, llm in loaded.items():
                 if llm.engine.tokenizer is None and not allow_no_tokenizer:  # It was just built.
                     raise _no_tokenizer(name, places[name])
         note_defaults(loaded)
-        _run(loaded, server_options, listen, bound)
+        _run(loaded, server_options, transfers, listen, bound, reload)
 
 
-def _run(loaded: dict[str, LLM], server_options: ServerOptions, listen: Listen, bound: socket.socket) -> None:
+def _run(
+    loaded: Mapping[str, ServedModel],
+    server_options: ServerOptions,
+    transfers: Transfers | None,
+    listen: Listen,
+    bound: socket.socket,
+    reload: Callable[[], None] | None,
+) -> None:
     # Texts are tokenized in the server's own pools, whose bounds would not hold for the library's threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from prometheus_client import disable_created_metrics
@@ -99,7 +154,35 @@ def _run(loaded: dict[str, LLM], server_options: ServerOptions, listen: Listen, 
         click.echo(f"serving {', '.join(loaded)} at {listen.url(bound)}")
 
     disable_created_metrics()  # Otherwise each counter has a second gauge, which nobody reads.
-    serve(create_app(loaded, server_options, local=listen.local), listen, bound, announce)
+    serve(create_app(loaded, server_options, local=listen.local, transfers=transfers), listen, bound, announce, reload)
+
+
+def _start_fleet(
+    places: dict[str, Path],
+    options: dict[str, Any],
+    settings: RaySettings,
+    server_options: ServerOptions,
+    listen: Listen,
+    running: ExitStack,
+) -> Fleet:
+    """Starts the replicas of every engine. options: all keywords of LLM, and the options of the build, which must be at
+    their defaults: every machine needs the finished engine."""
+    from tensorwright.runtime.serving.ray.fleet import running_fleet
+
+    for path in places.values():
+        if not is_engine(path):
+            raise InvalidOptionError(
+                f"{path} is no engine: with --ray every machine reads it, so build it first, with build-engine"
+            )
+    if options.get("trace") is not None:
+        raise InvalidOptionError("--trace is for an engine in this process; leave it out with --ray")
+    if options.pop("adapters") or options.get("max_loras"):
+        raise InvalidOptionError("--adapter is for an engine in this process; leave it out with --ray")
+    take(options, Door.SERVE, BuildChoices)
+    options.pop("revision")
+    return running.enter_context(
+        running_fleet(places, options, settings, listen.drain_timeout, server_options.max_stall_seconds)
+    )
 
 
 def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) -> dict[str, LLM]:
@@ -110,11 +193,19 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
     from tensorwright.runtime.commands.first_use import tell_of_build
 
     choices = BuildChoices(**take(options, Door.SERVE, BuildChoices))
+    if options.get("adapters") and len(places) > 1:
+        raise InvalidOptionError(f"--adapter is for one engine, and {len(places)} are to be served; give one")
+    if options.get("trace") is not None and len(places) > 1:
+        raise InvalidOptionError(f"--trace is for one engine, and {len(places)} are to be served; give one")
     revision = options.pop("revision")
     places = {name: find_model(path, revision) for name, path in places.items()}
     for path in places.values():
         tell_of_build(path, choices)
-    return {name: running.enter_context(LLM(path, **options, **vars(choices))) for name, path in places.items()}
+    loaded = {}
+    for name, path in places.items():
+        parsers = {option: options[option][name] for option in PARSERS}
+        loaded[name] = running.enter_context(LLM(path, **{**options, **parsers, **vars(choices)}))
+    return loaded
 
 
 def _read_template(options: dict[str, Any]) -> None:
@@ -132,7 +223,7 @@ def _no_tokenizer(name: str, path: Path) -> InvalidOptionError:
     )
 
 
-def note_defaults(engines: dict[str, LLM]) -> None:
+def note_defaults(engines: Mapping[str, ServedModel]) -> None:
     """Logs one line for each model with sampling defaults of its own, which could otherwise surprise."""
     for name, llm in engines.items():
         if llm.sampling_defaults:
@@ -184,6 +275,18 @@ def read_keys(file: str | None) -> tuple[str, ...]:
     for number, key in enumerate(keys, start=1):
         check_key(key, f"--api-key-file {file}, key {number}")
     return keys
+
+
+def read_token(file: str | None) -> str | None:
+    """Returns the first line of a file, the secret that engines and router share; None for None. Raises
+    InvalidOptionError for a file that cannot be read."""
+    if file is None:
+        return None
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError(f"--transfer-token-file must be a readable text file: {reason(error)}") from error
+    return lines[0].strip() if lines else ""
 
 
 @contextmanager

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from tokenizers import AddedToken
 
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.engine_config import ModelFacts
 from tensorwright.engine_format.engine_folder import EngineFolder
-from tensorwright.engine_format.file_names import CONFIG, CPU_PLAN, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
-from tensorwright.engine_format.targets import TARGETS
+from tensorwright.engine_format.file_names import (
+    CONFIG,
+    CPU_PLAN,
+    RANK_PLAN,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 from tensorwright.engine_format.template_files import read_templates
 from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import EngineError
@@ -70,13 +77,13 @@ class EngineDir(EngineFolder):
 
     @property
     def plan(self) -> Path:
-        """The plan of an engine of target cpu."""
-        return self.file(CPU_PLAN)
+        """The plan of an engine of target cpu; of a parallel one, that of the rank which was opened, or of rank 0."""
+        return self.file(CPU_PLAN if self.config.ranks == 1 else RANK_PLAN.format(self.rank or 0))
 
     @property
     def weights(self) -> Path:
-        """The file that holds the weights, whatever the target."""
-        return self.file(TARGETS[self.target].weights)
+        """The file that holds the weights, whatever the target; of a parallel engine, those of the same rank."""
+        return self.file(self.config.run_files(None if self.config.ranks == 1 else self.rank or 0)[0])
 
     def require_same_build(self, name: str, facts: Mapping[str, Any]) -> None:
         """Raises EngineError if facts of another file of the engine differ from config.json.
@@ -89,6 +96,12 @@ class EngineDir(EngineFolder):
                     f"{self.path / CONFIG}: {fact} is {getattr(self, fact)}, but {value} in {name}: files of two "
                     f"builds are mixed; {REMEDY}"
                 )
+
+    @once
+    def digest(self) -> str:
+        """A text that is equal for engines of equal files, on all machines."""
+        sums = sorted((name, file.digest) for name, file in self.files.items())
+        return xxhash.xxh3_64_hexdigest("\n".join(f"{digest} {name}" for name, digest in sums).encode())
 
     @once
     def eos_token_ids(self) -> list[int]:
@@ -124,9 +137,10 @@ class EngineDir(EngineFolder):
         _ = self.tokenizer, self.chat_templates
 
 
-def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
+def open_engine(path: str | Path, *, read_tokenizer: bool = False, rank: int | None = None) -> EngineDir:
     """Opens an engine. Raises EngineError, which names the file and the remedy.
 
-    read_tokenizer: True reads the tokenizer while the weights are being checked; False reads it on its first use.
+    read_tokenizer: True reads the tokenizer while the weights are being checked; False reads it on its first use. rank:
+    of a parallel engine, the one that this process runs.
     """
-    return EngineDir.open(path, EngineDir.load_text_side if read_tokenizer else None)
+    return EngineDir.open(path, EngineDir.load_text_side if read_tokenizer else None, rank)

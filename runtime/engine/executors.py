@@ -13,42 +13,63 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.engine_format.targets import TARGETS
+from tensorwright.engine_format.targets import TARGETS, TENSORRT_TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.engine import DEFAULT_LIMITS
 from tensorwright.runtime.base.host import choose_threads
+from tensorwright.runtime.engine.adapters import read_places
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
+from tensorwright.runtime.engine.ranks.group import RankGroup
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
 
 
 @dataclass(frozen=True)
+class Opening:
+    """How an executor is opened. device: the number of its GPU; None for a target without one. group: the ranks of a
+    parallel engine."""
+
+    threads: int
+    device: int | None = None
+    group: RankGroup | None = None
+
+
+@dataclass(frozen=True)
 class ExecutorKind:
     """The executors of one target.
 
-    open: makes an executor from the engine and the number of threads.
+    open: makes an executor from the engine.
     describe: returns the facts that only the engine's own files have.
     read_limits: returns the max_batch_size and max_num_tokens for which the engine was built; {} for a target without
     limits.
+    check_ranks: raises what keeps the ranks of an engine from running here, before any of them is started: it gets the
+    engine, and the numbers of their GPUs on this machine.
     """
 
-    open: Callable[[EngineDir, int], Any]
+    open: Callable[[EngineDir, Opening], Any]
     describe: Callable[[EngineDir], dict[str, Any]] = lambda engine: {}
     read_limits: Callable[[EngineDir], dict[str, int]] = lambda engine: {}
+    check_ranks: Callable[[EngineDir, tuple[int, ...]], None] = lambda engine, devices: None
 
 
-def _open_onnx(engine: EngineDir, threads: int) -> Any:
+def _open_onnx(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.onnx.executor import OnnxExecutor
 
-    return OnnxExecutor(engine, threads=threads, provider=os.environ.get(ONNX_PROVIDER, "cpu"))
+    return OnnxExecutor(engine, threads=opening.threads, provider=os.environ.get(ONNX_PROVIDER, "cpu"))
 
 
-def _open_tensorrt(engine: EngineDir, threads: int) -> Any:
-    from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor
+def _open_tensorrt(engine: EngineDir, opening: Opening) -> Any:
+    from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor, TensorRtOptions
 
-    return TensorRtExecutor(engine)
+    return TensorRtExecutor(engine, options=TensorRtOptions(opening.device or 0), group=opening.group)
+
+
+def _check_tensorrt_ranks(engine: EngineDir, devices: tuple[int, ...]) -> None:
+    from tensorwright.runtime.engine.tensorrt.executor import check_ranks
+
+    check_ranks(engine, devices)
 
 
 def _describe_tensorrt(engine: EngineDir) -> dict[str, Any]:
@@ -64,7 +85,7 @@ def _limits_of_tensorrt(engine: EngineDir) -> dict[str, int]:
     return {LIMITS[symbol]: manifest.limit(symbol) for symbol in ("seqs", "tokens")}
 
 
-_TENSORRT = ExecutorKind(_open_tensorrt, _describe_tensorrt, _limits_of_tensorrt)
+_TENSORRT = ExecutorKind(_open_tensorrt, _describe_tensorrt, _limits_of_tensorrt, _check_tensorrt_ranks)
 EXECUTORS: dict[str, ExecutorKind] = {
     "onnx": ExecutorKind(_open_onnx),
     "tensorrt": _TENSORRT,
@@ -92,9 +113,14 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             f"load={options.load!r}: only engines of target cpu have the choice, this one is of target "
             f"{target.name!r}, which loads its weights itself; leave it out"
         )
+    if options.devices is not None and target.name not in TENSORRT_TARGETS:
+        raise InvalidOptionError(
+            f"devices={options.devices!r}: only engines of the TensorRT targets run on a GPU that is chosen so, this "
+            f"one is of target {target.name!r}; leave it out"
+        )
     if options.numa in ("split", "interleave"):
         require_cpu(engine, f"numa={options.numa!r}")
-        if options.load != "copy":
+        if options.load != "copy" and engine.config.ranks == 1:
             raise InvalidOptionError(
                 f"numa={options.numa!r}: pages of a mapped file belong to all processes that map it, so they cannot be "
                 "placed; set load to 'copy', or leave numa out"
@@ -116,6 +142,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
                 f"speculative={options.speculation.method!r}: {engine.path} has recurrent layers, whose states cannot "
                 "be taken back behind a wrong proposal; leave it out"
             )
+    if options.max_loras:
+        read_places(engine, "max_loras")
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
     batch, tokens = options.step_limits(default_limits(engine))
     return EngineOptions(
@@ -131,6 +159,12 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         state_snapshots=options.state_snapshots or 0,
         speculation=options.speculation,
         numa=options.numa,
+        trace=options.trace,
+        rank_timeout=options.rank_timeout,
+        devices=options.devices,
+        trace_steps=options.trace_steps,
+        max_loras=options.max_loras or 0,
+        max_lora_rank=options.max_lora_rank,
     )
 
 

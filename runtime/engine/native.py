@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.engine_format.file_names import TUNING
 from tensorwright.engine_format.targets import TARGETS
-from tensorwright.errors import EngineError, MissingDependencyError, OutOfMemoryError, TensorwrightWarning
+from tensorwright.errors import (
+    EngineError,
+    MissingDependencyError,
+    OutOfMemoryError,
+    TensorwrightWarning,
+)
 from tensorwright.runtime.base.host import available_memory, default_threads, processor
+from tensorwright.runtime.engine.adapters import REPLACEMENTS, adapter_bytes, read_places, step_bytes
 from tensorwright.runtime.engine.draft_engine import open_draft, read_draft_tokens
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
+from tensorwright.runtime.engine.executors import EXECUTORS, Opening, require_cpu, resolve_options
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
+from tensorwright.runtime.engine.ranks.devices import devices_here
+from tensorwright.runtime.engine.ranks.start import StartedRanks, start_ranks
+from tensorwright.runtime.engine.ranks.under_mpi import own_rank, ranks_here, require_ranks
 from tensorwright.runtime.engine.tuning import REMEDY as TUNING_REMEDY
 from tensorwright.runtime.engine.tuning import Tuning, find_tuning
 from tensorwright.sizes import format_size
@@ -38,6 +49,7 @@ def load_module() -> Any:
 
 def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.Engine, EngineOptions]:
     """Sizes the KV cache and starts the engine. Returns the engine and the options that it runs with."""
+    require_ranks(engine)
     asked = options.kv_cache_bytes
     resolved = resolve_options(options, engine, asked or 0)
     if engine.target not in EXECUTORS:
@@ -45,7 +57,12 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
     batch, tokens = resolved.max_batch_size, resolved.max_num_tokens
     if engine.target not in EXECUTORS:
         prefixes = resolved.enable_prefix_caching
-        size = default_kv_bytes(engine, batch, prefixes=prefixes) if asked is None else check_kv_bytes(asked, engine)
+        free = available_memory() // ranks_here(engine)  # each rank has a cache of this size
+        free = max(0, free - _adapter_memory(engine, resolved))
+        if asked is None:
+            size = default_kv_bytes(engine, batch, free, prefixes=prefixes)
+        else:
+            size = check_kv_bytes(asked, engine, free)
         shares = share_cache(engine, size, batch, options.state_snapshots if prefixes else 0)
         if shares.sequences < batch:
             warnings.warn(
@@ -61,8 +78,7 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
             state_snapshots=shares.snapshots,
         )
         return create_engine(engine, resolved), resolved
-    executor = EXECUTORS[engine.target].open(engine, resolved.threads)
-    try:
+    with _opened_executor(engine, resolved) as (executor, ranks):
         size = executor.kv_cache_bytes(
             asked,
             max_batch_size=batch,
@@ -70,14 +86,50 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
             max_rows=min(batch + resolved.max_prompt_logprob_rows, tokens),
         )
         resolved = replace(resolved, kv_cache_bytes=size)
-        return create_engine(engine, resolved, executor), resolved
+        return create_engine(engine, resolved, executor, ranks), resolved
+
+
+def start_again(engine: EngineDir, options: EngineOptions) -> _runtime.Engine:
+    """Starts an engine like one that has lost ranks, with the options that start_engine() returned."""
+    if engine.target not in EXECUTORS:
+        return create_engine(engine, options)
+    with _opened_executor(engine, options) as (executor, ranks):
+        return create_engine(engine, options, executor, ranks)
+
+
+@contextmanager
+def _opened_executor(engine: EngineDir, options: EngineOptions) -> Iterator[tuple[Any, StartedRanks | None]]:
+    """Opens the executor of rank 0, and ends it and the other ranks if what is inside fails."""
+    ranks, executor = _open_executor(engine, options)
+    try:
+        yield executor, ranks
     except BaseException:
         executor.close()
+        if ranks is not None:
+            ranks.give_up()
         raise
 
 
-def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = None) -> _runtime.Engine:
-    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over."""
+def _open_executor(engine: EngineDir, options: EngineOptions) -> tuple[StartedRanks | None, Any]:
+    """Opens the executor of rank 0, with the other ranks of a parallel engine, which open theirs at the same time."""
+    kind, here = EXECUTORS[engine.target], ranks_here(engine)
+    devices = devices_here(options.devices, here)
+    if engine.config.ranks == 1:
+        return None, kind.open(engine, Opening(options.threads, devices[0]))
+    kind.check_ranks(engine, devices)
+    ranks = start_ranks(engine, options, load_module())
+    try:
+        return ranks, kind.open(engine, Opening(ranks.threads, devices[ranks.group.local], ranks.group))
+    except BaseException:
+        ranks.give_up()
+        raise
+
+
+def create_engine(
+    engine: EngineDir, options: EngineOptions, executor: Any = None, ranks: StartedRanks | None = None
+) -> _runtime.Engine:
+    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over. ranks: with which it was
+    opened; those of target cpu are started here."""
     runtime = load_module()
     native: _runtime.EngineOptions = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes
@@ -89,10 +141,20 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     native.max_queue = options.max_queue_size
     native.state_snapshots = options.state_snapshots
     native.threads = options.threads
+    native.trace = options.trace is not None
+    native.trace_steps = options.trace_steps
+    if options.max_loras:
+        native.max_adapters = options.max_loras + REPLACEMENTS
+        native.max_adapter_rank = options.max_lora_rank * read_places(engine, "max_loras").most_modules
     draft = _set_speculation(native, engine, options)
+    if executor is None and engine.config.ranks > 1:
+        ranks = start_ranks(engine, options, runtime)
+    if ranks is not None:
+        native.threads, native.ranks, native.processors = ranks.threads, ranks.options, ranks.processors
     try:
         if executor is None:
-            native.load, native.numa = options.load, options.numa
+            native.load = options.load
+            native.numa = options.numa if ranks is None else "off"  # ranks have processors of their own
             native.work_cut = options.work_cut
             _tell_of_nodes(options)
             native.populate_bytes = populated_bytes()
@@ -100,13 +162,21 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
         else:
             started = runtime.Engine(executor, native)
     except MemoryError as error:
+        if ranks is not None:
+            ranks.give_up()
         if isinstance(error, OutOfMemoryError):
             raise
         raise OutOfMemoryError(
             f"{engine.path}: there is not enough memory to start with max_batch_size={options.max_batch_size} and "
             f"max_num_tokens={options.max_num_tokens}; lower them, or kv_cache_memory"
         ) from error
+    except BaseException:
+        if ranks is not None:
+            ranks.give_up()
+        raise
     try:
+        if ranks is not None:
+            ranks.started()
         engine.check_unchanged()
         if draft is not None:
             draft.check_unchanged()
@@ -115,6 +185,20 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
         started.shutdown(False)
         raise
     return started
+
+
+def _adapter_memory(engine: EngineDir, options: EngineOptions) -> int:
+    """Returns the bytes that as many adapters as there may be take at most, with those of their steps."""
+    if not options.max_loras:
+        return 0
+    places, rank = read_places(engine, "max_loras"), options.max_lora_rank
+    adapters = (options.max_loras + REPLACEMENTS) * adapter_bytes(places, rank)
+    return adapters + step_bytes(places, rank, options.max_num_tokens)
+
+
+def can_start_again(engine: EngineDir) -> bool:
+    """Returns whether the ranks of an engine are processes of this one, which can start them again."""
+    return engine.config.ranks > 1 and own_rank() is None
 
 
 def _with_tuning(resolved: EngineOptions, asked: RuntimeOptions, engine: EngineDir) -> EngineOptions:
@@ -199,6 +283,7 @@ def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> 
 def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
     """Opens the plan and the weights to run steps by hand. The caller must call allocate() first."""
     require_cpu(engine, "running steps by hand")
+    engine.config.require_one_rank(engine.path, "running steps by hand")
     executor: _runtime.CpuExecutor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
     engine.check_unchanged()
     _check_facts(engine, executor.facts())

@@ -30,6 +30,12 @@ class RuntimeOptions:
     state_snapshots: int | None = None
     speculation: Speculation | None = None
     numa: str = "auto"
+    trace: str | None = None
+    rank_timeout: float = 300.0
+    devices: str | None = None
+    trace_steps: bool = False
+    max_loras: int | None = None
+    max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -61,7 +67,10 @@ class EngineOptions:
 
     kv_cache_bytes: the size of the KV cache in bytes, without the states of recurrent layers. state_snapshots: the
     states that are kept besides those of max_batch_size sequences; 0 for a model without states. speculation: None if
-    nothing is proposed. work_cut: the sizes of runtime/core/base/work_cut.h that are not the defaults.
+    nothing is proposed. trace: the file of the timeline, None if none is kept. trace_steps: whether the
+    steps alone are kept in memory. work_cut: the sizes of
+    runtime/core/base/work_cut.h that are not the defaults. max_loras: the names of adapters that there may be; 0 means
+    that the engine takes none.
     """
 
     kv_cache_bytes: int
@@ -76,4 +85,10 @@ class EngineOptions:
     state_snapshots: int = 0
     speculation: Speculation | None = None
     numa: str = "auto"
+    trace: str | None = None
+    rank_timeout: float = 300.0
+    devices: str | None = None
+    trace_steps: bool = False
     work_cut: Mapping[str, int] = field(default_factory=dict)
+    max_loras: int = 0
+    max_lora_rank: int = 16

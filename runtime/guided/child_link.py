@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tensorwright.runtime.base.forks import HomeProcess
+from tensorwright.runtime.base.other_python import environment, interpreter
 from tensorwright.runtime.guided.compile_queue import QUICK_S, Place
-from tensorwright.runtime.guided.other_python import environment, interpreter
 
 ANSWER_BYTES = 4 << 20  # the most bytes of one answer of the child
 START_S = 120.0  # the seconds that the child has to read the vocabulary
@@ -63,7 +63,7 @@ class Child:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=words,
-                    env=environment(),
+                    env={**environment(), "MALLOC_ARENA_MAX": "1"},  # arenas reserve address space, which is limited
                     start_new_session=True,
                 )
             self.end = weakref.finalize(self, _end, self._control, self.process, HomeProcess())

@@ -189,7 +189,8 @@ def _answer(
 
 
 def _fields(params: GuidedDecodingParams) -> dict[str, Any]:
-    given = {params.kind: getattr(params, params.kind), "whitespace_pattern": params.whitespace_pattern}
+    given = {params.kind: getattr(params, params.kind)}
+    given |= {name: getattr(params, name) for name in ("whitespace_pattern", "frame")}
     return {name: value for name, value in given.items() if value is not None}
 
 

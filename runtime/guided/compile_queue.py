@@ -36,6 +36,11 @@ def on_behalf_of(client: str) -> Iterator[None]:
         _client.reset(before)
 
 
+def current_client() -> str:
+    """Returns the client of `on_behalf_of`, "" outside such a context."""
+    return _client.get() or ""
+
+
 class CompileQueue:
     """The queue of grammars. It is thread-safe.
 

@@ -32,6 +32,8 @@ class GuidedDecodingParams(StrictKeywords):
     whitespace_pattern: with json or json_object, a regular expression for the blanks at each place where JSON may have
         them, such as "" (the shortest JSON), "[ ]?" or "[\\n ]*"; it may admit only JSON's four blanks. None means up
         to 20 of these.
+    frame: a Lark grammar of the whole output, in which `@form` stands for the text that has the form: free text, the
+        model's thinking or calls of tools may come before it, or in its place. None means that the form is all.
 
     request_bounds.py bounds the length of each text and the number of choices.
 
@@ -45,6 +47,7 @@ class GuidedDecodingParams(StrictKeywords):
     choice: tuple[str, ...] | list[str] | None = None
     grammar: str | None = None
     whitespace_pattern: str | None = None
+    frame: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
@@ -63,6 +66,8 @@ class GuidedDecodingParams(StrictKeywords):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value.strip()):
                 raise _wrong(name, "a text that is not blank", value)
+        if self.frame is not None and not (isinstance(self.frame, str) and "@form" in self.frame):
+            raise _wrong("frame", "a Lark grammar that contains @form, or None", self.frame)
         if self.whitespace_pattern is not None:
             if not isinstance(self.whitespace_pattern, str):
                 raise _wrong("whitespace_pattern", "a text or None", self.whitespace_pattern)
@@ -74,6 +79,7 @@ class GuidedDecodingParams(StrictKeywords):
         own = sum(map(len, self.choice)) if self.choice is not None else len(self.text)
         _check_length(self.kind, own)
         _check_length("whitespace_pattern", len(self.whitespace_pattern or ""))
+        _check_length("frame", len(self.frame or ""))
 
     @property
     def kind(self) -> str:

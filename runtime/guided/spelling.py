@@ -6,7 +6,7 @@ No function holds the interpreter's lock for long: it reads tokens one by one, a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,13 @@ def _added(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes]:
         token: (SPECIAL if _is_special(entry) else b"") + entry.content.encode()
         for token, entry in tokenizer.get_added_tokens_decoder().items()
     }
+
+
+def marker_ids(tokenizer: tokenizers.Tokenizer, markers: Iterable[str]) -> dict[str, int]:
+    """Returns the ids of those markers that are one token which a grammar must name, for no text can spell it."""
+    added = tokenizer.get_added_tokens_decoder()
+    ids = {entry.content: token for token, entry in added.items() if _is_special(entry)}
+    return {marker: ids[marker] for marker in markers if marker in ids}
 
 
 def _is_special(entry: tokenizers.AddedToken) -> bool:

@@ -36,7 +36,8 @@ def translate(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dict[
     if params.whitespace_pattern:
         _check_whitespace(tokens, params.whitespace_pattern, limits)
     try:
-        return _library_grammar(tokens.library.python, params)
+        grammar = _library_grammar(tokens.library.python, params)
+        return grammar if params.frame is None else _framed(grammar, params.frame)
     except Exception as error:  # the library's converters raise plain Exceptions
         raise InvalidRequestError(f"{name_of(params)} cannot be followed: {clipped(str(error))}") from error
 
@@ -76,6 +77,13 @@ def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
         # All choices are one terminal, so a row of the parser has one item.
         return _as_json("start: CHOICE\nCHOICE: " + " | ".join(quoted))
     return _as_json(_lark(params.text))
+
+
+def _framed(grammar: str, frame: str) -> str:
+    """Returns a grammar whose start is the frame, and in which the given grammar is called "form"."""
+    frame.encode()  # raises for a text that is not valid Unicode
+    form, *others = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"name": "frame", "lark_grammar": frame}, {**form, "name": "form"}, *others]})
 
 
 def _check_whitespace(tokens: LibraryTokens, pattern: str, limits: dict[str, int]) -> None:

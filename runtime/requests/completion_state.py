@@ -55,7 +55,9 @@ class CompletionState:
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+            ids = map(tokenizer.special_id, params.kept_special_tokens)
+            kept = frozenset(token for token in ids if token is not None)
+            self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, kept)
         self._stops = None if stops is None else StopStrings(stops, params.include_stop_str_in_output)
         self._text = io.StringIO()  # the end of a StringIO can be read without the rest
         self._token_ids: list[int] = []

@@ -11,7 +11,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tensorwright.errors import EngineStoppedError, QueueFullError, RequestAbortedError
+from tensorwright.errors import (
+    EngineStoppedError,
+    QueueFullError,
+    RankError,
+    RequestAbortedError,
+    TemporarilyUnavailableError,
+)
 from tensorwright.runtime.base.forks import HomeProcess
 from tensorwright.runtime.base.library_errors import as_error
 from tensorwright.runtime.engine import native
@@ -26,6 +32,8 @@ logger = logging.getLogger(__name__)
 POLL = 0.5  # the most seconds of one wait
 # The cause of an engine that stopped because of shutdown(), in the words of runtime/core/engine/engine.cc.
 SHUT_DOWN = "was shut down"
+MOST_STARTS = 3
+"""How often the ranks of an engine may be lost in a row, without one request that is answered in between."""
 COLLECTED_WAIT = 1.0  # the most seconds for which a thread that drops an LLM waits for the LLM's end
 
 Observer = Callable[[RequestOutput, BaseException | None], None]
@@ -34,14 +42,25 @@ Observer = Callable[[RequestOutput, BaseException | None], None]
 class EngineClient:
     """The client of one engine. It is thread-safe.
 
-    engine: a `_runtime.Engine`, with submit, abort, wait_events, stats, shutdown and stopped.
+    engine: a `_runtime.Engine`, with submit, abort, wait_events, stats, shutdown and stopped. on_stopped: is called
+    once the engine has stopped because the client was closed. start_again: makes another engine in place of one whose
+    ranks were lost; None for an engine of one rank.
 
     A fork of the process has neither the engine's threads nor the client's. There every method raises
     ForkedEngineError, except that `running` is False and `close` does nothing.
     """
 
-    def __init__(self, engine: Any):
+    def __init__(
+        self,
+        engine: Any,
+        on_stopped: Callable[[], None] | None = None,
+        start_again: Callable[[], Any] | None = None,
+    ):
         self._home = HomeProcess()
+        self._start_again = start_again
+        self._starts = 0  # how often ranks were lost since a request was answered
+        self._starting = False  # True while another engine takes the place of one whose ranks were lost
+        self._on_stopped = on_stopped
         self._engine = engine
         self._feeder = MaskFeeder(engine)
         self._long = LongEvents()
@@ -78,6 +97,9 @@ class EngineClient:
             handle = RequestHandle(state, self.abort)
             with self._lock:
                 self._check_open()
+                if self._starting:
+                    self._wait_for_ranks(wait_for_room)
+                    continue
                 if not self._requests:
                     self._last_progress = time.monotonic()  # before this request there was no progress to expect
                 self._requests[state.request_id] = handle
@@ -90,9 +112,21 @@ class EngineClient:
                     raise
                 with self._room:
                     self._room.wait(POLL)
+            except EngineStoppedError:
+                self._forget(state.request_id)
+                if self._start_again is None or self._closing or self._cause is not None:
+                    raise
+                with self._lock:
+                    self._wait_for_ranks(wait_for_room)
             except BaseException:
                 self._forget(state.request_id)
                 raise
+
+    def _wait_for_ranks(self, wait: bool) -> None:
+        """Waits a moment for an engine whose ranks start again. The caller holds the lock."""
+        if not wait:
+            raise TemporarilyUnavailableError("the engine lost a rank, and all ranks start again; try again later")
+        self._room.wait(POLL)
 
     def abort(self, request_id: int, completion: int = -1) -> bool:
         """Aborts a request, or one of its completions. Returns False if the request has ended. completion: -1 means
@@ -125,6 +159,12 @@ class EngineClient:
         """Raises ForkedEngineError in a fork of the process that made this client."""
         self._home.check()
 
+    def check_open(self) -> None:
+        """Raises EngineStoppedError for a client that takes no requests any more, and ForkedEngineError in a fork."""
+        self._home.check()
+        with self._lock:
+            self._check_open()
+
     def add_observer(self, observer: Observer) -> None:
         self._home.check()
         with self._lock:
@@ -143,6 +183,11 @@ class EngineClient:
     def read_profile(self) -> dict[str, Any]:
         self._home.check()
         return native.read_profile(self._engine)
+
+    def prefix_transfers(self) -> Any:
+        """Returns the engine's `_runtime.PrefixTransfers`."""
+        self._home.check()
+        return self._engine.prefix_transfers()
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Ends all requests and stops the engine. drain: True lets requests finish first, for at most `timeout`
@@ -179,6 +224,8 @@ class EngineClient:
         finally:
             if threading.current_thread() is not self._thread:
                 self._thread.join()
+        if self._on_stopped is not None:
+            self._on_stopped()
 
     def _matcher_of(self, request_id: int, completion: int) -> GrammarMatcher | None:
         handle = self._requests.get(request_id)
@@ -204,6 +251,8 @@ class EngineClient:
                 if (part := self._long.next_part()) is not None:
                     self._dispatch(part)
                 if stopped and not events and not self._long:
+                    if self._replace_lost():
+                        continue
                     # At the interpreter's exit the engine may be shut down before this client is closed.
                     if not self._closing and self._engine.cause != SHUT_DOWN:
                         logger.error("the engine stopped by itself: it %s", self._engine.cause)
@@ -216,6 +265,42 @@ class EngineClient:
             self._fail_rest()
         if self._cause is not None:  # without this thread nobody gets the engine's tokens
             self._engine.shutdown(False, 0)
+
+    def _replace_lost(self) -> bool:
+        """Starts another engine in place of one whose ranks were lost. Returns False if the client is to stop."""
+        cause = self._engine.cause
+        if self._start_again is None or self._closing or cause == SHUT_DOWN:
+            return False
+        if self._starts == MOST_STARTS:
+            self._start_again = None  # from now on nobody waits for another engine
+            return False
+        logger.error("the engine %s; its ranks start again", cause)
+        with self._lock:
+            self._starting = True
+        self._fail_all(RankError(f"the request ended with the engine, which {cause}; send it again"))
+        self._feeder.close()
+        self._engine.shutdown(False, 0)
+        engine = self._start_ranks(self._start_again)
+        with self._room:
+            self._engine, self._feeder, self._long = engine, MaskFeeder(engine), LongEvents()
+            self._steps = 0
+            self._starting = False
+            self._room.notify_all()
+        if self._closing:  # who closes may have stopped the engine before this one
+            engine.shutdown(False, 0)
+        return True
+
+    def _start_ranks(self, start_again: Callable[[], Any]) -> Any:
+        """Returns another engine. A rank that is lost while all start counts as the others do. Raises RankError after
+        the last start, and what opening an engine raises."""
+        while True:
+            self._starts += 1
+            try:
+                return start_again()
+            except RankError as error:
+                if self._starts == MOST_STARTS or self._closing:
+                    raise
+                logger.error("the ranks could not start: %s; they start again", error)
 
     def _note_progress(self, events: list[Any]) -> None:
         """Notes the time of the last progress: an event, or a step. A long prompt takes many steps before its first
@@ -235,6 +320,7 @@ class EngineClient:
             self._give_up(event.request_id, as_error(error))
             return
         if ended:
+            self._starts = 0
             self._forget(event.request_id)
             self._observe(handle)
 
@@ -260,17 +346,20 @@ class EngineClient:
             self._room.notify_all()
 
     def _fail_rest(self) -> None:
+        if self._cause is not None:
+            self._fail_all(EngineStoppedError(f"the engine stopped: {self._cause}"))
+        else:
+            self._fail_all(None)
+
+    def _fail_all(self, error: Exception | None) -> None:
+        """Ends all requests. error: None means that the LLM was shut down."""
         with self._room:
             rest = list(self._requests.values())
             self._requests.clear()
             self._room.notify_all()
         for handle in rest:
-            if self._cause is not None:
-                handle._fail(EngineStoppedError(f"the engine stopped: {self._cause}"))
-            else:
-                handle._fail(
-                    RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")
-                )
+            shut = RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")
+            handle._fail(error or shut)
             self._observe(handle)
 
 
@@ -281,4 +370,7 @@ _open_clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()
 def _close_all() -> None:
     """Closes all clients at the interpreter's exit, because an engine's threads must end before Python does."""
     for client in list(_open_clients):
-        client.close()
+        try:
+            client.close()
+        except Exception:  # such as a full disk under a trace; the others must be closed too
+            logger.exception("an engine was closed, and something failed then")

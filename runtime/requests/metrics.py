@@ -107,6 +107,18 @@ VIOLATIONS = _metric(
 )
 UP = _metric("engine_up", "gauge", "1 while the engine takes requests, 0 after it stopped.")
 
+# The metric of each entry of "fleet" in the statistics of an engine whose replicas run elsewhere.
+FLEET: dict[str, Metric] = {
+    "replicas": _metric("replicas", "gauge", "Replicas of the engine that answer; only with --ray, as the next three."),
+    "restarted": _metric(
+        "replica_requests_restarted_total", "counter", "Requests of a lost replica that had not begun, sent to another."
+    ),
+    "resumed": _metric(
+        "replica_requests_resumed_total", "counter", "Requests of a lost replica that went on elsewhere."
+    ),
+    "lost": _metric("replica_requests_lost_total", "counter", "Requests that ended with ReplicaLostError."),
+}
+
 _SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _LENGTHS = tuple(float(1 << power) for power in range(18))
@@ -145,6 +157,8 @@ def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Ite
         yield Sample(metric, float(stats[name]))
     for name, outcome in ENDED.items():
         yield Sample(COMPLETIONS, float(stats[name]), (("outcome", outcome),))
+    for name, value in stats.get("fleet", {}).items():
+        yield Sample(FLEET[name], float(value))
     for group in stats["groups"]:
         # A window and a chunk of as many positions are two groups.
         window = (("window", f"{group['window']}{' chunked' if group['chunked'] else ''}"),)

@@ -33,6 +33,8 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime
     sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
     sampling.priority = int(params.priority)
     sampling.cache_salt = params.cache_salt or ""
+    if request.adapter is not None:
+        sampling.adapter = request.adapter.native
     sampling.seed = None if params.seed is None else int(params.seed)
     sampling.stop_token_ids = list(params.stop_token_ids)
     sampling.ignore_eos = params.ignore_eos

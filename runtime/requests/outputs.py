@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tensorwright.runtime.chat_formats.events import AssistantMessage
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -28,6 +30,7 @@ class CompletionOutput:
     finish_reason: None while unfinished, then "stop", "length", "abort" or "timeout".
     stop_reason: the stop token or stop string that ended the completion; None for the model's own end-of-sequence
         token.
+    message: what the text is as an answer of a chat: content, reasoning and calls of tools. Only LLM.chat sets it.
     """
 
     index: int = 0
@@ -37,6 +40,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    message: AssistantMessage | None = None
 
 
 @dataclass

@@ -17,6 +17,7 @@ from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from tensorwright.runtime.engine.adapters import LoadedAdapter
     from tensorwright.runtime.guided.grammar import Grammar
 
 
@@ -46,7 +47,8 @@ class CheckedRequest:
     """A request that the engine can run.
 
     text: the prompt's text, None for token ids. ids: the prompt's token ids. max_tokens: the most tokens to generate,
-    always a number. bad_words: the token ids of each. grammar: the compiled guided_decoding, None without it.
+    always a number. bad_words: the token ids of each. grammar: the compiled guided_decoding, None without it. adapter:
+    the one that the parameters name, which LLM finds.
     """
 
     text: str | None
@@ -55,6 +57,7 @@ class CheckedRequest:
     max_tokens: int
     bad_words: list[list[int]]
     grammar: Grammar | None = None
+    adapter: LoadedAdapter | None = None
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,15 @@ class Capacity:
         return min(bounds, default=None)
 
 
-def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
-    """Tokenizes and checks one request. Raises InvalidRequestError or PromptTooLongError."""
+def check_kind(params: Any) -> None:
+    """Raises InvalidRequestError for parameters of another class than SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+
+
+def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
+    """Tokenizes and checks one request. Raises InvalidRequestError or PromptTooLongError."""
+    check_kind(params)
     text, ids = _text_and_ids(prompt, params, engine, capacity)
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
@@ -247,6 +255,9 @@ def _check_params(params: SamplingParams, engine: EngineDir) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > engine.vocab_size:
             raise InvalidRequestError(f"{name} must be at most {engine.vocab_size}, got {getattr(params, name)}")
+    for text in params.kept_special_tokens:
+        if engine.tokenizer is None or engine.tokenizer.special_id(text) is None:
+            raise InvalidRequestError(f"kept_special_tokens must be special tokens of the engine, got {text!r:.80}")
     if params.detokenize and engine.tokenizer is None:
         raise InvalidRequestError("the engine has no tokenizer: set detokenize=False and read token_ids")
 

@@ -72,9 +72,12 @@ class SamplingParams(StrictKeywords):
     cache_salt: a text of 1 to 256 characters. Only requests with the same salt find this request's entries in the
         prefix cache, so nobody learns from speed or from `cached_tokens` what others asked. Strangers must not be able
         to guess the salt. None shares the entries among requests without a salt.
+    adapter: the name of a LoRA adapter that the engine has loaded, which changes the model for this request; None means
+        the model alone.
     truncate_prompt_tokens: use only the last k tokens of the prompt; None means all.
     detokenize: False leaves the text empty and needs no tokenizer.
     skip_special_tokens: True leaves special tokens out of the text (they stay in token_ids).
+    kept_special_tokens: the texts of special tokens that stay in the text although skip_special_tokens is True.
     guided_decoding: the form that the output must have, a GuidedDecodingParams. It decides which tokens may be sampled,
         also the end-of-sequence token; all other parameters hold too. If max_tokens or a stop string cuts off the text,
         the text is only the beginning of an admitted one.
@@ -107,9 +110,11 @@ class SamplingParams(StrictKeywords):
     timeout: float | None = None
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[str, ...] | list[str] = ()
     guided_decoding: GuidedDecodingParams | None = None
 
     def __post_init__(self) -> None:
@@ -126,6 +131,8 @@ class SamplingParams(StrictKeywords):
             check_range("timeout", self.timeout, 0, bounds.MAX_TIMEOUT)
         check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
         checks.salt("cache_salt", self.cache_salt)
+        named = self.adapter is None or (isinstance(self.adapter, str) and 0 < len(self.adapter) <= bounds.NAME_LENGTH)
+        check("adapter", self.adapter, named, f"a name of at most {bounds.NAME_LENGTH} characters, or None")
         if self.truncate_prompt_tokens is not None:
             check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32, "a positive integer or None")
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
@@ -138,6 +145,8 @@ class SamplingParams(StrictKeywords):
         object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "stop", checks.texts("stop", self.stop))
         check("stop", self.stop, self.detokenize or not self.stop, "left out when detokenize is False")
+        kept = checks.texts("kept_special_tokens", self.kept_special_tokens)
+        object.__setattr__(self, "kept_special_tokens", kept)
         object.__setattr__(self, "bad_words", checks.words("bad_words", self.bad_words))
         object.__setattr__(self, "logit_bias", checks.biases("logit_bias", self.logit_bias))
 

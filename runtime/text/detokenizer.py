@@ -23,11 +23,15 @@ PIECE = 64  # the number of byte tokens of a run that are decoded together
 
 
 class IncrementalDetokenizer:
-    """The detokenizer of one completion. `push` returns the text that became certain, `flush` the rest at the end."""
+    """The detokenizer of one completion. `push` returns the text that became certain, `flush` the rest at the end.
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
+    kept: special tokens that are not skipped although skip_special_tokens is True.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, kept: frozenset[int] = frozenset()):
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._kept = kept
         self._window: list[int] = []  # the tokens that were given out last, then the tokens that are held back
         self._given = 0  # the number of tokens of the window that were given out
         self._given_text = ""  # the text of the tokens that were given out, decoded alone
@@ -49,7 +53,7 @@ class IncrementalDetokenizer:
         return text + self._give_out(self._decode(self._window))
 
     def _push_one(self, token: int) -> str:
-        if not self._tokenizer.has_text(token, self._skip):
+        if not self._tokenizer.has_text(token, self._skip, self._kept):
             return ""
         byte = self._tokenizer.byte_of(token)
         return self._end_run() + self._push_text(token) if byte is None else self._push_byte(token, byte)
@@ -137,7 +141,8 @@ class IncrementalDetokenizer:
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        # Tokens that are to be skipped never come here, so with `kept` nothing else is left for the library to skip.
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip and not self._kept)
 
 
 class _ByteRun:

@@ -124,9 +124,17 @@ class Tokenizer:
         """Returns the vocabulary's entry for the token, which need not be text; None for an unknown id."""
         return self._tokenizer.id_to_token(token)
 
-    def has_text(self, token: int, skip_special_tokens: bool) -> bool:
-        """Whether decoding sees the token: the tokenizer knows its id, and it is no special token that is skipped."""
-        if skip_special_tokens and token in self._special:
+    def special_id(self, text: str) -> int | None:
+        """Returns the id of the special token with this text, None if there is none."""
+        token = self._tokenizer.token_to_id(text)
+        return token if token in self._special else None
+
+    def has_text(self, token: int, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> bool:
+        """Whether decoding sees the token: the tokenizer knows its id, and it is no special token that is skipped.
+
+        kept: special tokens that are not skipped.
+        """
+        if skip_special_tokens and token in self._special and token not in kept:
             return False
         return self._tokenizer.id_to_token(token) is not None
 

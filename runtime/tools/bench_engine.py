@@ -18,6 +18,7 @@ from tensorwright.options.speculation import read_speculation
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import RuntimeOptions
+from tensorwright.runtime.engine.trace_file import TraceFile
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.prompts import CheckedRequest
 from tensorwright.runtime.requests.sampling_params import SamplingParams
@@ -36,6 +37,9 @@ class Load(LoadFields):
     kv_cache_memory: str | None = None
     max_num_tokens: int | None = None
     speculative: str | None = None
+    trace: str | None = None
+    rank_timeout: float = 300.0
+    devices: str | None = None
 
     def check(self, engine: EngineDir) -> None:
         for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):
@@ -104,10 +108,20 @@ class BenchEngine:
             enable_prefix_caching=False,
             max_queue_size=queue,
             speculation=read_speculation(load.speculative, "--"),
+            trace=load.trace,
+            rank_timeout=load.rank_timeout,
+            devices=load.devices,
         )
         params = SamplingParams(max_tokens=load.output_len, ignore_eos=True, detokenize=False)
         self._request = CheckedRequest(None, [], params, load.output_len, [])
-        self._native, self.options = native.start_engine(engine, options)
+        self._trace = None if load.trace is None else TraceFile(load.trace)
+        self._name = str(engine.path)
+        try:
+            self._native, self.options = native.start_engine(engine, options)
+        except BaseException:
+            if self._trace is not None:
+                self._trace.discard()
+            raise
         self._next_id = 1
 
     def run(self, prompts: Sequence[np.ndarray]) -> list[Trace]:
@@ -154,6 +168,9 @@ class BenchEngine:
 
     def close(self) -> None:
         self._native.shutdown(False, 30.0)
+        if self._trace is not None:
+            self._trace.write(self._native, self._name)
+            self._trace = None
 
     def __enter__(self) -> BenchEngine:
         return self

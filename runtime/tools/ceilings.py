@@ -26,25 +26,23 @@ class Ceilings:
     bfloat16: float | None
     int8: float
 
-    def peak(self, op: str, dtype: str) -> float:
-        """Returns the operations per second that an op can reach in an engine of this dtype."""
-        if op == "quantized_matmul":
+    def peak(self, arithmetic: str) -> float:
+        """Returns the operations per second of a type of arithmetic: "int8", "bfloat16" or "float32"."""
+        if arithmetic == "int8":
             return self.int8
-        if op in ("matmul", "weight_only_matmul", "paged_attention") and dtype == "bfloat16":
-            return self.bfloat16 or self.float32
-        return self.float32
+        return (self.bfloat16 if arithmetic == "bfloat16" else None) or self.float32
 
-    def ideal_seconds(self, op: str, dtype: str, bytes_moved: float, operations: float) -> float:
-        return max(bytes_moved / self.read, operations / self.peak(op, dtype))
+    def ideal_seconds(self, arithmetic: str, bytes_moved: float, operations: float) -> float:
+        return max(bytes_moved / self.read, operations / self.peak(arithmetic))
 
 
-def measure_ceilings(threads: int) -> Ceilings:
-    """Measures the ceilings in less than a second, during which nothing else should run. Raises IsaError if the
-    processor lacks AVX2."""
+def measure_ceilings(threads: int, rounds: int = REPEATS) -> Ceilings:
+    """Measures the ceilings in less than a second, during which nothing else should run. rounds: of which the best
+    counts. Raises IsaError if the processor lacks AVX2."""
     runtime = native.load_module()
 
     def rate(what: str) -> float:
-        return float(runtime.ceiling(what, threads, REPEATS))
+        return float(runtime.ceiling(what, threads, rounds))
 
     bfloat16 = rate("bfloat16") if runtime.cpu_features()["avx512_bf16"] else None
     return Ceilings(threads, rate("read"), rate("float32"), bfloat16, rate("int8"))

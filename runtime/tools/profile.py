@@ -82,14 +82,14 @@ class PhaseProfile:
         return sum(op.ideal_seconds for op in self.ops) / self.seconds if self.seconds else 0.0
 
 
-def summarise(measured: dict[str, Any], ceilings: Ceilings, dtype: str) -> list[PhaseProfile]:
+def summarise(measured: dict[str, Any], ceilings: Ceilings) -> list[PhaseProfile]:
     """Returns the profile of each phase that has steps. measured: the result of `LLM.get_profile`."""
     phases = []
     for name in PHASES:
         steps = measured[name]["steps"]
         if steps["steps"] == 0:
             continue
-        each = [_sums_of(row, ceilings, dtype) for row in measured[name]["instructions"]]
+        each = [_sums_of(row, ceilings) for row in measured[name]["instructions"]]
         ops, modules = _add_up(each, by_module=False), _add_up(each, by_module=True)
         experts = [
             ExpertCounts(row["name"], row["expert_rows"], row["bytes"])
@@ -129,8 +129,8 @@ def _sums_as_dict(sums: OpSums) -> dict[str, Any]:
     return {name: value for name, value in asdict(sums).items() if value != ""} | rates
 
 
-def _sums_of(row: dict[str, Any], ceilings: Ceilings, dtype: str) -> OpSums:
-    ideal = ceilings.ideal_seconds(row["op"], dtype, row["bytes"], row["ops"])
+def _sums_of(row: dict[str, Any], ceilings: Ceilings) -> OpSums:
+    ideal = ceilings.ideal_seconds(row["arithmetic"], row["bytes"], row["ops"])
     return OpSums(row["op"], module_role(row["name"]), row["calls"], row["ns"] * 1e-9, row["bytes"], row["ops"], ideal)
 
 

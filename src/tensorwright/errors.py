@@ -97,7 +97,14 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class UnknownModelError(InvalidRequestError):
-    """A request names a model that the server does not have."""
+    """A request names a model that the server does not have, or an adapter that the engine does not have."""
+
+
+class AdapterError(TensorwrightError):
+    """A LoRA adapter is damaged, belongs to another model, is of a kind that is not supported, or finds no room.
+    Nothing has changed."""
+
+    exit_code = 2
 
 
 class QueueFullError(TensorwrightError):
@@ -112,6 +119,11 @@ class ClientShareError(TensorwrightError):
 class TemporarilyUnavailableError(TensorwrightError):
     """A process that the request needs beside the engine does not run at the moment. The engine and other requests go
     on; the client can try again later."""
+
+
+class TransferError(TensorwrightError):
+    """A prefix of the KV cache could not be taken over from another engine: the connection broke, bytes were altered,
+    the engines differ, or requests needed the room. Nothing of the prefix is remembered; it can be computed instead."""
 
 
 class OutOfMemoryError(TensorwrightError, MemoryError):
@@ -130,6 +142,11 @@ class RequestAbortedError(TensorwrightError):
     """The request was aborted before it finished."""
 
 
+class ReplicaLostError(TensorwrightError):
+    """The replica that computed the request is gone, and the request could not go on elsewhere. Nothing of the request
+    runs any more; the client can send it again."""
+
+
 class LibraryError(TensorwrightError):
     """A library failed at a request in a way that it does not foresee, such as a panic. Other requests go on."""
 
@@ -140,6 +157,10 @@ class LoadTestError(TensorwrightError):
 
 class EngineStoppedError(TensorwrightError):
     """The engine was shut down, or its loop died; the message carries the cause."""
+
+
+class RankError(EngineStoppedError):
+    """A rank of a parallel engine ended, does not answer, or does not compute what the others do. All ranks stop."""
 
 
 class ForkedEngineError(EngineStoppedError):

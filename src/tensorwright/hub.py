@@ -17,9 +17,10 @@ from typing import Any
 from tensorwright.errors import CheckpointError, InvalidOptionError, MissingDependencyError
 from tensorwright.gguf_names import SUFFIX, choose_gguf
 
+CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""The weights as one file, and the list of their shards."""
+"""The config, the weights as one file, and the list of their shards."""
 TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".v1", ".v2", ".v3")
 """The ends of the names of configs, tokenizers and templates, which lie beside the weights. Further templates (.jinja)
 lie in a folder."""
@@ -93,6 +94,27 @@ def download_model(name: str, revision: str | None = None) -> Path:
         raise _fault(shown, error, f"{failed}; check the network and the space on the disk, try again") from error
 
 
+def download_config(name: str, revision: str | None = None) -> Path:
+    """Returns the local copy of config.json of a model of the hub, and downloads that file alone. The arguments and the
+    errors are those of `download_model`; a name of GGUF files has no config."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{name!r} is no local directory, and downloading its config needs huggingface_hub: "
+            "pip install huggingface_hub"
+        ) from error
+    asked = _parse(name)
+    if asked is None or asked.form is not None or asked.file is not None:
+        raise CheckpointError(f"{name}: names a GGUF file, whose config is inside; download it, and give its path")
+    shown = name if revision is None else f"{name} at {revision}"
+    try:
+        return Path(hf_hub_download(name, CONFIG, revision=revision))
+    except Exception as error:  # huggingface_hub has no type for the errors of its HTTP library, which changes
+        failed = f"and its {CONFIG} could not be downloaded ({_first_line(error)})"
+        raise _fault(shown, error, f"{failed}; check the network") from error
+
+
 def _download(asked: HubName, revision: str | None, files: list[str]) -> Path:
     """Downloads those of the model's files that a build reads. Returns their directory, or the GGUF file."""
     from huggingface_hub import hf_hub_download, snapshot_download
@@ -156,7 +178,7 @@ def _kept_copy(asked: HubName, revision: str | None) -> Path | None:
             return folder / choose_gguf(asked.model, files, asked.form, asked.file)[0]
         except CheckpointError:
             return None
-    if "config.json" not in files:
+    if CONFIG not in files:
         return None
     weights: tuple[str, ...] = (WEIGHTS,)
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():

@@ -38,8 +38,8 @@ def files_of(engine: Path) -> dict[str, bytes]:
 
 def test_what_is_in_an_engine(engine, tiny):
     assert sorted(files_of(engine)) == [
-        "checksums.txt", "config.json", "cpu/plan.bin", "cpu/weights.bin", "generation_config.json", "graph.txt",
-        "tokenizer.json", "tokenizer_config.json",
+        "checksums.txt", "config.json", "cpu/adapters.json", "cpu/plan.bin", "cpu/weights.bin",
+        "generation_config.json", "graph.txt", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     config = json.loads((engine / "config.json").read_text())
     assert config["format"] == "tensorwright-engine"

@@ -44,7 +44,7 @@ print(json.dumps({"above_baseline": max(seen) - baseline, "baseline": baseline, 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("config", "quantize", "tokens"),
-    [(WIDE_LLAMA, "", 512), (WIDE_LLAMA, "int4", 544), (WIDE_MIXTURE, "int4", 128)],
+    [(WIDE_LLAMA, "", 128), (WIDE_LLAMA, "int4", 544), (WIDE_MIXTURE, "int4", 128)],
     ids=["", "two windows in int4", "experts"],
 )
 def test_anonymous_memory(tmp_path, config, quantize, tokens):

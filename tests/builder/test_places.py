@@ -25,7 +25,7 @@ def home(tiny, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("model")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(build_module, "_trace", lambda *args: pytest.fail("work had begun"))
+    monkeypatch.setattr(build_module, "trace_model", lambda *args: pytest.fail("work had begun"))
     return tmp_path
 
 
@@ -84,7 +84,7 @@ def test_the_folder_of_dumps_is_made_before_the_work(home, monkeypatch):
     def begin(*args):
         raise BegunError
 
-    monkeypatch.setattr(build_module, "_trace", begin)
+    monkeypatch.setattr(build_module, "trace_model", begin)
     with pytest.raises(BegunError):
         build("model", "engine", dump="graphs/of/mine", accuracy="none")
     assert (home / "graphs" / "of" / "mine").is_dir()

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -141,6 +142,29 @@ class FakeExecutor : public tensorwright::Executor {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
     if (from == to) throw std::logic_error("a state copied to itself");
     if (!behaviour_.lose_states) states_.at(static_cast<size_t>(to)) = states_.at(static_cast<size_t>(from));
+  }
+
+  void read_block(int32_t group, int32_t block, char* to) const override {
+    std::memset(to, 0, static_cast<size_t>(facts_.block_bytes[group]));
+    const size_t n = sizeof(Entry) * facts_.block_size;
+    require(n <= static_cast<size_t>(facts_.block_bytes[group]), "a block's entries fit its bytes");
+    std::memcpy(to, &cache_[group].at(static_cast<size_t>(block) * facts_.block_size), n);
+  }
+
+  void write_block(int32_t group, int32_t block, const char* from) override {
+    if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("write");
+    const size_t n = sizeof(Entry) * facts_.block_size;
+    std::memcpy(&cache_[group].at(static_cast<size_t>(block) * facts_.block_size), from, n);
+  }
+
+  void read_state(int32_t slot, char* to) const override {
+    std::memset(to, 0, static_cast<size_t>(facts_.state_bytes));
+    std::memcpy(to, &states_.at(static_cast<size_t>(slot)), sizeof(State));
+  }
+
+  void write_state(int32_t slot, const char* from) override {
+    if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("write");
+    std::memcpy(&states_.at(static_cast<size_t>(slot)), from, sizeof(State));
   }
 
  private:

@@ -73,6 +73,9 @@ TW_TEST(results_may_be_written_over_these_operands_only) {
       {Op::kQuantizedMatmul, 0, 1, -1},
       {Op::kWeightOnlyMatmul, 0, 1, -1},
       {Op::kSplitColumns, 0, 0, -1},
+      {Op::kAllReduce, 0, 0, -1},
+      {Op::kSend, 0, 0, -1},
+      {Op::kRmsNormBySums, 0, 0, -1},
   };
   TW_CHECK_EQ(std::size(kOpSharings), std::size(kPermitted));
   for (size_t i = 0; i < std::min(std::size(kOpSharings), std::size(kPermitted)); ++i) {

@@ -115,6 +115,33 @@ TW_TEST(when_threads_are_placed) {
   TW_CHECK_ERROR(numa_of("both"), "InvalidOptionError");
 }
 
+TW_TEST(ranks_share_the_processors_by_nodes) {
+  const FakeTopology fake(2, 2, 2, 2), uneven(3, 1, 1, 1);
+  const Topology topology = fake.read();
+  const auto share = [&](Numa numa, int rank, int ranks, int threads) {
+    return processors_of_rank(numa, topology, rank, ranks, threads);
+  };
+  TW_CHECK(share(Numa::automatic, 0, 2, 4) == (std::vector<int>{0, 8, 1, 9, 2, 10, 3, 11}));
+  TW_CHECK(share(Numa::automatic, 1, 2, 4) == (std::vector<int>{4, 12, 5, 13, 6, 14, 7, 15}));
+  TW_CHECK(share(Numa::automatic, 2, 4, 2) == (std::vector<int>{4, 12, 5, 13}));
+  TW_CHECK(share(Numa::automatic, 0, 2, 3).empty());  // cores are left over
+  TW_CHECK(share(Numa::split, 0, 2, 3).size() == 8);
+  TW_CHECK(share(Numa::split, 0, 16, 1).empty());  // more ranks than cores
+  TW_CHECK(share(Numa::off, 0, 2, 4).empty());
+  TW_CHECK_ERROR(share(Numa::interleave, 0, 2, 4), "InvalidOptionError");
+  // Every processor belongs to one part, whatever the numbers.
+  for (int parts = 1; parts <= 8; ++parts) {
+    std::vector<int> all;
+    for (int part = 0; part < parts; ++part)
+      for (int id : processors_of_part(topology, part, parts)) all.push_back(id);
+    std::ranges::sort(all);
+    TW_CHECK(all == first_ids(16));
+  }
+  const FakeTopology one(1, 1, 4, 1);
+  TW_CHECK(processors_of_rank(Numa::automatic, one.read(), 0, 2, 2).empty());
+  TW_CHECK(processors_of_part(uneven.read(), 1, 2) == (std::vector<int>{1, 2}));
+}
+
 TW_TEST(a_matrix_lies_where_its_threads_read_it) {
   const FakeTopology fake(2, 1, 2, 1);
   const Placement placement = place_threads(fake.read(), 4);

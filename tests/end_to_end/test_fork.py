@@ -23,6 +23,8 @@ TOLD = {
     "stats": FORKED,
     "profile": FORKED,
     "abort": FORKED,
+    "load_adapter": FORKED,
+    "unload_adapter": FORKED,
     "observer": FORKED,
     "handle_result": FORKED,
     "handle_done": FORKED,

@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 from fuzz import file_targets as files
 from fuzz import request_targets as requests
+from fuzz.answer_target import answer
 from fuzz.connection_target import connection
+from fuzz.transfer_target import transfer
 
 OF_REQUESTS = (
-    requests.body, requests.chat, connection, requests.grammar, requests.guided, requests.sampling_params,
-    requests.shape, requests.triton,
+    answer, requests.body, requests.chat, connection, requests.grammar, requests.guided, requests.sampling_params,
+    requests.shape, transfer, requests.triton,
 )  # fmt: skip
 OF_FILES = (
     files.checkpoint, files.engine, files.events, files.gguf, files.graph, files.manifest, files.safetensors_header,

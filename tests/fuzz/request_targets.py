@@ -25,7 +25,7 @@ from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.prompts import Capacity, Prompt, check_request
 from tensorwright.runtime.serving.server import tokenization
 from tensorwright.runtime.serving.server.body_route import read_body
-from tensorwright.runtime.serving.server.chat import prompt_of
+from tensorwright.runtime.serving.server.chat import plan_of
 from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
 from tensorwright.runtime.serving.server.completion_request import CompletionRequest
 from tensorwright.runtime.serving.server.errors import describe_error, describe_invalid
@@ -137,7 +137,7 @@ def body(data: bytes) -> None:
     """data: the body of a request, read as each of them. What it says is done as far as the engine."""
     for model, answer in BODIES.items():
         try:
-            answer(read_body(data, model))
+            answer(read_body(data, model, []))
         except RequestValidationError as error:
             told = describe_invalid(error)
         except TensorwrightError as error:
@@ -156,12 +156,13 @@ def _complete(request: CompletionRequest) -> None:
 
 def _chat(request: ChatCompletionRequest) -> None:
     params = chat_params(request, {})
-    submitted(prompt_of(text_engine(), request), params)
+    plan = plan_of(text_engine(), request, params)
+    submitted(plan.prompt, plan.params)
 
 
 @lru_cache(maxsize=1)
 def text_engine() -> TextEngine:
-    llm: Any = SimpleNamespace(engine=engine(), chat_template=None)
+    llm: Any = SimpleNamespace(engine=engine(), chat_template=None, tool_parser="hermes", reasoning_parser="auto")
     return TextEngine("m", llm, engine().tokenizer)
 
 

@@ -84,6 +84,9 @@ SAMPLING: Table = {
     "logprobs": (digits, just("20")),
 }
 
+CALL = '"id":"a","function":{"name":"f","arguments":"{}"}'
+TOOL = '"type":"function","function":{"name":"f"}'
+
 MESSAGES: Table = {
     "messages": (repeat('{"role":"user","content":"a"}'), objects, deep),
     "messages[].role": (text,),
@@ -91,14 +94,33 @@ MESSAGES: Table = {
     "messages[].content[].type": (text,),
     "messages[].content[].text": (text, surrogates),
     "messages[].name": (text,),
-    "messages[].tool_calls": REFUSED,
-    "messages[].tool_call_id": REFUSED,
+    "messages[].tool_calls": (repeat(f"{{{CALL}}}"), lists, objects),
+    "messages[].tool_calls[].id": (text, surrogates),
+    "messages[].tool_calls[].type": (text,),
+    "messages[].tool_calls[].index": (digits,),
+    "messages[].tool_calls[].function": (numbers_by_key,),
+    "messages[].tool_calls[].function.name": (text, surrogates),
+    "messages[].tool_calls[].function.arguments": (text, just('"' + "[" * 90_000 + '"')),
+    "messages[].tool_call_id": (text, surrogates),
+    "messages[].reasoning_content": (text, surrogates),
+    "messages[].reasoning": (words,),
     "messages[].function_call": REFUSED,
     "messages[].audio": REFUSED,
     "messages[].refusal": REFUSED,
     "messages[].annotations": REFUSED,
     "add_generation_prompt": SWITCH,
     "chat_template_kwargs": (numbers_by_key, deep_objects),
+    "tools": (repeat(f"{{{TOOL}}}"), lists, deep),
+    "tools[].type": (text,),
+    "tools[].function": (numbers_by_key,),
+    "tools[].function.name": (text, surrogates),
+    "tools[].function.description": (words, surrogates),
+    "tools[].function.parameters": (
+        numbers_by_key,
+        deep_objects,
+        just('{"properties":{"a":{"$ref":"#"}},"required":["a"]}'),
+    ),
+    "tools[].function.strict": SWITCH,
 }
 
 
@@ -119,11 +141,17 @@ CHAT: Table = first_of(SAMPLING) | MESSAGES | {
     "modalities": (texts,),
     "service_tier": (text,),
     "store": SWITCH,
-    "tool_choice": (text,),
+    "tool_choice": (text, deep_objects),
+    "tool_choice.type": (text,),
+    "tool_choice.function": (numbers_by_key,),
+    "tool_choice.function.name": (text, surrogates),
+    "parallel_tool_calls": SWITCH,
+    "reasoning_effort": (text,),
+    "thinking_token_budget": (digits, highest_int),
     **dict.fromkeys(
         (
-            "tools", "functions", "function_call", "parallel_tool_calls", "audio", "prediction", "metadata",
-            "reasoning_effort", "verbosity", "web_search_options", "prompt_cache_key", "safety_identifier",
+            "functions", "function_call", "audio", "prediction", "metadata", "verbosity", "web_search_options",
+            "prompt_cache_key", "safety_identifier",
         ),
         REFUSED,
     ),
@@ -165,6 +193,12 @@ ROOTS: Mapping[str, Mapping[str, str]] = {
 SIBLINGS: Mapping[str, Mapping[str, str]] = {
     "messages[]": {"role": '"user"', "content": '"a"'},
     "messages[].content[]": {"type": '"text"', "text": '"a"'},
+    "messages[].tool_calls[]": {"function": '{"name":"f","arguments":"{}"}'},
+    "messages[].tool_calls[].function": {"name": '"f"'},
+    "tools[]": {"type": '"function"', "function": '{"name":"f"}'},
+    "tools[].function": {"name": '"f"'},
+    "tool_choice": {"type": '"function"', "function": '{"name":"f"}'},
+    "tool_choice.function": {"name": '"f"'},
     "stream_options": {},
     "response_format": {"type": '"json_schema"', "json_schema": '{"name":"a","schema":{}}'},
     "response_format.json_schema": {"name": '"a"', "schema": "{}"},
@@ -200,7 +234,7 @@ def _root(endpoint: str, first: str) -> Mapping[str, str]:
     return base
 
 
-_OF_MESSAGES = ("messages", "add_generation_prompt", "chat_template_kwargs")
+_OF_MESSAGES = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
 
 
 def declared(document: Mapping[str, Any]) -> dict[str, set[str]]:

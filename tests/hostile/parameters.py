@@ -78,9 +78,11 @@ FIELDS: Mapping[str, tuple[Make, ...]] = {
     "timeout": (*NUMBER, just(5e-324)),
     "priority": NUMBER,
     "cache_salt": (long_text, just(HUGE), just("\ud800")),
+    "adapter": (long_text, just(HUGE), just("\ud800")),
     "truncate_prompt_tokens": NUMBER,
     "detokenize": FLAG,
     "skip_special_tokens": FLAG,
+    "kept_special_tokens": (lambda number: texts(MANY), long_text, deep),
     "guided_decoding": (long_text, deep),
 }
 
@@ -98,6 +100,7 @@ GUIDED: Mapping[str, tuple[Make, ...]] = {
         lambda number: "\n" * (20_000 - number) + "a", lambda number: AMBIGUOUS + "\n" * number, long_text,
     ),
     "whitespace_pattern": (long_text, just("(((((a*)*)*)*)*)*"), just(HUGE)),
+    "frame": (long_text, just(HUGE), lambda number: "start: @form\n" + lark_rules(5000 - number)),
 }  # fmt: skip
 
 PROMPTS: Mapping[str, Make] = {

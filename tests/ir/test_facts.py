@@ -16,6 +16,8 @@ EVERY = Facts(
     block_size=32, kv_cache_dtype="int8", activations="int8", quantize=parse_spec("int4,lm_head=none"),
     channel_scales="awq", column_orders={'"w"': "v"}, outlier_columns={'"w"': [3, 17]},
     kv_layers=[KvLayer(0, 2, 8, 0), KvLayer(1, 2, 8, 5, "int8")], state_layers=[StateLayer(64)],
+    tensor_parallel=2, tensor_rank=1, pipeline_parallel=3, pipeline_rank=2,
+    expert_parallel=True, left_whole=["a.b: it needs all columns"],
     buffers=[Buffer("rows", "float32", 8, 64, 128)],
     token_arena_bytes=1, row_arena_bytes=2, logits_buffer=0,
 )  # fmt: skip

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+import tensorwright.plugins.registry  # noqa: F401 - the table of operations is whole after it
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Graph
 from tensorwright.ir.ops import STAGES, find_spec, op_names, stages_of
 from tensorwright.ir.parse import parse_graph
-from tensorwright.ir.verify import verify
+from tensorwright.ir.verify import Verified, verify
 
 GOOD = """\
 graph "good" stage fused {
@@ -189,9 +193,9 @@ def test_the_table_of_stages():
         "swiglu", "add", "elementwise", "rms_norm_columns", "layer_norm", "quantized_matmul", "quantized_embedding",
         "route", "experts", "quantized_experts", "route_by_score", "experts_up", "experts_down", "quantized_experts_up",
         "quantized_experts_down", "head_products", "quantized_head_products", "latent_kv_write",
-        "split_columns", "take_columns",
+        "split_columns", "take_columns", "all_reduce", "all_gather", "send", "receive",
         "carried_conv", "carried_scan", "carried_delta_rule", "carried_rg_lru", "carried_selective_scan", "concat",
-        "carried_linear_attention", "weight_only_matmul", "draft_features",
+        "carried_linear_attention", "weight_only_matmul", "draft_features", "square_sums", "rms_norm_by_sums",
     }  # fmt: skip
     # At the last stage names mean instructions, with other operands and attributes.
     assert find_spec("matmul", "lowered") is not find_spec("matmul", "traced")
@@ -218,3 +222,57 @@ def test_lowered_graphs():
         verify(parse_graph(LOWERED.replace("%m, none, none", "%m, none")))
     with pytest.raises(GraphError, match="matmul lacks n"):
         verify(parse_graph(LOWERED.replace(", n = 16", "")))
+
+
+def swap(graph: Graph, at: int) -> None:
+    graph.nodes[at], graph.nodes[at + 1] = graph.nodes[at + 1], graph.nodes[at]
+
+
+CHANGES: dict[str, tuple[Callable[[Graph], object], str]] = {
+    "a result's type": (lambda g: setattr(g.value("z"), "dtype", "bfloat16"), "%z is declared bfloat16"),
+    "a result's shape": (lambda g: setattr(g.value("s"), "shape", (1, "seq", 2, 3)), "%s is declared float32"),
+    "an operand's shape": (lambda g: setattr(g.value("w"), "shape", (9,)), "rms_norm: w must be [8]"),
+    "a number that becomes an array": (
+        lambda g: g.value("c").producer.attrs.update(value=np.ones(2)), "must be held as float64[]"
+    ),
+    "an attribute": (lambda g: g.value("s").producer.attrs.update(end=5), "is outside [1, seq, 2, 4] at 3"),
+    "an attribute of equal value": (
+        lambda g: g.value("s").producer.attrs.update(step=True), "attribute step of slice must be int, not True"
+    ),
+    "another attribute": (lambda g: g.value("z").producer.attrs.update(alpha=1), "mul has no alpha"),
+    "an operand": (lambda g: g.value("z").producer.inputs.pop(), "mul takes 2 operands, not 1"),
+    "an absent operand": (
+        lambda g: g.value("z").producer.inputs.__setitem__(1, None), "operand 1 of mul must not be absent"
+    ),
+    "the operation": (lambda g: setattr(g.value("z").producer, "op", "multiply"), "there is no op 'multiply'"),
+    "the order": (lambda g: swap(g, 6), "operand %z is not computed before it is used"),
+    "a name": (lambda g: setattr(g.value("z"), "name", "y"), "%y is taken"),
+    "a node that is there twice": (lambda g: g.nodes.append(g.nodes[-1]), "%s is taken"),
+    "who computes a result": (
+        lambda g: setattr(g.value("z"), "node", g.value("y").node), "%z does not know that mul computes it"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_what_changes_after_it_was_found_right_is_checked_again(changed):
+    """Whether all else was found right before does not matter: the message is the same."""
+    change, message = CHANGES[changed]
+    graph, verified = parse_graph(GOOD), Verified()
+    verify(graph, "fused", verified)
+    verify(graph, "fused", verified)
+    change(graph)
+    with pytest.raises(GraphError) as caught:
+        verify(graph, "fused", verified)
+    assert message in str(caught.value)
+    with pytest.raises(GraphError) as again:
+        verify(graph, "fused")
+    assert str(again.value) == str(caught.value)
+
+
+def test_another_stage_is_checked_in_full():
+    graph, verified = parse_graph(GOOD), Verified()
+    verify(graph, "fused", verified)
+    graph.stage = "traced"
+    with pytest.raises(GraphError, match="rms_norm is not legal here"):
+        verify(graph, "traced", verified)

@@ -37,7 +37,7 @@ TOLD = {
     "TemporarilyUnavailableError",
 }  # fmt: skip
 """What a server tells its clients word for word."""
-OF_COMMANDS = {"runtime/commands/eval.py", "runtime/commands/eval_tasks.py"}
+OF_COMMANDS = {"runtime/commands/chat/conversation.py", "runtime/commands/eval.py", "runtime/commands/eval_tasks.py"}
 """Whoever reads their errors has named the files."""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 
 from support.tiny_models import make_variant
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.trace.export import trace
 from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
@@ -15,11 +17,19 @@ from tensorwright.passes.pipeline import PassReport, run_pipeline
 
 @dataclass
 class Rewritten:
-    """A traced model and what the pipeline made of it."""
+    """A traced model and what the pipeline makes of it."""
 
     checkpoint: Checkpoint
     traced: Graph
-    report: PassReport
+
+    @cached_property
+    def report(self) -> PassReport:
+        return run_pipeline(self.traced)
+
+    @cached_property
+    def compared(self) -> PassReport:
+        """The same, with the numbers compared over each pass."""
+        return run_pipeline(self.traced, verify=True, weights=checkpoint_weights(self.checkpoint))
 
     def count(self, name: str) -> int:
         return self.report.counts[name]
@@ -34,7 +44,7 @@ def rewritten(tmp_path_factory: pytest.TempPathFactory):
         if (variant, dtype) not in known:
             checkpoint = open_checkpoint(make_variant(tmp_path_factory.mktemp(variant) / "m", variant))
             traced = trace(checkpoint, dtype=dtype, max_seq_len=128)
-            known[variant, dtype] = Rewritten(checkpoint, traced, run_pipeline(traced))
+            known[variant, dtype] = Rewritten(checkpoint, traced)
         return known[variant, dtype]
 
     return get

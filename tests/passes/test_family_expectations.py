@@ -8,7 +8,6 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from support.tiny_families import VARIANTS
-from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import PassError
 from tensorwright.models.families.latent import DENSE
@@ -37,10 +36,7 @@ def test_every_family_of_the_registry_has_a_variant():
 def test_counts_and_numbers(rewritten, variant):
     model = rewritten(variant)
     expected = expected_counts(model.checkpoint.config)
-    report = run_pipeline(
-        model.traced, verify=True, weights=checkpoint_weights(model.checkpoint), expectations=expected
-    )
-    assert {name: report.counts[name] for name in expected} == expected
+    assert {name: model.compared.counts[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("family", sorted({"deepseek_v2", *DENSE}))
@@ -54,7 +50,7 @@ def test_dense_layers_that_config_json_does_not_give_are_those_of_the_class(fami
 @pytest.mark.parametrize("variant", TRIED)
 def test_every_matrix_of_a_family_is_quantized(rewritten, variant):
     model = rewritten(variant)
-    graph = model.report.cached_graph.clone()
+    graph = model.compared.cached_graph.clone()
     graph.facts.quantize = parse_spec("int8")
     expected = expected_counts(model.checkpoint.config, Quantized(True, True, True))
     count = quantize_weights(graph)

@@ -172,12 +172,12 @@ def test_a_scaled_embedding_is_one_instruction():
     body = HEAD[: HEAD.index("%x")] + HEAD[HEAD.index("%x") :].split("\n")[0] + "\n" + scaled
     graph = lowered(body, "  return %s")
     assert ops(graph) == ["embedding"]
-    assert graph.find("embedding")[0].attrs == {"ids": 0, "scale": 3.0}
+    assert graph.find("embedding")[0].attrs == {"ids": 0, "first": 0, "rows": 0, "scale": 3.0}
 
 
 def test_an_embedding_says_what_it_reads_rows_by():
     graph = lowered(HEAD.replace("%token_ids", "%positions"), "  return %x")
-    assert graph.find("embedding")[0].attrs == {"ids": 1, "scale": 1.0}
+    assert graph.find("embedding")[0].attrs == {"ids": 1, "first": 0, "rows": 0, "scale": 1.0}
 
 
 KEPT_HEADS = """
@@ -277,6 +277,18 @@ def test_what_no_kernel_does_is_refused():
     known = str(error.value).split("the ops with one are ")[1].split("\n")[0].split(", ")
     assert {"linear", "quantized_linear", "add_rms_norm", "swiglu", "add"} <= set(known)
     assert not {"sin", "matmul", "elementwise"} & set(known), "names of ops, not of instructions"
+
+
+def test_a_slice_takes_neighbouring_columns():
+    def sliced(columns, step):
+        attrs = f"dim = 1, start = 3, end = 8, step = {step}"
+        return HEAD + f"  %y: float32[tokens, {columns}] = slice(%gu) {{{attrs}}}\n", "  return %y", "bfloat16"
+
+    (node,) = lowered(*sliced(5, 1)).find("take_columns")
+    assert (node.output.dtype, node.output.shape) == ("float32", ("tokens", 5))
+    assert node.operand(1).producer.attrs["value"].tolist() == [3, 4, 5, 6, 7]
+    with pytest.raises(LoweringError, match="takes other than neighbouring columns"):
+        lower_to_cpu(cached(*sliced(3, 2)))
 
 
 BOTH = BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n"

@@ -86,7 +86,7 @@ STREAM = """
   %table: float32[20, 8] = weight() {expr = @"table"}
   %wn: float32[8] = weight() {expr = @"wn"}
   %w: float32[8, 8] = weight() {expr = @"w"}
-  %x: float32[tokens, 8] = embedding(%table, %token_ids) {ids = 0, scale = 1.0}
+  %x: float32[tokens, 8] = embedding(%table, %token_ids) {ids = 0, first = 0, rows = 0, scale = 1.0}
   %a: float32[tokens, 8] = matmul(%x, %w, none, none) {epilogue = 0, n = 8}
   %n: float32[tokens, 8], %s: float32[tokens, 8] = rms_norm(%a, %wn, %x) {eps = 1e-05, weight_offset = 0.0}
   %y: float32[tokens, 8] = matmul(%n, %w, none, %s) {epilogue = 0, n = 8}

@@ -123,7 +123,7 @@ def test_every_record_says_what_its_op_computes() -> None:
     records = list(read_records())
     assert len(records) >= len(MODULES)
     for record in records:
-        assert callable(record.reference)
+        assert callable(record.reference) or record.meets_ranks
         assert callable(record.infer) or isinstance(record, Instruction)
         assert isinstance(record, Instruction) == (record.stages == ("lowered",))
         assert isinstance(record, Op)

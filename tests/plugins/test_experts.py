@@ -36,7 +36,9 @@ def bound(made: MadeExperts) -> np.ndarray:
     scaled = made.gate.get("scales_input", False)
     for slot in range(made.k):
         for row in range(made.hidden):
-            expert, share = index[row, slot], weights[row, slot]
+            expert, share = index[row, slot] - made.first, weights[row, slot]
+            if made.total and not 0 <= expert < made.count:
+                continue  # another rank has it
             if expert >= made.count:  # an identity
                 magnitude[row] += share * (made.k + 60) * UNIT * np.abs(made.x[row])
                 continue
@@ -138,6 +140,29 @@ def test_identities_give_what_they_read(
     tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
     assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
     assert (np.abs(alone - made.expected()) <= bound(made)).all()
+
+
+@pytest.mark.parametrize("fmt", ["", "w8a8"])
+@pytest.mark.parametrize("gate", [None, "GPT-OSS"])
+def test_a_rank_computes_the_experts_that_it_has(gate: str | None, fmt: str, tmp_path: Path) -> None:
+    """Of 7 experts it has two. Some tokens take none of them and get zeros; all have the same bits in company."""
+    made = make(fmt, count=2, first=3, total=7, **(GATES[gate] if gate else {}))
+    index, _ = made.routed()
+    nothing = ((index < 3) | (index > 4)).all(axis=1)
+    assert 0 < nothing.sum() < made.hidden
+    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    assert (alone[nothing] == 0).all()
+    assert (np.abs(alone - made.expected()) <= bound(made)).all()
+    tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
+    assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
+
+
+@pytest.mark.parametrize(("first", "total"), [(6, 7), (-1, 7), (3, 4), (3, 0)])
+@pytest.mark.parametrize("gate", [None, "GPT-OSS"])
+def test_experts_of_a_rank_must_lie_among_all(first: int, total: int, gate: str | None, tmp_path: Path) -> None:
+    made = make(count=2, first=first, total=total, logit_count=7, **(GATES[gate] if gate else {}))
+    with pytest.raises(EngineError, match=f"the experts from {first} on must lie among all {total}"):
+        made.run(tmp_path, [0])
 
 
 def test_a_number_behind_the_identities_is_refused(tmp_path: Path) -> None:

@@ -54,6 +54,23 @@ class TestDefinition:
         made = Matmul(dtype, 7, 5 * PANEL + 5, 33, epilogue, bias, residual, y_dtype)
         made.check(made.run(index, offset=1, pad=3))
 
+    @sweep("epilogue", EPILOGUES)
+    @sweep("n", [1, 16, 17, 5 * PANEL + 5])
+    def test_addends_of_some_rows(self, dtype: int, index: int, n: int, epilogue: int) -> None:
+        """A row's addend is a bias of its own. The other rows have the bits that they have without."""
+        added = (1, 2, 5, 19)
+        made = Matmul(dtype, 20, n, 33, epilogue, residual=True, added=added)
+        y = made.run(index, pad=3)
+        plain = Matmul(dtype, 20, n, 33, epilogue, residual=True)
+        others = [row for row in range(20) if row not in added]
+        assert same_bits(y[others], plain.run(index)[others])
+        for row in added:
+            alone = Matmul(dtype, 20, n, 33, epilogue, bias=True, residual=True)
+            alone.x, alone.w, alone.packed, alone.r = made.x, made.w, made.packed, made.r
+            alone.b = made.addends[row, :, :n].reshape(-1)
+            assert same_bits(y[row : row + 1], alone.run(index, rows=slice(row, row + 1)))
+            assert same_bits(y[row : row + 1], made.run(index, rows=slice(row, row + 1)))
+
     @sweep("offset", [1, 2, 3, 7, 15])
     def test_misaligned_buffers(self, dtype: int, index: int, offset: int) -> None:
         made = Matmul(dtype, 5, 37, 21, bias=True, residual=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -41,15 +43,21 @@ def matrix(rows: int, k: int) -> np.ndarray:
     return w
 
 
+@lru_cache(maxsize=4096)
+def defined_panels(name: str, rows: int, k: int) -> np.ndarray:
+    """The panels of `matrix(rows, k)`, once for all kernels: the definition takes much longer than they take."""
+    fmt = parse_format(name)
+    return quantize.pack(quantize.quantize_weights(matrix(rows, k), fmt), fmt, k).reshape(-1)
+
+
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("index", weight_kernels())
 class TestPacker:
     @sweep("rows", [1, 7, 8, 9, 15, 16, 17, 33])
     @sweep("k", [1, 4, 5, 8, 9, 31, 32, 33, 127, 128, 129, 300])
     def test_bytes_are_those_of_the_definition(self, name: str, index: int, rows: int, k: int) -> None:
-        fmt, w = parse_format(name), matrix(rows, k)
-        want = quantize.pack(quantize.quantize_weights(w, fmt), fmt, k).reshape(-1)
-        assert same_bits(pack(w, fmt, index)[0], want)
+        got = pack(matrix(rows, k), parse_format(name), index)[0]
+        assert same_bits(got, defined_panels(name, rows, k))
 
     def test_bytes_of_many_groups(self, name: str, index: int) -> None:
         """Enough that ties and roundings of every kind occur."""

@@ -20,15 +20,18 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = re.compile(r"TensorRT-LLM|vLLM|OpenAI")
 """A heading with one of these: the column holds their names."""
 FOREIGN = {
+    "mpirun",
     "pip",
     "make",
     "python3",
     "curl",
     "tritonserver",
     "numactl",
+    "docker",
+    "kubectl",
+    "serve",
     "taskset",
     "openssl",
-    "docker",
     "kill",
     "source",
 }
@@ -41,7 +44,8 @@ WRAPPED = re.compile(r"(?<=[^\n])\n(?=[^\n|#*])")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ROOMS = (
-    "src", "engine_format", "ir", "models", "builder", "passes", "plugins", "runtime", "tests", "benchmarks", "docs",
+    "src", "engine_format", "ir", "models", "builder", "passes", "plugins", "runtime", "insight", "tests", "benchmarks",
+    "docs",
 )  # fmt: skip
 FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOMS)})/[\w./-]*\w(?![\w./-]*[*<{{])")
 """A file or folder; not a name with a placeholder."""
@@ -122,6 +126,8 @@ class Commands:
                 owner = self._command(words[i + 1 :], found)
             elif (starts and word == "build-engine") or (word.endswith(".py") and words[i - 1 : i] == ["python"]):
                 owner = word
+            elif words[max(i - 2, 0) : i] == ["python", "-m"] and word.startswith("tensorwright."):
+                owner = f"{word.removeprefix('tensorwright.').replace('.', '/')}.py"
             elif i == 0 and Path(word).name in FOREIGN:
                 owner = ""
             found += [self._unknown(flag, owner) for flag in FLAG.findall(word) if self._unknown(flag, owner)]

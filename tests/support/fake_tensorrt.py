@@ -83,8 +83,9 @@ class FakeTensorRt:
 class FakePlugins:
     """In place of runtime.tensorrt.plugins.EnginePlugins: the library then knows those of the manifest."""
 
-    def __init__(self, trt: FakeTensorRt, driver: FakeCuda):
+    def __init__(self, trt: FakeTensorRt, driver: FakeCuda, collectives: Any = None):
         assert driver is trt.cuda
+        self.collectives = collectives
         self.trt, self.errors, self.is_loading = trt, trt.plugin_errors, False
         trt.registry.known |= {(name, version, "tensorwright") for name, version in trt.manifest.plugins.items()}
         trt.plugins = self
@@ -255,7 +256,8 @@ class FakeContext:
         self._check_apart(shapes, places, scratch)
         self.cuda.view(*scratch)[:] = 0xAB  # activations
         views = {name: self._view(t, shapes[name], places[name]) for name, t in (self.inputs | self.outputs).items()}
-        views["logits"].fill(np.nan)
+        if "logits" in views:  # a stage that is not the last has none
+            views["logits"].fill(np.nan)
         self.trt.ran.append((self.profile, np.diff(views["seq_starts"]).tolist()))
         try:
             self.trt.network({n: views[n] for n in self.inputs}, {n: views[n] for n in self.outputs})

@@ -71,6 +71,8 @@ def acts(llm: LLM, handle: Any, path: str) -> list[dict[str, Callable[[], Any]]]
         "stats": llm.get_stats,
         "profile": lambda: llm.profile(True),
         "abort": lambda: llm.abort(1),
+        "load_adapter": lambda: llm.load_adapter("a", "nowhere"),
+        "unload_adapter": lambda: llm.unload_adapter("a"),
         "observer": lambda: llm.add_observer(lambda output, error: None),
         "handle_result": lambda: handle.result(),
         "handle_done": lambda: handle.done,

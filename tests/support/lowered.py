@@ -67,7 +67,7 @@ def lowered_graph(dtype: str = "float32") -> Graph:
     x = add(
         "embedding",
         [weight(Ref("embed"), (VOCAB, HIDDEN)), ids],
-        {"ids": 0, "scale": 1.0},
+        {"ids": 0, "first": 0, "rows": 0, "scale": 1.0},
         tokens,
         0,
         scope="model.embed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class MadeExperts:
     logit_count: the experts that the route knows; 0 means those that there are. routing: attributes of the route beside
     k and normalise. corrected: whether the route has a bias. scaled: whether it has a number for each expert. gate:
     attributes of the experts beside the activation. biased: whether the experts' products have biases. identities: the
-    experts behind `count` that give what they read.
+    experts behind `count` that give what they read. first, total: of how many experts those of the plan are which, if
+    other ranks have the rest.
     """
 
     hidden: int = 40
@@ -62,6 +64,8 @@ class MadeExperts:
     gate: dict[str, Any] = field(default_factory=dict)
     biased: bool = False
     identities: int = 0
+    first: int = 0
+    total: int = 0
     x: np.ndarray = field(init=False)
     logits: np.ndarray = field(init=False)
     gate_up: np.ndarray = field(init=False)
@@ -78,12 +82,17 @@ class MadeExperts:
             return rng.standard_normal(shape).astype(np.float32)
 
         self.x = round_to(self.dtype, normal(self.hidden, self.hidden))
-        self.logits = round_to(self.dtype, 3 * normal(self.hidden, self.logit_count or self.count + self.identities))
+        self.logits = round_to(self.dtype, 3 * normal(self.hidden, self.known))
         self.gate_up = round_to(self.weights, normal(self.count, self.halves * self.inner, self.hidden))
         self.down = round_to(self.weights, normal(self.count, self.hidden, self.inner))
         self.correction = normal(self.logits.shape[1]) / 4
         self.up_bias, self.down_bias = normal(*self.gate_up.shape[:2]), normal(*self.down.shape[:2])
         self.expert_scales = 1 + normal(self.logits.shape[1]) / 2
+
+    @property
+    def known(self) -> int:
+        """The experts that the route knows."""
+        return self.logit_count or self.total or self.count + self.identities
 
     @property
     def halves(self) -> int:
@@ -101,6 +110,7 @@ class MadeExperts:
         inner = "bfloat16" if self.dtype == BF16 else "float32"
         attrs = {"activation": self.activation, "inner": inner, "format": self.fmt, **self.gate}
         attrs |= {"identities": self.identities} if self.identities else {}
+        attrs |= {"first": self.first, "total": self.total} if self.total else {}
         definition = quantized.reference if self.fmt else experts.reference
         biases = [self.up_bias, self.down_bias] if self.biased else []
         (y,) = definition([self.x, index, weights, self.gate_up, self.down, *biases], attrs, "float32")
@@ -130,7 +140,7 @@ class MadeExperts:
         if self.gate or self.biased:
             self._halves(plan, [x, index, weights], [up, down], activation, y)
         else:
-            ints = [self.count, activation, self.identities]
+            ints = [self.count, activation, self.identities, self.first, self.total]
             plan.op(EXPERTS, "experts", [x, index, weights], [y], [up, down], ints=ints)
         if observed == "weights":  # as the first columns of a row of the vocabulary's width
             y = plan.buffer(TOKENS, F32, self.hidden)
@@ -161,12 +171,14 @@ class MadeExperts:
             ("up_bias", self.up_bias), ("down_bias", self.down_bias)
         )]  # fmt: skip
         scaled = gate["scales_input"]
-        ints = [self.count, activation, *(int(gate[flag]) for flag in ("gated", "squared", "limits_activated"))]
+        flags = (int(gate[flag]) for flag in ("gated", "squared", "limits_activated"))
+        part = [self.first, self.total]
+        ints = [self.count, activation, *flags, *part]
         floats = [gate["slope"], gate["limit"], gate["up_offset"]]
         first = ins if scaled else ins[:2]
         plan.op(EXPERTS_UP, "up", first, [inner], [matrices[0], *biases[0]], ints=ints, floats=floats)
         second = [inner, ins[1]] if scaled else [inner, *ins[1:]]
-        plan.op(EXPERTS_DOWN, "down", second, [y], [matrices[1], *biases[1]], ints=[self.count])
+        plan.op(EXPERTS_DOWN, "down", second, [y], [matrices[1], *biases[1]], ints=[self.count, *part])
 
     def _table(self, plan: PlanWriter, name: str, rows: np.ndarray) -> int:
         buffer = plan.buffer(TOKENS, F32, rows.shape[1])
@@ -179,7 +191,7 @@ class MadeExperts:
             rows = -(-padded[0].shape[0] // 16) * 16
             stacked = np.concatenate([np.pad(m, ((0, rows - len(m)), (0, 0))) for m in padded])
             return plan.panels(name, stacked)
-        content = b"".join(pack(quantize_weights(m, self.fmt), self.fmt, m.shape[1]).tobytes() for m in padded)
+        content = b"".join(_packed(self.fmt, m.tobytes(), *m.shape) for m in padded)
         rows = -(-padded[0].shape[0] // 16) * 16 * self.count
         layout = WEIGHT_ONLY if self.fmt.keeps_activations else QUANTIZED
         index = plan.weight(name, number(self.fmt), layout, rows, matrices.shape[2], content)
@@ -191,3 +203,11 @@ class MadeExperts:
         executor.allocate([], len(tokens), len(tokens), 1)
         every = list(range(len(tokens)))
         return executor.step(tokens, every, [0, len(tokens)], [len(tokens)], every, [])
+
+
+@lru_cache(maxsize=1024)
+def _packed(fmt: WeightFormat, matrix: bytes, rows: int, k: int) -> bytes:
+    """The panels of a float32 matrix [rows, k]. The definition takes half a second for the matrices of one plan, and a
+    test writes the same plan for each of its steps."""
+    values = np.frombuffer(matrix, np.float32).reshape(rows, k)
+    return pack(quantize_weights(values, fmt), fmt, k).tobytes()

@@ -63,7 +63,8 @@ def offset_rows(x: np.ndarray, offset: int, pad: int) -> np.ndarray:
 
 @dataclass
 class Matmul:
-    """y = act(x w^T + bias) + residual with random operands. n counts columns of y."""
+    """y = act(x w^T + addend + bias) + residual with random operands. n counts columns of y. added: the rows that have
+    an addend."""
 
     dtype: int
     rows: int
@@ -74,6 +75,7 @@ class Matmul:
     residual: bool = False
     y_dtype: int = 0
     seed: int = 0
+    added: tuple[int, ...] = ()
 
     @property
     def parts(self) -> int:
@@ -87,6 +89,7 @@ class Matmul:
         self.w = stored(rng.standard_normal((wide, self.k)), self.dtype)
         self.b = rng.standard_normal(wide).astype(np.float32) if self.bias else None
         self.r = rng.standard_normal((self.rows, self.n)).astype(np.float32) if self.residual else None
+        self.addends = rng.standard_normal((self.rows, self.parts, -(-self.n // 16) * 16)).astype(np.float32)
         if self.parts == 2:
             self.packed = _testing.pack_gated_panels(self.dtype, self.w[: self.n], self.w[self.n :])
         else:
@@ -128,12 +131,23 @@ class Matmul:
             y = offset_rows(hole, offset, pad)
         _testing.run_matmul(
             self.dtype, index, x, packed, y, bias=self.panel_bias(), residual=residual, epilogue=self.epilogue,
-            panel_begin=panels[0], panel_end=panels[1],
+            panel_begin=panels[0], panel_end=panels[1], **self.sums(rows),
         )  # fmt: skip
         if pad and y.base is not None:
             gaps = y.base[offset:][: y.shape[0] * (self.n + pad)].reshape(-1, self.n + pad)[:, self.n :]
             assert np.isnan(widened(gaps)).all(), "wrote between rows of y"
         return y
+
+    def sums(self, rows: slice) -> dict[str, object]:
+        """The keywords of the rows' addends, which are NaN in rows that have none and in lanes past n."""
+        if not self.added:
+            return {}
+        numbers = range(self.rows)[rows]
+        addends = np.full_like(self.addends, np.nan)
+        for row in self.added:
+            addends[row, :, : self.n] = self.addends[row, :, : self.n]
+        added = [at for at, row in enumerate(numbers) if row in self.added]
+        return {"addends": addends[rows].reshape(len(numbers), -1), "added": added}
 
     def expected(self) -> np.ndarray:
         attrs = {"epilogue": self.epilogue, "n": self.n}

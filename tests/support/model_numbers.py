@@ -9,8 +9,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 PLAIN = (bool, int, float, str, torch.dtype)
 LEARNED = "whatever it is, it is read from the checkpoint"
-ORIGINS = ("_name_or_path", "architectures", "transformers_version")
-"""Keys of a config that say where it came from."""
+ORIGINS = ("name_or_path", "_name_or_path", "architectures", "transformers_version")
+"""Keys of a config, and attributes of a module, that say where it came from."""
 MARKS = ("_is_hf_initialized",)
 """Attributes by which transformers knows what it has done to a module."""
 
@@ -22,7 +22,7 @@ def numbers(model: PreTrainedModel) -> dict[str, Any]:
     for name, module in model.named_modules():
         found[name] = type(module).__qualname__
         for key, value in vars(module).items():
-            if key not in MARKS:
+            if key not in (*MARKS, *ORIGINS):
                 collect(f"{name}.{key}", value, found)
         for key in module._buffers.keys() - module._non_persistent_buffers_set:
             found[f"{name}._buffers.{key}"] = (*found[f"{name}._buffers.{key}"][:2], LEARNED)

@@ -79,23 +79,40 @@ class Served:
 @contextmanager
 def serve(engine: Path, folder: Path, *options: str, files: int | None = None, **client: Any) -> Iterator[Served]:
     """files: how many the server may have open. client: keywords of httpx.Client. The engine is called "pico"."""
+    command = ("serve", f"pico={engine}", *SMALL)
+    with _started((*command, *options), r"serving pico at (\S+)\n", folder, files, client) as served:
+        yield served
+
+
+@contextmanager
+def route(folder: Path, *options: str, **client: Any) -> Iterator[Served]:
+    """A router. client: keywords of httpx.Client."""
+    with _started(("route", *options), r"routing to .* at (\S+)\n", folder, None, client) as served:
+        yield served
+
+
+@contextmanager
+def _started(
+    words: tuple[str, ...], announced: str, folder: Path, files: int | None, client: dict[str, Any]
+) -> Iterator[Served]:
+    """A command that listens at a port of the system's choice. announced: a pattern of its first line, with the URL."""
 
     def limit() -> None:
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
     log = folder / f"{time.monotonic_ns()}.log"
-    command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", "serve", f"pico={engine}"]
+    command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", *words, "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [*command, "--port", "0", *SMALL, *options],
+            command,
             stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, preexec_fn=limit,
         )  # fmt: skip
     try:
         assert process.stdout is not None
         first = process.stdout.readline()  # "" if it ended
-        found = re.fullmatch(r"serving pico at (\S+)\n", first)
+        found = re.fullmatch(announced, first)
         assert found, (first, log.read_text(encoding="utf-8"))
         with httpx.Client(base_url=found[1], timeout=PATIENCE, trust_env=False, **client) as opened:
             yield Served(process, found[1], log, opened)

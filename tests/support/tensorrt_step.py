@@ -129,6 +129,22 @@ def norm(name: str, rows: int, with_sum: bool) -> Step:
     return Step(name, "AddRmsNorm", attrs, inputs, outputs, {"channels": 128})
 
 
+def ranks_together() -> list[Step]:
+    """What ranks do together: after another such thing, and as the first of a step."""
+    x, earlier = ((5, 96), "bfloat16"), ((1, 1), "bfloat16")
+    found = []
+    for op, own, y, attrs in (
+        ("AllReduce", {"x": x}, {"y": x}, {}),
+        ("AllGather", {"x": x}, {"y": ((3, 5, 96), "bfloat16")}, {"ranks": 3}),
+        ("Send", {"x": x}, {"done": earlier}, {}),
+        ("Receive", {"like": ((5,), "bfloat16")}, {"y": x}, {"columns": 96}),
+    ):
+        for name, after in ((op, {}), (f"{op}, not the first", {"after": earlier})):
+            place = _Places()
+            found.append(Step(name, op, attrs, place.all(**own, **after), place.all(**y), {}, starts=False))
+    return found
+
+
 def linear(name: str, rows: int) -> Step:
     place, k, n = _Places(), 128, 64
     inputs = place.all(x=((rows, k), "float16"), packed=((k // 8, n), "int32"), scales=((k // 32, n), "float16"))

@@ -184,7 +184,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granitemoeshared": (GraniteMoeSharedConfig, {**GRANITE, **EXPERTS, "shared_intermediate_size": 20}),
     "minicpm3": (MiniCPM3Config, {**LATENT, "scale_emb": 3, "dim_model_base": 16}),
     "deepseek_v2": (DeepseekV2Config, {**LATENT, "first_k_dense_replace": 2}),
-    "deepseek_v3": (DeepseekV3Config, {**LATENT, "first_k_dense_replace": 2}),
+    "deepseek_v3": (DeepseekV3Config, {**LATENT, "first_k_dense_replace": 3}),  # tests of heads take three layers
     "deepseek_v32": (DeepseekV32Config, {**INDEXED, "mlp_layer_types": ["dense"] * 2}),
     "glm_moe_dsa": (GlmMoeDsaConfig, {**INDEXED, "mlp_layer_types": ["dense"] * 2}),
     "glm4_moe_lite": (Glm4MoeLiteConfig, {**LATENT, "mlp_layer_types": ["dense"] * 2}),

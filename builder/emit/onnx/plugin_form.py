@@ -2,36 +2,30 @@
 
 A is the activation type. Every activation is A; norms, gates and rotary tables compute in float32; logits are
 float32. The cache consists of pages [pages, kv_heads, block_size, head_dim] of A or int8, which are inputs and are
-updated in place; each cache group has its own block tables and slots. plugin_io.py has the names.
+updated in place; each cache group has its own block tables and slots. plugin_io.py has the names. A graph of one rank
+has nodes for what ranks do together; that of a stage which is not the last ends in sends, and has no logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.emit.onnx.model_file import ELEMENTWISE_NAMES, TYPES, ModelFile
-from tensorwright.builder.emit.onnx.plugin_io import describe_io, inputs_of, outputs_of
-from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
+from tensorwright.builder.emit.onnx.model_file import ELEMENTWISE_NAMES
+from tensorwright.builder.emit.onnx.plugin_collectives import COLLECTIVES
+from tensorwright.builder.emit.onnx.plugin_emitter import Handler, PluginEmitter
+from tensorwright.builder.emit.onnx.plugin_io import describe_io
 from tensorwright.builder.emit.onnx.refuse_states import refuse_states
-from tensorwright.builder.emit.onnx.weights_source import as_array
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import InvalidOptionError, LoweringError
-from tensorwright.ir.graph import SOURCES, Graph, Node, Value
-from tensorwright.ir.ops import kind_of
+from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
 
-OPSET = 21
-DOMAIN = "tensorwright"
 MODEL, DATA = "model.onnx", "model.onnx.data"
 INT4 = ("native", "plugin")
-PLUGIN = {"plugin_version": "1", "plugin_namespace": DOMAIN}
-LATENT = frozenset(("head_products", "quantized_head_products", "latent_kv_write"))
-"""Ops of latent attention, whose V is a part of K: the kernels of the plugin read rows of V."""
 EXACT = frozenset(("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "relu", "square"))
 """Ops with at most one rounding, which can therefore compute in A."""
 
@@ -39,8 +33,8 @@ EXACT = frozenset(("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs
 def emit_plugin_form(
     graph: Graph, checkpoint: Checkpoint, path_dir: str | Path, dtype: str, *, int4: str = "native"
 ) -> dict[str, Any]:
-    """Writes model.onnx and model.onnx.data into a folder. Returns what plugin_io.describe_io returns, and the record
-    of quantization ("quantization").
+    """Writes model.onnx and model.onnx.data into a folder. Returns what plugin_io.describe_io returns, the record
+    of quantization ("quantization"), and what the record of several ranks is made of ("matrices").
 
     dtype: the type A, one of DTYPES. int4: "native" (DequantizeLinear of INT4) or "plugin" (WeightOnlyLinear). Raises
     LoweringError for an op without an ONNX form, CheckpointError for weights that A cannot hold, InvalidOptionError.
@@ -53,114 +47,46 @@ def emit_plugin_form(
             f"dtype must be one of {', '.join(DTYPES)} and int4 one of {', '.join(INT4)}, not {dtype!r} and {int4!r}"
         )
     emitter = PluginEmitter(graph, checkpoint, dtype, int4)
-    emitter.run()
+    emitter.run(HANDLERS, HANDLERS_OF_KINDS)
     folder = Path(path_dir)
     (folder / MODEL).write_bytes(emitter.model.serialized(DATA))
     with (folder / DATA).open("wb") as file:
         emitter.model.write_data(file)
     onnx.checker.check_model(str(folder / MODEL), full_check=True)
-    return {**describe_io(graph.facts, dtype), "quantization": emitter.weights.record(graph)}
-
-
-class PluginEmitter:
-    """One graph while it is written into a ModelFile. `names` and `kinds` hold each value's name and type there."""
-
-    def __init__(self, graph: Graph, checkpoint: Checkpoint, dtype: str, int4: str):
-        self.graph, self.dtype, self.int4 = graph, dtype, int4
-        self.model = ModelFile(graph.name, OPSET, domains=[DOMAIN])
-        self.weights = PluginWeights(self.model, checkpoint, dtype)
-        self.names: dict[Value, str] = {}
-        self.kinds: dict[Value, str] = {}
-        self.caches: dict[Value, list[str]] = {}
-        """The names of the pages of K and V of each kv value, and of their scales where the cache is int8."""
-        self.tables = {node.inputs[0] for node in graph.find("embedding")}
-
-    def run(self) -> None:
-        """Emits the whole graph."""
-        self._inputs()
-        for node in self.graph.nodes:
-            if node.op in SOURCES:
-                continue
-            handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
-            if handler is None:
-                latent = node.op in LATENT and node.operand(1).constant is None
-                what = f"latent attention ({node.op})" if latent else node.op
-                raise self.refusal(node, f"{what} has no ONNX form for TensorRT")
-            for value, name in zip(node.outputs, handler(self, node), strict=True):
-                self.names[value] = name
-                self.kinds.setdefault(value, self.dtype)
-        self._outputs()
-
-    def _inputs(self) -> None:
-        for tensor in inputs_of(self.graph.facts, self.dtype):
-            self.model.input(tensor.name, tensor.dtype, tensor.shape)
-        for value in self.graph.inputs:
-            if value.is_cache:
-                layer = value.name.removeprefix("kv_cache.")
-                int8 = self.graph.facts.kv_layers[int(layer)].dtype == "int8"
-                pages = ["k_pages", "v_pages"] + ["k_scales", "v_scales"] * int8
-                self.caches[value] = [f"{kind}.{layer}" for kind in pages]
-            else:
-                self.names[value], self.kinds[value] = value.name, value.dtype
-
-    def _outputs(self) -> None:
-        (logits,) = self.graph.outputs
-        wide = self.kinds[logits] == "float32"
-        op, to = ("Identity", None) if wide else ("Cast", TYPES["float32"])
-        self.model.node(op, [self.names[logits]], scope="", outputs=["logits"], to=to)
-        for tensor in outputs_of(self.graph.facts, self.dtype):
-            self.model.output(tensor.name, tensor.dtype, tensor.shape)
-
-    # -- methods for the handlers -----------------------------------------------------------------------------------
-
-    def refusal(self, node: Node, why: str) -> LoweringError:
-        return LoweringError(f"{node.scope or 'the model'}: {why}; build with target cpu")
-
-    def add(self, op: str, inputs: Sequence[str], scope: str, **attrs: Any) -> str:
-        """Adds a standard node with one result, and returns the result's name."""
-        return self.model.node(op, inputs, scope=scope, **attrs)[0]
-
-    def plugin(self, op: str, inputs: Sequence[str], node: Node, outputs: Sequence[str], **attrs: Any) -> list[str]:
-        """Adds a node of domain tensorwright, and returns its results' names."""
-        return self.model.node(op, inputs, scope=node.scope, outputs=outputs, domain=DOMAIN, **PLUGIN, **attrs)
-
-    def activation(self, value: Value) -> str:
-        """Returns the name of a computed value or of an input."""
-        if value not in self.names:
-            raise LoweringError(f"%{value.name} is used as an activation, but it is a weight or constant")
-        return self.names[value]
-
-    def wide(self, value: Value) -> str:
-        """Returns the name of an activation, cast to float32."""
-        name = self.activation(value)
-        return name if self.kinds[value] == "float32" else self._cast(name, "float32", value)
-
-    def narrow(self, name: str, scope: str) -> str:
-        """Returns the name of a float32 result, cast to A."""
-        return name if self.dtype == "float32" else self.add("Cast", [name], scope, to=TYPES[self.dtype])
-
-    def _cast(self, name: str, dtype: str, value: Value) -> str:
-        scope = value.node.scope if value.node is not None else ""
-        return self.add("Cast", [name], scope, to=TYPES[dtype])
-
-    def number(self, value: float, dtype: str) -> str:
-        """Returns the name of a scalar initializer."""
-        return self.model.constant(as_array(np.array(value, np.float32), dtype), f"number.{dtype}")
-
-    def ints(self, numbers: Sequence[int]) -> str:
-        return self.model.constant(np.array(numbers, np.int64), "ints")
-
-    def exact(self, value: float) -> bool:
-        """Returns whether A can hold a number exactly."""
-        return float(as_array(np.array(value, np.float32), self.dtype).astype(np.float32)) == float(np.float32(value))
+    weights = emitter.weights
+    return {**describe_io(graph, dtype), "quantization": weights.record(graph), "matrices": weights.part(graph)}
 
 
 # -- embeddings, norms, attention -------------------------------------------------------------------------------------
 
 
 def _embedding(e: PluginEmitter, node: Node) -> list[str]:
-    rows = e.add("Gather", [e.weights.plain(node.operand(0)), e.activation(node.operand(1))], node.scope, axis=0)
-    return [_scaled(e, rows, node)]
+    ids, inside = _own_ids(e, node)
+    rows = e.add("Gather", [e.weights.plain(node.operand(0)), ids], node.scope, axis=0)
+    return [_scaled(e, _own_rows(e, rows, inside, node), node)]
+
+
+def _own_ids(e: PluginEmitter, node: Node) -> tuple[str, str | None]:
+    """Returns the places of tokens in a table, and which of them are in the part of it that a rank has: None for a
+    whole table. A token outside gets the place of another."""
+    ids = e.activation(node.operand(1))
+    if "first" not in node.attrs:
+        return ids, None
+    first, last, low = (
+        e.model.constant(np.array(n, np.int32), "ints")
+        for n in (node.attrs["first"], int(node.operand(0).shape[0]) - 1, 0)
+    )
+    place = e.add("Sub", [ids, first], node.scope)
+    held = e.add("Min", [e.add("Max", [place, low], node.scope), last], node.scope)
+    return held, e.add("Equal", [place, held], node.scope)
+
+
+def _own_rows(e: PluginEmitter, rows: str, inside: str | None, node: Node) -> str:
+    """Returns rows of a table with zeros for tokens that it has not."""
+    if inside is None:
+        return rows
+    mask = e.add("Unsqueeze", [inside, e.ints([-1])], node.scope)
+    return e.add("Where", [mask, rows, e.number(0.0, e.dtype)], node.scope)
 
 
 def _quantized_embedding(e: PluginEmitter, node: Node) -> list[str]:
@@ -170,10 +96,11 @@ def _quantized_embedding(e: PluginEmitter, node: Node) -> list[str]:
     columns = int(table.shape[1])
     group = node.attrs["format"].group
     matrix = e.add("DequantizeLinear", [values, scales], node.scope, axis=1, block_size=group)
-    rows = e.add("Gather", [matrix, e.activation(node.operand(1))], node.scope, axis=0)
+    ids, inside = _own_ids(e, node)
+    rows = e.add("Gather", [matrix, ids], node.scope, axis=0)
     if columns % group:
         rows = e.add("Slice", [rows, e.ints([0]), e.ints([columns]), e.ints([1])], node.scope)
-    return [_scaled(e, rows, node)]
+    return [_scaled(e, _own_rows(e, rows, inside, node), node)]
 
 
 def _scaled(e: PluginEmitter, rows: str, node: Node) -> str:
@@ -429,7 +356,7 @@ def _cast(e: PluginEmitter, node: Node) -> list[str]:
     return [e.activation(value)]
 
 
-HANDLERS: dict[str, Callable[[PluginEmitter, Node], list[str]]] = {
+HANDLERS: dict[str, Handler] = {
     "embedding": _embedding,
     "quantized_embedding": _quantized_embedding,
     "rms_norm": _rms_norm,
@@ -448,6 +375,7 @@ HANDLERS: dict[str, Callable[[PluginEmitter, Node], list[str]]] = {
     "clamp": _clamp,
     "slice": _slice,
     "cast": _cast,
+    **COLLECTIVES,
 }
 
 HANDLERS_OF_KINDS = {"gate": _gate}

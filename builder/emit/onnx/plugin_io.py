@@ -7,6 +7,7 @@ from typing import Any
 from tensorwright.engine_format import tensorrt_manifest
 from tensorwright.engine_format.tensorrt_manifest import IoTensor, layer_pages, step_inputs
 from tensorwright.ir.facts import Facts
+from tensorwright.ir.graph import Graph
 
 
 def groups_of(facts: Facts) -> list[dict[str, Any]]:
@@ -22,9 +23,11 @@ def inputs_of(facts: Facts, dtype: str) -> list[IoTensor]:
     return [*step_inputs(len(groups_of(facts))), *pages_of(facts, dtype)]
 
 
-def outputs_of(facts: Facts, dtype: str) -> list[IoTensor]:
-    """Returns the outputs: the logits, and the cache."""
-    return list(tensorrt_manifest.outputs_of(tuple(pages_of(facts, dtype)), facts.vocab_size))
+def outputs_of(graph: Graph, dtype: str) -> list[IoTensor]:
+    """Returns the outputs: the logits, or what a stage that is not the last sends on, and the cache."""
+    facts = graph.facts
+    sent = tensorrt_manifest.sent_outputs(len(graph.find("send")), dtype)
+    return list(tensorrt_manifest.outputs_of(tuple(pages_of(facts, dtype)), facts.vocab_size, sent))
 
 
 def pages_of(facts: Facts, dtype: str) -> list[IoTensor]:
@@ -38,7 +41,7 @@ def pages_of(facts: Facts, dtype: str) -> list[IoTensor]:
     ]
 
 
-def describe_io(facts: Facts, dtype: str) -> dict[str, Any]:
+def describe_io(graph: Graph, dtype: str) -> dict[str, Any]:
     """Returns {"dtype", "block_size", "groups": [{"window", "layers"}], "inputs", "outputs"}.
 
     inputs and outputs: [{"name", "dtype", "shape"}].
@@ -47,10 +50,11 @@ def describe_io(facts: Facts, dtype: str) -> dict[str, Any]:
     def described(tensors: list[IoTensor]) -> list[dict[str, Any]]:
         return [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in tensors]
 
+    facts = graph.facts
     return {
         "dtype": dtype,
         "block_size": facts.block_size,
         "groups": groups_of(facts),
         "inputs": described(inputs_of(facts, dtype)),
-        "outputs": described(outputs_of(facts, dtype)),
+        "outputs": described(outputs_of(graph, dtype)),
     }

@@ -6,6 +6,7 @@ narrow types, they sum in float32 and round once, as a GPU does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from tensorwright.plugins.collectives.tensorrt import OPS as COLLECTIVES
+from tensorwright.plugins.gpu.tensorrt_op import PluginOp
 from tensorwright.plugins.paged_attention import op as paged_attention
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.quantized_matmul import weight_only
@@ -23,9 +26,24 @@ from tensorwright.plugins.rotary import rotary_kv_write
 DOMAIN = "tensorwright"
 
 
-def evaluator(path: str | Path) -> ReferenceEvaluator:
-    """Returns an evaluator of a plugin form model: `run(None, inputs)` gives its outputs in order."""
-    return ReferenceEvaluator(str(path), new_ops=list(OPS))
+Meet = Callable[[PluginOp, np.ndarray, dict[str, Any]], np.ndarray]
+"""Does with other ranks what a plugin does: the plugin, its first operand and its attributes. Returns the result."""
+
+
+def evaluator(path: str | Path, meet: Meet | None = None) -> ReferenceEvaluator:
+    """Returns an evaluator of a plugin form model: `run(None, inputs)` gives its outputs in order. meet: for the model
+    of one rank of several."""
+    together = [] if meet is None else [_together(op, meet) for op in COLLECTIVES]
+    return ReferenceEvaluator(str(path), new_ops=[*OPS, *together])
+
+
+def _together(op: PluginOp, meet: Meet) -> type[OpRun]:
+    """Returns a class of the evaluator, named as the plugin."""
+
+    def _run(self: Any, x: np.ndarray, *after: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        return (meet(op, np.ascontiguousarray(x), attrs),)
+
+    return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": _run})
 
 
 def wide(x: np.ndarray) -> np.ndarray:

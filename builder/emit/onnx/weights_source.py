@@ -13,6 +13,7 @@ import numpy as np
 from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
 from tensorwright.builder.emit.pack_rows import RowPacker, stored_codes
 from tensorwright.builder.emit.quantization_record import (
+    RankMatrices,
     StoredMatrix,
     Use,
     make_record,
@@ -85,6 +86,12 @@ class Weights:
     def record(self, graph: Graph) -> dict[str, Any] | None:
         """Returns the quantization record. Call it after the weights were written."""
         return make_record(graph, lambda: self._uses(graph), self._all_bits)
+
+    def part(self, graph: Graph) -> RankMatrices:
+        """Returns what the record of several ranks is made of. Call it after the weights were written."""
+        weights = sum({expr: count for (expr, _), (count, _) in self.stored.items()}.values())
+        uses = tuple(self._uses(graph)) if graph.facts.quantize is not None else ()
+        return RankMatrices(uses, weights, sum(size for _, size in self.stored.values()))
 
     def _uses(self, graph: Graph) -> Iterator[Use]:
         for node in graph.nodes:

@@ -14,6 +14,7 @@ from tensorwright.engine_format.tensorrt_manifest import (
     Manifest,
     outputs_of,
     page_inputs,
+    sent_outputs,
     step_inputs,
 )
 from tensorwright.errors import BuildError
@@ -78,7 +79,8 @@ def make_manifest(
     windows = {one.group: one.window for one in facts.kv_layers}
     kv_dtype = facts.kv_layers[0].dtype_or(facts.dtype)
     pages = page_inputs(layers, kv_dtype, facts.block_size)
-    outputs = outputs_of(pages, facts.vocab_size)
+    sends = sum(tensor.name.startswith("sent.") for tensor in onnx_facts.outputs)
+    outputs = outputs_of(pages, facts.vocab_size, sent_outputs(sends, facts.dtype))
     shape = {"block_size": facts.block_size, "max_seq_len": facts.max_seq_len}
     return Manifest(
         flavour=flavour,
@@ -94,6 +96,7 @@ def make_manifest(
         outputs=_agreed(onnx_facts.outputs, outputs),
         profiles=make_profiles(layers, len(windows), batch=batch, tokens=tokens, **shape),
         plugins=onnx_facts.plugins,
+        sends=sends or None,
         **shape,
     )
 

@@ -68,7 +68,7 @@ class RowSampler {
   std::vector<Sampler> samplers_;
 };
 
-void bind(nb::module_& m) {
+void bind_sampler(nb::module_& m) {
   nb::class_<RowSampler>(m, "RowSampler", "Draws from the rows of a step on threads, for benchmarks.")
       .def(nb::init<int>(), "threads"_a)
       .def("sample", &RowSampler::sample, "logits"_a, "sampling"_a, "seed"_a, "position"_a,
@@ -94,7 +94,7 @@ void bind(nb::module_& m) {
       "The ids of float32 [vocab] that may be drawn after `tokens`, ascending.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_sampler(&bind_sampler);
 
 }  // namespace
 }  // namespace tensorwright

@@ -92,7 +92,7 @@ std::vector<Seconds> task_seconds(const std::string& plan, const std::string& we
   return least;
 }
 
-void bind(nb::module_& m) {
+void bind_team(nb::module_& m) {
   m.attr("CLUSTER_THREADS") = ThreadTeam::kClusterThreads;
   m.def("region_seconds", &region_seconds, "threads"_a, "tasks"_a, "regions"_a, "placed"_a = false,
         nb::call_guard<nb::gil_scoped_release>(), "The seconds of regions of tasks that do nothing.");
@@ -102,7 +102,7 @@ void bind(nb::module_& m) {
         "seconds of the step beside them]; all tasks run on one thread.");
 }
 
-const RegisteredBindings registered(&bind);
+const RegisteredBindings registered_team(&bind_team);
 
 }  // namespace
 }  // namespace tensorwright

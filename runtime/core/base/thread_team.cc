@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/base/start_thread.h"
+#include "runtime/core/base/timeline.h"
 
 namespace tensorwright {
 namespace {
@@ -148,8 +150,9 @@ void ThreadTeam::run_region(int tasks, bool bound, Call call, void* fn) {
   if (threads_ == 1 || alone_ || (tasks <= 1 && !bound)) return run_alone(tasks, call, fn);
   if (++regions_ % kRegionsPerRenewal == 0) renew_counts();
   publish(tasks, bound, call, fn);
-  expected_ += static_cast<uint32_t>(tasks - take_tasks(0));
+  expected_ += static_cast<uint32_t>(tasks - take_watched(0));
   await_finish();
+  if (watched_.load(std::memory_order_relaxed)) keep_spans(epoch_.load(std::memory_order_relaxed));
   if (failed_.load(std::memory_order_relaxed)) {
     failed_.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(error_, nullptr));
@@ -161,6 +164,8 @@ void ThreadTeam::run_region(int tasks, bool bound, Call call, void* fn) {
 void ThreadTeam::run_alone(int tasks, Call call, void* fn) {
   std::exception_ptr error;
   std::vector<double> seconds;
+  const bool watched = watched_.load(std::memory_order_relaxed);
+  const int64_t first = watched ? Timeline::now() : 0;
   if (alone_) seconds.reserve(static_cast<size_t>(tasks));
   for (int task = 0; task < tasks; ++task) {
     const int thread = alone_ ? static_cast<int>(int64_t{task} * threads_ / tasks) : 0;
@@ -173,6 +178,7 @@ void ThreadTeam::run_alone(int tasks, Call call, void* fn) {
     if (alone_) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
   if (alone_) recorded_.push_back(std::move(seconds));
+  if (watched) keep_span({0, tasks, first, Timeline::now()});
   if (error) std::rethrow_exception(error);
 }
 
@@ -196,7 +202,7 @@ void ThreadTeam::work(int thread) {
   for (;;) {
     seen = await_region(seen);
     if (stop_.load(std::memory_order_relaxed)) return;
-    finish(thread, take_tasks(thread));
+    finish(thread, take_watched(thread));
   }
 }
 
@@ -210,10 +216,45 @@ uint32_t ThreadTeam::await_region(uint32_t seen) {
   return epoch_.load(std::memory_order_acquire);
 }
 
-// Runs tasks of the current region, first those of its own share, until none is left. Returns the number of
-// tasks it ran.
-int ThreadTeam::take_tasks(int thread) {
+// Takes tasks, and keeps when, if the team is watched. A region in which a thread has had a task does not end
+// before the thread says so, and until then the caller reads no span.
+int ThreadTeam::take_watched(int thread) {
   const uint64_t word = region_.load(std::memory_order_acquire);
+  if (!watched_.load(std::memory_order_acquire)) return take_tasks(thread, word);
+  const int64_t begin = Timeline::now();
+  const int done = take_tasks(thread, word);
+  if (done > 0) {
+    own_spans_[static_cast<size_t>(thread)] = {static_cast<uint32_t>(word >> 32),
+                                               {thread, done, begin, Timeline::now()}};
+  }
+  return done;
+}
+
+void ThreadTeam::watch(bool on) {
+  if (on && !own_spans_) own_spans_ = std::make_unique<OwnSpan[]>(static_cast<size_t>(threads_));
+  watched_.store(on, std::memory_order_release);
+}
+
+// Keeps what the threads did in the region that has just ended.
+void ThreadTeam::keep_spans(uint32_t epoch) noexcept {
+  for (int i = 0; i < threads_; ++i) {
+    const OwnSpan& own = own_spans_[static_cast<size_t>(i)];
+    if (own.epoch == epoch) keep_span(own.span);
+  }
+}
+
+// A span for which there is no memory is left out.
+void ThreadTeam::keep_span(const ThreadSpan& span) noexcept {
+  try {
+    spans_.push_back(span);
+  } catch (const std::bad_alloc&) {
+    spans_.clear();
+  }
+}
+
+// Runs tasks of the region that region_ held as `word`, first those of its own share, until none is left.
+// Returns the number of tasks it ran.
+int ThreadTeam::take_tasks(int thread, uint64_t word) {
   const auto what = static_cast<uint32_t>(word);
   const Region region{static_cast<uint32_t>(word >> 32), static_cast<int>(what & ~kBound),
                       (what & kBound) != 0};

@@ -78,6 +78,19 @@ class ThreadTeam {
     run_region(threads_, true, call_of(body), address_of(body));
   }
 
+  // Whether the team keeps the spans of its threads; off at first. It may be set between regions.
+  void watch(bool on);
+  // What a thread did in a region: its tasks, from the first to the last. Times are nanoseconds of the steady
+  // clock.
+  struct ThreadSpan {
+    int thread = 0;
+    int tasks = 0;
+    int64_t begin = 0, end = 0;
+  };
+  // The spans of the regions since they were forgotten, while the team was watched.
+  const std::vector<ThreadSpan>& spans() const { return spans_; }
+  void forget_spans() { spans_.clear(); }
+
   // The seconds of the tasks of each region, in the order of the tasks; of a team that is alone.
   const std::vector<std::vector<double>>& recorded() const { return recorded_; }
   void forget_recorded() { recorded_.clear(); }
@@ -133,8 +146,11 @@ class ThreadTeam {
   void stop();
   void pin(int thread) const;
   void work(int thread);
+  int take_watched(int thread);
+  void keep_spans(uint32_t epoch) noexcept;
+  void keep_span(const ThreadSpan& span) noexcept;
   uint32_t await_region(uint32_t seen);
-  int take_tasks(int thread);
+  int take_tasks(int thread, uint64_t word);
   int run_share(int owner, int thread, const Region& region);
   int claim(int owner, const Region& region);
   void count_drained(Cluster& cluster, uint32_t epoch);
@@ -157,6 +173,16 @@ class ThreadTeam {
   uint64_t regions_ = 0;
   uint32_t expected_ = 0;  // what the clusters' `finished` will sum up to
   std::vector<std::vector<double>> recorded_;
+
+  // What each thread did in the last region in which it had a task; written before the thread says that its
+  // tasks are done.
+  struct alignas(64) OwnSpan {
+    uint32_t epoch = 0;
+    ThreadSpan span;
+  };
+  std::atomic<bool> watched_{false};
+  std::unique_ptr<OwnSpan[]> own_spans_;  // [threads]
+  std::vector<ThreadSpan> spans_;
 
   // The fields that the caller publishes, on one cache line. A thread that has claimed a task may read call_
   // and fn_.

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -112,7 +113,9 @@ Topology Topology::read(const std::string& folder, std::span<const int> usable) 
   return topology;
 }
 
-Topology Topology::of_machine() { return read("/sys/devices/system", usable_processor_ids()); }
+Topology Topology::of_machine() { return of_machine(usable_processor_ids()); }
+
+Topology Topology::of_machine(std::span<const int> usable) { return read("/sys/devices/system", usable); }
 
 std::vector<int> Placement::on_node(int node) const {
   std::vector<int> ids;
@@ -151,6 +154,19 @@ Placement place_threads(const Topology& topology, int threads) {
                     [](const Processor& p) { return std::tie(p.node, p.cache, p.core, p.id); });
   placement.nodes = topology.nodes();
   return placement;
+}
+
+std::vector<int> processors_of_part(const Topology& topology, int part, int parts) {
+  const int64_t cores = topology.cores();
+  std::vector<int> ids;
+  if (parts < 1 || part < 0 || part >= parts || parts > cores) return ids;
+  const int64_t begin = cores * part / parts, end = cores * (part + 1) / parts;
+  int64_t core = -1;
+  for (const Processor& processor : topology.processors()) {
+    if (processor.first_of_core) ++core;
+    if (core >= begin && core < end) ids.push_back(processor.id);
+  }
+  return ids;
 }
 
 std::vector<int> usable_processor_ids() {

@@ -23,6 +23,7 @@ class Topology {
   // these processors. One that is not described is a core, a cache and a part of node 0.
   static Topology read(const std::string& folder, std::span<const int> usable);
   static Topology of_machine();
+  static Topology of_machine(std::span<const int> usable);
 
   // In the order of node, cache, core and number.
   const std::vector<Processor>& processors() const { return processors_; }
@@ -47,6 +48,11 @@ struct Placement {
 // Gives each thread a processor: cores before second processors of a core, and as many of every node as the
 // sizes of the nodes allow. Returns an empty placement for more threads than processors.
 Placement place_threads(const Topology& topology, int threads);
+
+// Returns the system's numbers of the processors of one of `parts` processes that share the machine: cores in
+// the order of node and cache, as many for each as for the others. So with as many parts as nodes, or several
+// for each node, a part lies on one node where nodes are of one size. Empty for more parts than cores.
+std::vector<int> processors_of_part(const Topology& topology, int part, int parts);
 
 // Returns the processors that the calling thread may run on.
 std::vector<int> usable_processor_ids();

@@ -1,9 +1,12 @@
 #include "runtime/core/cache/kv_blocks.h"
 
 #include <algorithm>
+#include <exception>
 #include <ranges>
 #include <stdexcept>
 
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
 #include "runtime/core/base/invariants.h"
 
 namespace tensorwright {
@@ -171,6 +174,83 @@ void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, st
     }
     ++held.published;
   }
+}
+
+std::vector<PrefixTree::Node*> KvBlocks::remembered_path(std::span<const int32_t> tokens,
+                                                         std::string_view salt) const {
+  return tree_ ? tree_->match(tokens, salt) : std::vector<PrefixTree::Node*>();
+}
+
+int32_t KvBlocks::first_needed_behind(int32_t group, int32_t blocks) const {
+  return first_needed(static_cast<size_t>(group), blocks * block_size_, blocks);
+}
+
+BlockRef KvBlocks::take_block(int32_t group) {
+  BlockAllocator& allocator = groups_[static_cast<size_t>(group)];
+  if (allocator.free() == 0 && !(tree_ && tree_->evict(static_cast<size_t>(group)))) return {};
+  return allocator.allocate();
+}
+
+// Throws Error unless each block that a hit behind the import needs has arrived or is remembered.
+void KvBlocks::check_whole(const PrefixImport& import) const {
+  const std::vector<PrefixTree::Node*> path = remembered_path(import.tokens, import.salt);
+  for (int32_t group = 0; group < groups(); ++group) {
+    const auto g = static_cast<size_t>(group);
+    const auto end = static_cast<size_t>(import.blocks);
+    for (auto i = static_cast<size_t>(first_needed_behind(group, import.blocks)); i < end; ++i) {
+      if (import.arrived[g][i]) continue;
+      if (i < path.size() && path[i]->blocks[g] != PrefixTree::kHole) continue;
+      throw Error(
+          "TransferError",
+          concat("[kv_blocks] a prefix must have all of its blocks, got one without block ", i, " of group ",
+                 group, ", which was evicted while the others arrived; compute the prefix here"));
+    }
+  }
+}
+
+// Puts the blocks of an import into the tree. Afterwards import.arrived has a reference to the block of each
+// node on the path, in each group where the node has one: so a later let_go() lists ancestors behind their
+// descendants. `depth` counts the nodes that are held, and `tail` is the last of them, also if it throws.
+void KvBlocks::hold_path(PrefixImport& import, PrefixTree::Node** tail, int32_t* depth) {
+  std::vector<int32_t> blocks(groups_.size());
+  for (; *depth < import.blocks; ++*depth) {
+    const auto i = static_cast<size_t>(*depth);
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      const BlockRef& arrived = import.arrived[group][i];
+      blocks[group] = arrived ? arrived.id() : PrefixTree::kHole;
+    }
+    const auto content = std::span<const int32_t>(import.tokens).subspan(i * block_size_, block_size_);
+    *tail = tree_->insert(*tail, content, blocks, import.salt);
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      const int32_t block = (*tail)->blocks[group];
+      if (block != PrefixTree::kHole && block != blocks[group])
+        import.arrived[group][i] = tree_->share(*tail, group);
+    }
+  }
+}
+
+void KvBlocks::adopt(PrefixImport& import, const std::function<void(int32_t slot)>& write_state) {
+  check_whole(import);
+  int32_t depth = 0;
+  PrefixTree::Node* tail = nullptr;
+  std::exception_ptr failure;
+  try {
+    hold_path(import, &tail, &depth);
+    if (write_state && !tail->snapshot) {
+      SequenceBlocks nobody;
+      BlockRef slot = slot_for_snapshot(nobody, false);
+      write_state(slot.id());
+      tree_->set_snapshot(tail, std::move(slot));
+      ++snapshot_stats_.taken;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  import.arrived.clear();
+  for (size_t group = 0; group < groups_.size(); ++group) tree_->let_go(tail, depth, group);
+  if (!failure) return;
+  tree_->trim(tail);
+  std::rethrow_exception(failure);
 }
 
 // Returns a slot for another snapshot of the sequence: that of its last one, a free one, or that of the

@@ -19,6 +19,7 @@
 
 #include "runtime/core/cache/block_allocator.h"
 #include "runtime/core/cache/group_shape.h"
+#include "runtime/core/cache/prefix_import.h"
 #include "runtime/core/cache/prefix_tree.h"
 
 namespace tensorwright {
@@ -109,6 +110,22 @@ class KvBlocks {
   // always holds every ancestor of a node that it holds. If it throws bad_alloc, the next call publishes the
   // remaining blocks.
   void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {});
+  // The next five functions serve prefixes that come from another engine or go to one (prefix_import.h).
+  // Whether the contents of blocks are remembered at all.
+  bool remembers() const { return tree_.has_value(); }
+  // Returns the nodes of the leading full blocks of `tokens`, the first block first. They may have holes.
+  std::vector<PrefixTree::Node*> remembered_path(std::span<const int32_t> tokens,
+                                                 std::string_view salt = {}) const;
+  // Returns the first block of a group that a sequence behind a prefix of `blocks` blocks needs.
+  int32_t first_needed_behind(int32_t group, int32_t blocks) const;
+  // Returns a block of the group that is free, or that was idle and is forgotten now; an empty ref if there
+  // is none.
+  BlockRef take_block(int32_t group);
+  // Remembers a prefix all of whose wanted blocks have arrived, and gives back the references to them. Where
+  // the tree has a block with the same tokens meanwhile, it keeps its own. With `write_state`, which fills a
+  // slot, the last node gets a snapshot of the states, unless it has one. Throws Error{"TransferError"}, and
+  // remembers nothing, if a block that was not wanted is gone, and what write_state throws.
+  void adopt(PrefixImport& import, const std::function<void(int32_t slot)>& write_state);
   // Whether prefixes are reused by snapshots of states.
   bool keeps_snapshots() const { return max_snapshots_ > 0; }
   // Keeps the states of a sequence for later ones, if its `computed` tokens are exactly its published blocks;
@@ -135,6 +152,8 @@ class KvBlocks {
   int32_t first_needed(size_t group, int32_t next, int32_t published) const;
   bool copies(size_t group, const SequenceBlocks& held, int32_t from) const;
   bool ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const;
+  void check_whole(const PrefixImport& import) const;
+  void hold_path(PrefixImport& import, PrefixTree::Node** tail, int32_t* depth);
   BlockRef take_slot();
   BlockRef slot_for_snapshot(SequenceBlocks& held, bool decodes);
 

@@ -88,7 +88,7 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
     if (parent) ++parent->children;
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
-    if (node->blocks[group] != kHole) continue;
+    if (node->blocks[group] != kHole || blocks[group] == kHole) continue;
     groups_[group].keep(blocks[group]);
     node->blocks[group] = blocks[group];
     ++remembered_[group];
@@ -113,6 +113,7 @@ void PrefixTree::set_held(Node* node, size_t group) {
 
 void PrefixTree::let_go(Node* node, int32_t count, size_t group) {
   for (; count-- > 0; node = node->parent) {
+    if (node->blocks[group] == kHole) continue;
     if (groups_[group].references(node->blocks[group]) == 0) set_idle(node, group, idle_[group].end());
   }
 }

@@ -63,16 +63,19 @@ class PrefixTree {
   std::vector<Node*> match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
   // Returns the node of `tokens` [block_size] under `parent`, or without a parent that of a first block with
   // this salt, and makes it if there is none. Where the node has a hole, it remembers the block of `blocks`
-  // [groups], which must all be used. If it throws, nothing has changed.
+  // [groups], which must be used, or kHole, which leaves the hole. If it throws, nothing has changed.
   Node* insert(Node* parent, std::span<const int32_t> tokens, std::span<const int32_t> blocks,
                std::string_view salt = {});
   // Returns one more reference to a node's block. Takes no memory.
   BlockRef share(Node* node, size_t group);
   // Must be called after references to the blocks of this node and of its ancestors, `count` nodes in all,
-  // were given back. Lists those that are idle now; the deepest is the first to be evicted. Takes no memory.
+  // were given back. Lists those that are idle now; the deepest is the first to be evicted. Holes are passed
+  // over. Takes no memory.
   void let_go(Node* node, int32_t count, size_t group);
   // Does the same, but the deepest is the last to be evicted.
   void let_go_backwards(Node* node, int32_t count, size_t group);
+  // Erases the node and its ancestors as far as they are leaves with holes; no sequence may hold them.
+  void trim(Node* node) { prune(node); }
   // Forgets the block of the group that has been idle longest. Returns false if no block is idle.
   bool evict(size_t group);
 

@@ -4,11 +4,13 @@
 #include <exception>
 #include <iterator>
 #include <new>
+#include <stdexcept>
 
 #include "runtime/core/base/error.h"
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
 #include "runtime/core/base/start_thread.h"
+#include "runtime/core/interface/ranks.h"
 
 namespace tensorwright {
 
@@ -62,13 +64,13 @@ Engine::~Engine() { shutdown(false, 0); }
 
 void Engine::submit(Request request) {
   validate_request(request, facts_, groups_, max_seqs_);
+  if (const SharedAdapter& adapter = request.sampling.adapter; adapter && !core_.owns(*adapter)) {
+    throw Error("InvalidRequestError",
+                "[request] an adapter must be one that this engine has made, got another; load it here");
+  }
   auto arrived = Clock::now();
   std::lock_guard lock(mutex_);
-  if (state_ != State::kServing) {
-    throw Error("EngineStoppedError", "[engine] a request needs a running engine, got one that " +
-                                          (cause_.empty() ? "is shutting down" : cause_) +
-                                          "; create a new engine");
-  }
+  if (state_ != State::kServing) throw_stopped("a request");
   if (alive_.contains(request.id)) {
     throw Error("InvalidRequestError", "[engine] a request id must be unique among those alive, got " +
                                            std::to_string(request.id) + " twice; use a counter");
@@ -82,6 +84,62 @@ void Engine::submit(Request request) {
   take_in(std::move(request), arrived);
   wake_.notify_one();
   masks_.wake();  // the wait must also end at the new request's deadline
+}
+
+// The caller must hold mutex_.
+void Engine::throw_stopped(const char* who) const {
+  throw Error("EngineStoppedError",
+              std::string("[engine] ") + who + " needs a running engine, got one that " +
+                  (cause_.empty() ? "is shutting down" : cause_) + "; create a new engine");
+}
+
+void Engine::between_steps(const std::function<void(EngineCore&)>& work, size_t bytes, double timeout_s) {
+  Visit visit{&work, bytes};
+  std::unique_lock lock(mutex_);
+  if (state_ == State::kStopped) throw_stopped("a transfer");
+  if (visits_.size() >= kMaxVisits)
+    throw Error("QueueFullError", "[engine] at most " + std::to_string(kMaxVisits) +
+                                      " transfers may wait for a step to end, got one more; try again later");
+  visits_.push_back(&visit);
+  wake_.notify_one();
+  const auto ended = [&] { return visit.state == Visit::kDone || visit.state == Visit::kStopped; };
+  visited_.wait_for(lock, duration(timeout_s), [&] { return visit.state != Visit::kWaits; });
+  if (visit.state == Visit::kWaits) {
+    std::erase(visits_, &visit);
+    throw Error("TransferError", "[engine] a transfer must find the engine between two steps within " +
+                                     std::to_string(timeout_s) + " s, and did not; compute the prefix");
+  }
+  visited_.wait(lock, ended);  // what runs cannot be taken back, and is short
+  if (visit.state == Visit::kStopped) throw_stopped("a transfer");
+  if (visit.error) std::rethrow_exception(visit.error);
+}
+
+// The loop calls it between two steps.
+void Engine::take_visits() {
+  size_t copied = 0;
+  std::unique_lock lock(mutex_);
+  while (!visits_.empty() && copied < kVisitBytes) {
+    Visit* visit = visits_.front();
+    visits_.pop_front();
+    visit->state = Visit::kRuns;
+    copied += visit->bytes;
+    lock.unlock();
+    std::exception_ptr error;
+    bool bug = false;
+    try {
+      (*visit->work)(core_);
+    } catch (const std::logic_error&) {
+      error = std::current_exception();
+      bug = true;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    visit->error = error;
+    visit->state = Visit::kDone;
+    visited_.notify_all();
+    if (bug) std::rethrow_exception(error);  // an error of the engine itself ends it
+  }
 }
 
 // Adds a request to the books. If there is no memory, the request is not added at all.
@@ -174,6 +232,7 @@ void Engine::loop() {
   core_.begin_thread();
   while (round()) {
   }
+  core_.end_thread();
 }
 
 bool Engine::turn() {
@@ -189,6 +248,7 @@ bool Engine::round() {
   try {
     std::vector<Event> events = std::exchange(untold_, {});
     if (take_inbox(&events)) {
+      take_visits();
       core_.step(&events);
       publish(&events);
       untold_ = std::move(events);
@@ -200,6 +260,8 @@ bool Engine::round() {
     stop("was shut down");
   } catch (const InvariantError& error) {
     stop("died of: ", error.what(), 1);
+  } catch (const RankError& error) {
+    stop("died of: ", error.what(), 0, "RankError");
   } catch (const std::exception& error) {
     stop("died of: ", error.what());
   } catch (...) {
@@ -211,7 +273,7 @@ bool Engine::round() {
 // The loop calls it, and must hold mutex_.
 bool Engine::has_work() const {
   return state_ != State::kServing || failed_publishes_ > 0 || !inbox_.empty() || !aborts_.empty() ||
-         !core_.idle();
+         !visits_.empty() || !core_.idle();
 }
 
 // Waits until there is something to do and hands it to the core. Returns false when the loop must end.
@@ -337,8 +399,9 @@ void Engine::forget(Name name) {
 
 // Ends the engine; the loop calls it last. It must work without memory: the requests that are still alive get
 // their last event when events are fetched.
-void Engine::stop(const char* how, const char* why, int64_t violations) noexcept {
+void Engine::stop(const char* how, const char* why, int64_t violations, const char* type) noexcept {
   std::lock_guard lock(mutex_);
+  stop_type_ = type;
   state_ = State::kStopped;
   try {
     cause_ = std::string(how) + why;
@@ -346,6 +409,9 @@ void Engine::stop(const char* how, const char* why, int64_t violations) noexcept
     cause_ = "lacks memory";  // so short that it fits
   }
   masks_.close_all();
+  for (Visit* visit : visits_) visit->state = Visit::kStopped;
+  visits_.clear();
+  visited_.notify_all();
   stats_.running = stats_.waiting = 0;
   stats_.invariant_violations = violations;
   inbox_.clear();
@@ -360,7 +426,7 @@ void Engine::tell_of_stop() {
     event.request_id = alive_.begin()->first;
     event.completion = *alive_.begin()->second.begin();
     event.finish = "error";
-    event.error_type = "EngineStoppedError";
+    event.error_type = stop_type_;
     event.error =
         "[engine] a request needs a running engine, got one that " + cause_ + "; create a new engine";
     tell(std::move(event));

@@ -4,6 +4,10 @@
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_
 
 #include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -46,6 +50,14 @@ class Engine : private MaskSource {
   // one. Returns an empty list at once if the engine has stopped and all events were fetched. If it throws,
   // no event is lost.
   std::vector<Event> wait_events(double timeout_s);
+  // Runs `work` on the loop's thread between two steps, and returns when it is done. It must take little time
+  // and wait for nothing, because all requests wait for it. bytes: about what it copies; the loop begins the
+  // next step once kVisitBytes were copied, however many visits wait. Throws what `work` throws, and, without
+  // calling it: EngineStoppedError, QueueFullError if kMaxVisits wait, and TransferError if the loop has not
+  // come to it within `timeout_s`.
+  void between_steps(const std::function<void(EngineCore&)>& work, size_t bytes, double timeout_s);
+  static constexpr size_t kVisitBytes = size_t{4} << 20;
+  static constexpr size_t kMaxVisits = 64;
   EngineStats stats() const;  // as of the last step
   const ModelFacts& facts() const { return facts_; }
   const std::vector<GroupShape>& groups() const { return groups_; }
@@ -65,6 +77,13 @@ class Engine : private MaskSource {
   bool turn();
 
  private:
+  // Work that a thread waits for; it lies on that thread's stack.
+  struct Visit {
+    const std::function<void(EngineCore&)>* work;
+    size_t bytes;
+    enum { kWaits, kRuns, kDone, kStopped } state = kWaits;
+    std::exception_ptr error = nullptr;
+  };
   using Name = std::pair<int64_t, int32_t>;  // request, completion or kAll
   enum class State { kServing, kDraining, kAborting, kStopped };
 
@@ -74,6 +93,8 @@ class Engine : private MaskSource {
   bool has_work() const;
   bool take_inbox(std::vector<Event>* events);
   State hand_over(std::vector<Event>* events);
+  void take_visits();
+  [[noreturn]] void throw_stopped(const char* who) const;
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override;
   bool wait_for_masks(Clock::time_point until, std::vector<Event>* events) override;
   void carry_out(std::vector<Name> aborts, std::vector<Event>* events);
@@ -81,7 +102,8 @@ class Engine : private MaskSource {
   void tell(Event&& event);
   void tell_of_stop();
   void forget(Name name);
-  void stop(const char* how, const char* why = "", int64_t violations = 0) noexcept;
+  void stop(const char* how, const char* why = "", int64_t violations = 0,
+            const char* type = "EngineStoppedError") noexcept;
 
   EngineCore core_;  // only the loop uses it once the thread runs
   const ModelFacts facts_;
@@ -99,9 +121,12 @@ class Engine : private MaskSource {
   std::condition_variable wake_;  // wakes the loop: there is something to do
   std::condition_variable news_;  // wakes consumers: events_ or state_ changed
   State state_ = State::kServing;
-  std::string cause_;  // why the loop ended, for submit
+  std::string cause_;                             // why the loop ended, for submit
+  const char* stop_type_ = "EngineStoppedError";  // the class of the error that requests end with then
   std::vector<std::pair<Request, Clock::time_point>> inbox_;
   std::vector<Name> aborts_;
+  std::deque<Visit*> visits_;        // those that wait
+  std::condition_variable visited_;  // wakes threads whose visits are over
   // The submitted requests, each with the completions whose last event is not yet published, also after the
   // loop has ended.
   std::unordered_map<int64_t, std::set<int32_t>> alive_;

@@ -11,6 +11,7 @@
 
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
+#include "runtime/core/interface/ranks.h"
 #include "runtime/core/speculation/measure_steps.h"
 
 namespace tensorwright {
@@ -56,6 +57,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     : executor_(std::move(executor)),
       beams_(executor_->facts().max_seq_len),
       samplers_(static_cast<size_t>(executor_->threads())),
+      timeline_(options.timeline),
       masks_(masks),
       debug_lose_block_(options.debug_lose_block) {
   validate_options(options);
@@ -86,6 +88,10 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
+  // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
+  // full step.
+  const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
+  transfer_ = std::make_unique<PrefixTransfer>(*kv_, *executor_, reserve);
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
   drafter_->begin();
@@ -100,9 +106,10 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   if (request.sampling.guided && !masks_)
     throw std::logic_error("[engine] a guided request needs a source of masks");
   auto sequence = std::make_unique<Sequence>();
-  sequence->id = request.id;
+  const int64_t id = sequence->id = request.id;
   sequence->tokens = std::move(request.prompt);
-  sequence->prompt_tokens = sequence->size();
+  const int32_t prompt_tokens = sequence->prompt_tokens = sequence->size();
+  request.sampling.cache_salt = prefix_salt(request.sampling);
   const Sampling& sampling =
       *(sequence->sampling = std::make_shared<const Sampling>(std::move(request.sampling)));
   sequence->seed = sampling.seed ? *sampling.seed : random_seed();
@@ -117,6 +124,11 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
     throw;
   }
   ++added_;
+  if (!timeline_) return;
+  const int64_t at = Timeline::nanoseconds(arrived);
+  Span span{at, at, id, SpanKind::kArrived};
+  span.a = prompt_tokens;
+  timeline_->add(span);
 }
 
 void EngineCore::add_or_fail(Request request, Clock::time_point arrived, std::vector<Event>* events) {
@@ -199,6 +211,10 @@ void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const
 
 // Removes the completion from all books; `last` is its last event.
 void EngineCore::remove(const Event& last) {
+  if (timeline_) {
+    const int64_t now = Timeline::now();
+    timeline_->add({now, now, last.request_id, SpanKind::kEnded, last.completion});
+  }
   const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
   if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
   if (sequence && drafter_) drafter_->forget(*sequence);
@@ -249,7 +265,7 @@ void EngineCore::step(std::vector<Event>* events) {
 void EngineCore::check() {
   if (debug_lose_block_ > 0 && calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
   ++checks_;
-  scheduler_->check();
+  scheduler_->check([this](int32_t group) { return transfer_->held(group); });
   int64_t sequences = 0, completions = 0;
   scheduler_->for_each([&](const Sequence& sequence) { sequences += sequence.places(); });
   for (const auto& [id, left] : open_) completions += left;
@@ -261,6 +277,7 @@ void EngineCore::check() {
 void EngineCore::take_step(std::vector<Event>* events) {
   StepPlan plan;
   std::vector<Share> shares;
+  transfer_->leave_room();
   try {
     plan = scheduler_->plan();
     shares = shares_of(plan);
@@ -348,6 +365,8 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     ran = true;
     logits = execute(plan, wanted);
     if (drafter_) drafter_->computed(plan);
+  } catch (const RankError&) {  // no step can be computed any more
+    throw;
   } catch (const std::exception& error) {
     const int64_t first = plan.chunks[0].sequence->id;
     scheduler_->rollback(plan, ran);
@@ -355,18 +374,49 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     if (at_fault) end(first, &typed, events);
     return false;
   }
-  const Clock::duration computing = Clock::now() - start;
+  const Clock::time_point computed = Clock::now();
+  const Clock::duration computing = computed - start;
+  const int64_t number = scheduler_->stats().steps;
+  if (timeline_) keep_step(plan, number, logits.rows, start, computed);
   scheduler_->commit(plan);
   const bool waits =
       std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
   StepTime time = StepTime::of(plan);
   take_rows(wanted, logits, computing, events);
+  if (timeline_) keep_draws(number, logits.rows, computed);
   // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
   const Clock::duration whole = waits ? computing : Clock::now() - start;
   time.seconds = std::chrono::duration<double>(whole).count();
   if (waits) time.decodes = 0;
   if (drafter_) drafter_->observe_step(time);
   return true;
+}
+
+void EngineCore::keep_step(const StepPlan& plan, int64_t number, int32_t rows, Clock::time_point begin,
+                           Clock::time_point end) noexcept {
+  Span span{Timeline::nanoseconds(begin), Timeline::nanoseconds(end), number};
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Span share = span;
+    share.id = chunk.sequence->id;
+    share.kind = SpanKind::kShare;
+    share.track = chunk.sequence->completion;
+    share.a = chunk.tokens + chunk.drafted;
+    share.b = chunk.sequence->computed;
+    timeline_->add(share);
+    ++span.b;
+  }
+  span.a = plan.tokens;
+  span.c = rows;
+  span.d = scheduler_->waiting();
+  timeline_->add(span);
+}
+
+void EngineCore::keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept {
+  Span span{Timeline::nanoseconds(begin), Timeline::now(), number, SpanKind::kSample};
+  span.a = rows;
+  span.b = kv_->group(static_cast<int32_t>(widest_group())).free();
+  span.c = scheduler_->running();
+  timeline_->add(span);
 }
 
 // Returns the rows that the plan needs. It also makes room for the draws from them: after the step is
@@ -658,17 +708,29 @@ bool EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event
   return false;
 }
 
+// Returns the group of layers that see most positions.
+size_t EngineCore::widest_group() const noexcept {
+  const auto width = [&](size_t j) { return shapes_[j].window == 0 ? INT32_MAX : shapes_[j].window; };
+  size_t widest = 0;
+  for (size_t i = 1; i < shapes_.size(); ++i) {
+    if (width(i) > width(widest)) widest = i;
+  }
+  return widest;
+}
+
+EngineLoad EngineCore::load() const noexcept {
+  const BlockAllocator& blocks = kv_->group(static_cast<int32_t>(widest_group()));
+  return {scheduler_->running(), scheduler_->waiting(), blocks.used(), blocks.total()};
+}
+
 EngineStats EngineCore::stats() const {
   EngineStats stats;
-  size_t widest = 0;
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
     stats.groups.push_back(
         {shapes_[i].window, group.total(), group.free(), group.idle(), group.used(), shapes_[i].chunked});
-    auto width = [&](size_t j) { return shapes_[j].window == 0 ? INT32_MAX : shapes_[j].window; };
-    if (width(i) > width(widest)) widest = i;
   }
-  const EngineStats::Blocks& blocks = stats.groups[widest];
+  const EngineStats::Blocks& blocks = stats.groups[widest_group()];
   stats.total_blocks = blocks.total;
   stats.free_blocks = blocks.free;
   stats.cached_blocks = blocks.cached;

@@ -17,6 +17,7 @@
 #include "runtime/core/engine/beams.h"
 #include "runtime/core/engine/engine_options.h"
 #include "runtime/core/engine/mask_source.h"
+#include "runtime/core/engine/prefix_transfer.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/sampling/sampler.h"
 #include "runtime/core/scheduler/request.h"
@@ -49,6 +50,12 @@ struct EngineStats {
   SpeculationStats speculation;
 };
 
+// What an engine holds at the moment. It takes less time to ask for it than for EngineStats.
+struct EngineLoad {
+  int32_t running = 0, waiting = 0;
+  int32_t used_blocks = 0, total_blocks = 0;  // of the group with the widest window
+};
+
 // Returns the error that a request ends with. It keeps the type of an Error; other exceptions become an
 // OutOfMemoryError or a TensorwrightError.
 Error as_error(const std::exception& error);
@@ -64,7 +71,11 @@ class EngineCore {
   const ModelFacts& facts() const { return executor_->facts(); }
   // The thread that will call step() calls this once.
   void begin_thread() { executor_->begin_thread(); }
+  void end_thread() { executor_->end_thread(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
+
+  // Returns whether requests may have this adapter. Any thread may call it.
+  bool owns(const Adapter& adapter) const { return executor_->owns(adapter); }
 
   // Adds a request that has been validated. If it throws, nothing has changed.
   void add(Request request, Clock::time_point arrived);
@@ -94,6 +105,9 @@ class EngineCore {
 
   bool idle() const { return scheduler_->idle(); }
   EngineStats stats() const;
+  EngineLoad load() const noexcept;
+  // Gives prefixes to other engines and takes theirs, between two calls of step().
+  PrefixTransfer& transfer() { return *transfer_; }
 
  private:
   struct Failure {
@@ -130,6 +144,10 @@ class EngineCore {
   };
 
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
+  void keep_step(const StepPlan& plan, int64_t number, int32_t rows, Clock::time_point begin,
+                 Clock::time_point end) noexcept;
+  void keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept;
+  size_t widest_group() const noexcept;
   void take_step(std::vector<Event>* events);
   void draft(StepPlan& plan);
   void run_each(const std::vector<Share>& shares, std::vector<Event>* events);
@@ -169,9 +187,11 @@ class EngineCore {
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler>
       scheduler_;  // destroyed before kv_, because sequences give their blocks back to it
+  std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
   Beams beams_;
-  std::unique_ptr<Drafter> drafter_;  // null if nothing is proposed
-  std::vector<Sampler> samplers_;     // one per thread of the executor
+  std::unique_ptr<Drafter> drafter_;          // null if nothing is proposed
+  std::vector<Sampler> samplers_;             // one per thread of the executor
+  const std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
   Step step_;
   MaskSource* masks_;
   // pending_ holds the draws whose masks have not come, ready_ those that are drawn from now. Neither holds a

@@ -3,8 +3,10 @@
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "runtime/core/base/timeline.h"
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/speculation/drafter.h"
@@ -24,6 +26,8 @@ struct EngineOptions {
   // max_batch_size sequences; without any, it reuses no prefix of a model with states.
   int32_t state_snapshots = 0;
   SpeculationOptions speculation;  // only with a proposer
+  // What gets the spans of steps and requests; null: nothing is kept.
+  std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.
   int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap
   int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none

@@ -1,7 +1,7 @@
 #include "runtime/core/executor/cpu_executor.h"
 
 #include <algorithm>
-#include <chrono>
+#include <cstring>
 #include <limits>
 
 #include "runtime/core/base/concat.h"
@@ -20,12 +20,18 @@ Plan read_plan(const std::string& path) {
 
 [[noreturn]] void refuse(const std::string& fault) { throw Error("InvalidRequestError", fault); }
 
+BufferRef logits_of(const Plan& plan) {
+  const int32_t at = plan.header.logits_buffer;
+  return at < 0 ? BufferRef() : BufferRef(plan.buffers[static_cast<size_t>(at)]);
+}
+
 std::shared_ptr<ThreadTeam> make_team(const CpuExecutorOptions& options, const Topology* topology) {
   Placement placement;
-  if (may_place(options.numa, options.load)) {
-    const Topology found = topology ? *topology : Topology::of_machine();
-    const int threads = options.threads > 0 ? options.threads : usable_processors();
-    placement = placement_for(options.numa, found, threads);
+  const int threads = options.threads > 0 ? options.threads : usable_processors();
+  if (!options.processors.empty()) {
+    placement = place_threads(Topology::of_machine(options.processors), threads);
+  } else if (may_place(options.numa, options.load)) {
+    placement = placement_for(options.numa, topology ? *topology : Topology::of_machine(), threads);
   }
   auto team = std::make_shared<ThreadTeam>(options.threads, std::move(placement));
   team->set_cut(options.cut);
@@ -37,12 +43,6 @@ Arena activations(uint64_t bytes_per_row, int32_t rows) {
   size_t bytes = 0;
   if (__builtin_mul_overflow(bytes_per_row, static_cast<size_t>(rows), &bytes)) bytes = SIZE_MAX;
   return Arena(bytes, "activations");
-}
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 void check_allocation(const ModelFacts& facts, const std::vector<int32_t>& blocks, const StepLimits& limits) {
@@ -76,11 +76,18 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
       kv_(plan_),
       states_(plan_),
       dispatch_(explain_dispatch()),
+      adapters_(plan_, options.max_adapters, options.max_adapter_rank, selected_isa()),
       profile_(plan_),
-      logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]),
+      timeline_(options.timeline),
+      logits_(logits_of(plan_)),
       logit_end_(plan_.logit_instructions()),
       populate_bytes_(options.populate) {
-  const OpContext context{plan_, weights_.data(), kv_, states_, selected_isa()};
+  if (plan_.meets_ranks() && !options.place.ranks) {
+    throw Error("EngineError", concat(plan_path,
+                                      ": is the plan of one rank of a parallel engine, which cannot run "
+                                      "alone; open the engine's folder"));
+  }
+  const OpContext context{plan_, weights_.data(), kv_, states_, selected_isa(), options.place};
   operations_.reserve(plan_.instructions.size());
   for (const Instruction& instruction : plan_.instructions) {
     operations_.push_back(make_operation(instruction, context));
@@ -102,6 +109,7 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   scratch_ = Arena(scratch, "attention scratch");
   token_arena_ = activations(plan_.header.token_arena_bytes, max_tokens);
   row_arena_ = activations(plan_.header.row_arena_bytes, max_rows);
+  adapters_.allocate(limits);
   kv_.allocate(blocks);
   states_.allocate(state_slots);
   populate();
@@ -130,17 +138,19 @@ void CpuExecutor::populate() {
 LogitRows CpuExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
-  const StepView view{
+  adapters_.begin(step);
+  StepView view{
       step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
   const WatchedPadding watched(plan_, view);
   const bool features = features_wanted_ && heads_;
   const size_t end = features ? heads_->begin : logit_end_;
-  if (profile_.enabled()) {
-    run_profiled(view, end);
+  if (profile_.enabled() || (timeline_ && !timeline_->full())) {
+    run_watched(view, end);
   } else {
     run_operations(view, 0, end);
   }
   features_ = features ? FeatureRows{heads_->model.floats(view), heads_->model.stride} : FeatureRows{};
+  if (plan_.header.logits_buffer < 0) return {nullptr, 0, step.rows()};
   return {logits_.floats(view), logits_.stride, step.rows()};
 }
 
@@ -148,11 +158,11 @@ DraftRows CpuExecutor::run_draft(const Step& step, const float* features) {
   if (!heads_) refuse("run_draft: the plan has no heads");
   if (!draft_checker_) refuse("run_draft: allocate() must be called first");
   draft_checker_->check(step);
-  const StepView view{step,
-                      {token_arena_.data(), row_arena_.data()},
-                      {step.tokens(), step.rows()},
-                      scratch_.data(),
-                      features};
+  StepView view{step,
+                {token_arena_.data(), row_arena_.data()},
+                {step.tokens(), step.rows()},
+                scratch_.data(),
+                features};
   const WatchedPadding watched(plan_, view);
   run_operations(view, heads_->begin, operations_.size());
   features_ = {};
@@ -160,21 +170,49 @@ DraftRows CpuExecutor::run_draft(const Step& step, const float* features) {
           {heads_->hidden.floats(view), heads_->hidden.stride}};
 }
 
-void CpuExecutor::run_operations(const StepView& view, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) operations_[i]->run(view, *team_);
+// Only instructions of the model have adapters, so heads have none.
+void CpuExecutor::run_operation(StepView& view, size_t index) {
+  if (!view.step.adapters.empty()) view.addends = adapters_.addends(index, view, *team_);
+  operations_[index]->run(view, *team_);
 }
 
-// Steps of heads are not measured.
-void CpuExecutor::run_profiled(const StepView& view, size_t end) {
-  std::vector<Measured> measured(end);
-  const int64_t first = now_ns();
-  int64_t begin = first;
-  for (size_t i = 0; i < end; ++i) {
-    operations_[i]->run(view, *team_);
-    const int64_t now = now_ns();
-    measured[i].nanoseconds = now - begin;
-    begin = now;
+void CpuExecutor::run_operations(StepView& view, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) run_operation(view, i);
+}
+
+// Watches a team while it lives.
+class WatchedTeam {
+ public:
+  explicit WatchedTeam(ThreadTeam* team) : team_(team) {
+    if (team_) team_->watch(true);
   }
+  ~WatchedTeam() {
+    if (!team_) return;
+    team_->watch(false);
+    team_->forget_spans();
+  }
+  WatchedTeam(const WatchedTeam&) = delete;
+  WatchedTeam& operator=(const WatchedTeam&) = delete;
+
+ private:
+  ThreadTeam* team_;
+};
+
+// Steps of heads are not measured.
+void CpuExecutor::run_watched(StepView& view, size_t end) {
+  const bool profiled = profile_.enabled();
+  std::vector<Measured> measured(end);
+  const int64_t first = Timeline::now();
+  int64_t begin = first;
+  const WatchedTeam watched(timeline_ ? team_.get() : nullptr);
+  for (size_t i = 0; i < end; ++i) {
+    run_operation(view, i);
+    const int64_t now = Timeline::now();
+    measured[i].nanoseconds = now - begin;
+    if (timeline_) keep_spans(i, view.step.tokens(), begin, now);
+    begin = timeline_ ? Timeline::now() : now;
+  }
+  if (!profiled) return;
   for (size_t i = 0; i < end; ++i) {
     measured[i].cost = operations_[i]->cost(view);
     measured[i].experts = operations_[i]->expert_use();
@@ -182,28 +220,67 @@ void CpuExecutor::run_profiled(const StepView& view, size_t end) {
   profile_.add(view.step, measured, begin - first);
 }
 
+void CpuExecutor::keep_spans(size_t instruction, int32_t tokens, int64_t begin, int64_t end) {
+  Span span{begin, end, static_cast<int64_t>(instruction), SpanKind::kOp};
+  span.a = tokens;
+  timeline_->add(span);
+  for (const ThreadTeam::ThreadSpan& own : team_->spans()) {
+    Span tasks{own.begin, own.end, static_cast<int64_t>(instruction), SpanKind::kTasks, own.thread};
+    tasks.a = own.tasks;
+    timeline_->add(tasks);
+  }
+  team_->forget_spans();
+}
+
 WeightReads CpuExecutor::weight_reads() const { return tensorwright::weight_reads(plan_, operations_); }
 
+void CpuExecutor::check_blocks(const char* call, int32_t group, std::initializer_list<int32_t> blocks) const {
+  const std::vector<int32_t>& counts = kv_.blocks();
+  if (group < 0 || static_cast<size_t>(group) >= counts.size()) {
+    refuse(concat(call, ": group must be 0 to ", static_cast<int64_t>(counts.size()) - 1, ", is ", group));
+  }
+  const int32_t count = counts[static_cast<size_t>(group)];
+  for (int32_t block : blocks) {
+    if (block < 0 || block >= count) refuse(concat(call, ": block must be 0 to ", count - 1, ", is ", block));
+  }
+}
+
+void CpuExecutor::check_slots(const char* call, std::initializer_list<int32_t> slots) const {
+  for (int32_t slot : slots) {
+    if (slot < 0 || slot >= states_.slots())
+      refuse(concat(call, ": slot must be 0 to ", states_.slots() - 1, ", is ", slot));
+  }
+}
+
 void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
-  const std::vector<int32_t>& blocks = kv_.blocks();
-  if (group < 0 || static_cast<size_t>(group) >= blocks.size()) {
-    refuse(
-        concat("copy_block: group must be 0 to ", static_cast<int64_t>(blocks.size()) - 1, ", is ", group));
-  }
-  const int32_t count = blocks[static_cast<size_t>(group)];
-  for (int32_t block : {from, to}) {
-    if (block < 0 || block >= count)
-      refuse(concat("copy_block: block must be 0 to ", count - 1, ", is ", block));
-  }
+  check_blocks("copy_block", group, {from, to});
   kv_.copy_block(group, from, to);
 }
 
 void CpuExecutor::copy_state(int32_t from, int32_t to) {
-  for (int32_t slot : {from, to}) {
-    if (slot < 0 || slot >= states_.slots())
-      refuse(concat("copy_state: slot must be 0 to ", states_.slots() - 1, ", is ", slot));
-  }
+  check_slots("copy_state", {from, to});
   states_.copy(from, to, *team_);
+}
+
+void CpuExecutor::read_block(int32_t group, int32_t block, char* to) const {
+  check_blocks("read_block", group, {block});
+  kv_.read_block(group, block, to);
+}
+
+void CpuExecutor::write_block(int32_t group, int32_t block, const char* from) {
+  check_blocks("write_block", group, {block});
+  kv_.write_block(group, block, from);
+}
+
+// The states of a slot lie one behind the other (state_storage.h).
+void CpuExecutor::read_state(int32_t slot, char* to) const {
+  check_slots("read_state", {slot});
+  if (states_.slot_bytes() > 0) std::memcpy(to, states_.at(0, slot), states_.slot_bytes());
+}
+
+void CpuExecutor::write_state(int32_t slot, const char* from) {
+  check_slots("write_state", {slot});
+  if (states_.slot_bytes() > 0) std::memcpy(states_.at(0, slot), from, states_.slot_bytes());
 }
 
 // The tasks compute with denormals, as threads outside of the team do: a result must not depend on the

@@ -2,6 +2,7 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "runtime/core/base/mapped_file.h"
 #include "runtime/core/base/populate.h"
 #include "runtime/core/base/thread_team.h"
+#include "runtime/core/base/timeline.h"
+#include "runtime/core/executor/adapters.h"
 #include "runtime/core/executor/numa.h"
 #include "runtime/core/executor/profile.h"
 #include "runtime/core/executor/weight_reads.h"
@@ -28,9 +31,17 @@ struct CpuExecutorOptions {
   size_t populate = 0;  // bytes whose page faults are taken before the first step, see populate.h
   Numa numa = Numa::automatic;
   WorkCut cut = {};
+  // The processors of a rank that shares the machine with others; empty: those of the process.
+  std::vector<int> processors = {};
   // The team of another executor, which never runs at the same time; null: a team of its own. Two teams would
   // wait for each other's spinning threads.
   std::shared_ptr<ThreadTeam> team = nullptr;
+  // What gets the spans of instructions and threads; null: nothing is kept.
+  std::shared_ptr<Timeline> timeline = nullptr;
+  // Where this executor stands among the ranks of a parallel engine.
+  RankPlace place = {};
+  // The adapters that may live at once, and the most rows of the first matrix of one product of an adapter.
+  int32_t max_adapters = 0, max_adapter_rank = 0;
 };
 
 // Computes a step on the calling thread and the team's threads. Two threads must not use it at once.
@@ -51,6 +62,10 @@ class CpuExecutor : public Executor {
   DraftRows run_draft(const Step& step, const float* features) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
+  void read_block(int32_t group, int32_t block, char* to) const override;
+  void write_block(int32_t group, int32_t block, const char* from) override;
+  void read_state(int32_t slot, char* to) const override;
+  void write_state(int32_t slot, const char* from) override;
 
   void begin_thread() override { team_->pin_caller(); }
   int threads() const override { return team_->threads(); }
@@ -59,14 +74,21 @@ class CpuExecutor : public Executor {
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }
   const std::shared_ptr<ThreadTeam>& team() const { return team_; }
+  // The adapters of this executor. Their make() may be called by any thread.
+  const AdapterProducts& adapters() const { return adapters_; }
+  bool owns(const Adapter& adapter) const override { return adapters_.owns(adapter); }
   WeightReads weight_reads() const;
   // Returns when the page faults are taken that CpuExecutorOptions::populate asks for.
   void wait_for_memory() { populator_.wait(); }
 
  private:
+  void check_blocks(const char* call, int32_t group, std::initializer_list<int32_t> blocks) const;
+  void check_slots(const char* call, std::initializer_list<int32_t> slots) const;
   void populate();
-  void run_operations(const StepView& view, size_t begin, size_t end);
-  void run_profiled(const StepView& view, size_t end);
+  void run_operation(StepView& view, size_t index);
+  void run_operations(StepView& view, size_t begin, size_t end);
+  void run_watched(StepView& view, size_t end);
+  void keep_spans(size_t instruction, int32_t tokens, int64_t begin, int64_t end);
 
   const Plan plan_;
   const ModelFacts facts_;
@@ -76,8 +98,10 @@ class CpuExecutor : public Executor {
   StateStorage states_;
   std::vector<DispatchChoice> dispatch_;
   std::vector<std::unique_ptr<Operation>> operations_;  // one per instruction
+  AdapterProducts adapters_;
   Profile profile_;
-  const BufferRef logits_;
+  const std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
+  const BufferRef logits_;                    // empty in a stage that computes no logits
 
   // Of a plan with heads: where they begin, and the buffers of the model's features and of the heads'
   // results.

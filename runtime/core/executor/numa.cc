@@ -4,25 +4,10 @@
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/executor/products.h"
 #include "runtime/core/plan/op_table.h"
 
 namespace tensorwright {
-namespace {
-
-// Whether an instruction cuts its first weight into shares of the threads by panels
-// (plugins/matmul/tiling.h).
-bool shares_out_panels(const Instruction& instruction) {
-  switch (static_cast<Op>(instruction.op)) {
-    case Op::kMatmul:
-    case Op::kQuantizedMatmul:
-    case Op::kWeightOnlyMatmul:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
 
 Numa numa_of(const std::string& name) {
   if (name == "auto") return Numa::automatic;
@@ -47,6 +32,18 @@ Placement placement_for(Numa numa, const Topology& topology, int threads) {
   return wanted ? place_threads(topology, threads) : Placement{};
 }
 
+std::vector<int> processors_of_rank(Numa numa, const Topology& topology, int rank, int ranks, int threads) {
+  if (numa == Numa::interleave) {
+    throw Error(
+        "InvalidOptionError",
+        "numa='interleave' is for an engine of one rank: each rank has weights of its own; use 'split', "
+        "which gives each rank its processors, or leave numa out");
+  }
+  const bool all = int64_t{ranks} * threads == topology.cores();
+  const bool wanted = numa == Numa::split || (numa == Numa::automatic && topology.nodes() > 1 && all);
+  return wanted ? processors_of_part(topology, rank, ranks) : std::vector<int>{};
+}
+
 std::vector<int> place_weights(const Plan& plan, const Placement& placement, Numa numa) {
   if (placement.nodes <= 1) return {};
   const size_t pages =
@@ -58,7 +55,7 @@ std::vector<int> place_weights(const Plan& plan, const Placement& placement, Num
     nodes[page] = placement.node(static_cast<int>(page % static_cast<size_t>(threads)));
   if (numa == Numa::interleave) return nodes;
   for (const Instruction& instruction : plan.instructions) {
-    if (!shares_out_panels(instruction)) continue;
+    if (!is_product(instruction)) continue;
     const WeightRecord& weight = plan.weights[static_cast<size_t>(instruction.weight[0])];
     const uint64_t end = weight.offset + weight.bytes;
     for (uint64_t page = weight.offset / MappedFile::kPage; page * MappedFile::kPage < end; ++page) {

@@ -28,6 +28,12 @@ bool may_place(Numa numa, LoadMode load);
 // Returns where the threads of an engine run that may place them.
 Placement placement_for(Numa numa, const Topology& topology, int threads);
 
+// Returns the processors of one of `ranks` processes of this machine that compute together, each with so many
+// threads; empty: the system places them. A rank then has the nodes of its processors to itself, so its
+// memory is near where it reads. Throws Error{"InvalidOptionError"} for Numa::interleave: a rank's weights
+// are its own.
+std::vector<int> processors_of_rank(Numa numa, const Topology& topology, int rank, int ranks, int threads);
+
 // Returns the node that holds each MappedFile::kPage bytes of weights.bin; empty for a placement on one node.
 // A product cuts its matrix into as many shares as there are threads, so a node with a quarter of them reads
 // the same quarter in every step. What is read in another way lies on the nodes in turns: experts, of which a

@@ -28,6 +28,7 @@ Profile::Profile(const Plan& plan) {
     ProfileRow row;
     row.name = plan.name(instruction.name);
     row.op = op_name(instruction.op);
+    row.arithmetic = plan.arithmetic(instruction);
     for (Sums& sums : phases_) sums.rows.push_back(row);
   }
 }

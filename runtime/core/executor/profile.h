@@ -25,6 +25,7 @@ Phase phase_of(const Step& step);
 struct ProfileRow {
   std::string name;  // module path in the model
   std::string op;
+  std::string arithmetic;  // see Plan::arithmetic
   int64_t calls = 0;
   int64_t nanoseconds = 0;
   Cost cost;

@@ -11,7 +11,7 @@ WeightReads weight_reads(const Plan& plan, const std::vector<std::unique_ptr<Ope
     const Instruction& instruction = plan.instructions[i];
     const ExpertUse use = operations[i]->expert_use();
     if (use.experts > 0) {
-      reads.bytes += use.slots * use.bytes;
+      reads.bytes += use.slots * use.bytes * use.experts / use.total;
       const std::string name = plan.name(instruction.name);
       const bool more = !use.starts && !reads.mixtures.empty() && reads.mixtures.back().name == name;
       if (more) {

@@ -8,6 +8,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "runtime/core/base/error.h"
+#include "runtime/core/interface/adapter.h"
+
 namespace tensorwright {
 
 // Facts of the model that the scheduler and the sampler need. The engine's files hold them.
@@ -47,6 +50,9 @@ struct Step {
   // [seqs]: the slot of each sequence's states; empty if the model has none. A sequence whose first token of
   // the step has position 0 starts from zero states, whatever the slot holds.
   std::vector<int32_t> state_slots = {};
+  // [seqs]: the adapter of each sequence, null for one without; empty if no sequence has one. They must live
+  // as long as the step runs.
+  std::vector<const Adapter*> adapters = {};
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids.size()); }
   int32_t seqs() const { return static_cast<int32_t>(context_lens.size()); }
@@ -87,12 +93,21 @@ class Executor {
                         int32_t max_seqs, int32_t state_slots) = 0;
   // The thread that will call run() calls this once, at its begin.
   virtual void begin_thread() {}
+  // The same thread calls this once, at its end: no step comes after it.
+  virtual void end_thread() noexcept {}
   // Computes a step and returns its logits. Throws before any effect if the step is malformed.
   virtual LogitRows run(const Step& step) = 0;
   // Copies one block of a group, for copy-on-write.
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
   // Copies the states of all recurrent layers from one slot to another.
   virtual void copy_state(int32_t from, int32_t to) = 0;
+  // Copy one block of a group out of the cache or into it, over all layers of the group: block_bytes[group]
+  // bytes, as the cache lays them out. Throws Error{"InvalidOptionError"} if the executor cannot.
+  virtual void read_block(int32_t group, int32_t block, char* to) const;
+  virtual void write_block(int32_t group, int32_t block, const char* from);
+  // The same for the states of a slot: state_bytes bytes.
+  virtual void read_state(int32_t slot, char* to) const;
+  virtual void write_state(int32_t slot, const char* from);
   // Whether run() computes features too; not at first.
   virtual void want_features(bool /*wanted*/) {}
   // Returns the features of the last run(), if they are wanted.
@@ -102,6 +117,8 @@ class Executor {
   // draft_group counts, and none if that is -1. Throws before any effect if the step is malformed, or the
   // model has no heads.
   virtual DraftRows run_draft(const Step& step, const float* features);
+  // Returns whether the executor made this adapter, so that its steps may have it. Any thread may call it.
+  virtual bool owns(const Adapter& /*adapter*/) const { return false; }
   // The number of threads that run_tasks() uses.
   virtual int threads() const { return 1; }
   // Does work between steps: calls fn(task, thread) once for every task in [0, tasks), where thread is in
@@ -113,6 +130,31 @@ class Executor {
 
 inline DraftRows Executor::run_draft(const Step& /*step*/, const float* /*features*/) {
   throw std::logic_error("[executor] this executor has no heads");
+}
+
+namespace executor_detail {
+
+[[noreturn]] inline void refuse_transfer() {
+  throw Error(
+      "InvalidOptionError",
+      "[executor] only an engine of target cpu and of one rank gives blocks of its cache to others and "
+      "takes theirs; build such a one");
+}
+
+}  // namespace executor_detail
+
+inline void Executor::read_block(int32_t /*group*/, int32_t /*block*/, char* /*to*/) const {
+  executor_detail::refuse_transfer();
+}
+
+inline void Executor::write_block(int32_t /*group*/, int32_t /*block*/, const char* /*from*/) {
+  executor_detail::refuse_transfer();
+}
+
+inline void Executor::read_state(int32_t /*slot*/, char* /*to*/) const { executor_detail::refuse_transfer(); }
+
+inline void Executor::write_state(int32_t /*slot*/, const char* /*from*/) {
+  executor_detail::refuse_transfer();
 }
 
 }  // namespace tensorwright

@@ -53,4 +53,20 @@ void KvStorage::copy_block(int32_t group, int32_t from, int32_t to) {
   }
 }
 
+void KvStorage::read_block(int32_t group, int32_t block, char* to) const {
+  for (const Layer& layer : layers_) {
+    if (layer.group != static_cast<uint32_t>(group)) continue;
+    std::memcpy(to, layer.pages.data() + static_cast<size_t>(block) * layer.block_bytes, layer.block_bytes);
+    to += layer.block_bytes;
+  }
+}
+
+void KvStorage::write_block(int32_t group, int32_t block, const char* from) {
+  for (const Layer& layer : layers_) {
+    if (layer.group != static_cast<uint32_t>(group)) continue;
+    std::memcpy(layer.pages.data() + static_cast<size_t>(block) * layer.block_bytes, from, layer.block_bytes);
+    from += layer.block_bytes;
+  }
+}
+
 }  // namespace tensorwright

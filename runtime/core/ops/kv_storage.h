@@ -31,6 +31,9 @@ class KvStorage {
 
   // Copies one block of a group in all of its layers; both indices must be in range.
   void copy_block(int32_t group, int32_t from, int32_t to);
+  // Copy one block of a group, layer by layer, out of the cache or into it; the index must be in range.
+  void read_block(int32_t group, int32_t block, char* to) const;
+  void write_block(int32_t group, int32_t block, const char* from);
 
  private:
   struct Layer {

@@ -13,6 +13,7 @@
 #include "plugins/common/kernel_types.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/interface/executor.h"
+#include "runtime/core/interface/ranks.h"
 #include "runtime/core/ops/kv_storage.h"
 #include "runtime/core/ops/state_storage.h"
 #include "runtime/core/ops/step_check.h"
@@ -27,6 +28,9 @@ struct StepView {
   int32_t counts[2];  // by BufferKind: tokens and logit rows of the step
   char* scratch;      // as many bytes as the largest reserve() returned; it holds nothing between operations
   const float* features = nullptr;  // [tokens, draft_width] in a step of heads, see Executor::run_draft
+  // [rows of the operation's x]: what adapters add to the sums of the product that runs next, as
+  // tw_matmul_args says; null if they add nothing.
+  const float* const* addends = nullptr;
 };
 
 // A buffer of the plan: [rows, cols], where rows is the step's count for the buffer's kind.
@@ -61,6 +65,8 @@ struct Cost {
 // What a mixture of experts says of itself. An operation without experts has none.
 struct ExpertUse {
   int32_t experts = 0;
+  int32_t total =
+      0;  // of how many experts a row takes some; more than `experts` if other ranks have the rest
   int32_t slots = 0;  // how many experts a row takes
   int64_t bytes = 0;  // of the weights of one expert
   // For each expert the first of its rows in the last step, if rows are sorted by expert, and the end. Null
@@ -89,6 +95,7 @@ struct OpContext {
   KvStorage& kv;
   StateStorage& states;
   Isa isa;
+  RankPlace place = {};  // without ranks, no operation runs that needs them
 
   BufferRef buffer(int32_t index) const { return BufferRef(plan.buffers[static_cast<size_t>(index)]); }
   const WeightRecord& weight(int32_t index) const { return plan.weights[static_cast<size_t>(index)]; }

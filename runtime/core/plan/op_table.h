@@ -19,7 +19,7 @@ struct OpContext;
 
 // Numbers are stored; none is used again. The comment gives in | weights | out | ints | floats.
 enum class Op : uint32_t {
-  kEmbedding = 1,  // - | table | y | ids | scale
+  kEmbedding = 1,  // - | table | y | ids, first, rows | scale
   kRmsNorm = 2,  // x, residual? | w | y, sum? | - | eps, weight_offset
   kMatmul = 3,  // x, residual? | w, bias? | y | epilogue, n | -
   kRotaryTable = 4,  // - | inv_freq | table | - | scale
@@ -33,7 +33,7 @@ enum class Op : uint32_t {
   kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
   kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
   kRoute = 14,  // logits | - | index, weights | k, normalise | -
-  kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation, identities | -
+  kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation, identities, first, total | -
   kHeadProducts = 16,  // x | w | y | heads | -
   kLatentKvWrite = 17,  // q_latent, q, kv, table? | - | y | kv_layer, heads | -
   kCarriedConv = 20,  // x | w, bias? | y | state, activation | -
@@ -43,13 +43,19 @@ enum class Op : uint32_t {
   kCarriedRgLru = 24,  // x, input, decay | w | y | state | -
   kCarriedLinearAttention = 25,  // row | w | y | state, heads, states | -
   kRouteByScore = 28,  // logits | bias?, expert_scales? | index, weights | k, normalise, score, by_scores, groups, group_limit, group_best, keeps_others | scale, epsilon, least, jitter
-  kExpertsUp = 29,  // x, index, weights? | up, bias? | y | experts, activation, gated, squared, limits_activated | slope, limit, up_offset
-  kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts | -
+  kExpertsUp = 29,  // x, index, weights? | up, bias? | y | experts, activation, gated, squared, limits_activated, first, total | slope, limit, up_offset
+  kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts, first, total | -
   kConcat = 31,  // x0, x1, x2?, x3? | - | y | - | -
   kWeightOnlyMatmul = 32,  // x, residual? | w, bias? | y | epilogue, n | -
   kSplitColumns = 33,  // x | columns | rest, taken | - | -
   kTakeColumns = 34,  // x | columns | y | - | -
   kDraftFeatures = 35,  // target? | - | y | logits, hidden | -
+  kAllReduce = 36,  // x | - | y | - | -
+  kAllGather = 37,  // x | - | y | first | -
+  kSend = 38,  // x | - | y | message | -
+  kReceive = 39,  // - | - | y | message | -
+  kSquareSums = 40,  // x | - | y | start, columns, offset, size, runs | -
+  kRmsNormBySums = 41,  // x, sums | w | y | start, offset, size, first | eps, weight_offset
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -118,6 +124,18 @@ InstructionRule check_take_columns;
 OperationMaker make_take_columns;
 InstructionRule check_draft_features;
 OperationMaker make_draft_features;
+InstructionRule check_all_reduce;
+OperationMaker make_all_reduce;
+InstructionRule check_all_gather;
+OperationMaker make_all_gather;
+InstructionRule check_send;
+OperationMaker make_send;
+InstructionRule check_receive;
+OperationMaker make_receive;
+InstructionRule check_square_sums;
+OperationMaker make_square_sums;
+InstructionRule check_rms_norm_by_sums;
+OperationMaker make_rms_norm_by_sums;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -128,7 +146,7 @@ struct OpRow {
   OperationMaker* make;
 };
 inline constexpr OpRow kOpTable[] = {
-  {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 1, 1, check_embedding, make_embedding},
+  {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 3, 1, check_embedding, make_embedding},
   {Op::kRmsNorm, "rms_norm", 1, 2, 1, 1, 1, 2, 0, 2, check_rms_norm, make_rms_norm},
   {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul, make_matmul},
   {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table, make_rotary_table},
@@ -142,7 +160,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kLayerNorm, "layer_norm", 1, 2, 1, 2, 1, 2, 3, 2, check_layer_norm, make_layer_norm},
   {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul, make_quantized_matmul},
   {Op::kRoute, "route", 1, 1, 0, 0, 2, 2, 2, 0, check_route, make_route},
-  {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 3, 0, check_experts, make_experts},
+  {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 5, 0, check_experts, make_experts},
   {Op::kHeadProducts, "head_products", 1, 1, 1, 1, 1, 1, 1, 0, check_head_products, make_head_products},
   {Op::kLatentKvWrite, "latent_kv_write", 3, 4, 0, 0, 1, 1, 2, 0, check_latent_kv_write, make_latent_kv_write},
   {Op::kCarriedConv, "carried_conv", 1, 1, 1, 2, 1, 1, 2, 0, check_carried_conv, make_carried_conv},
@@ -152,13 +170,19 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kCarriedRgLru, "carried_rg_lru", 3, 3, 1, 1, 1, 1, 1, 0, check_carried_rg_lru, make_carried_rg_lru},
   {Op::kCarriedLinearAttention, "carried_linear_attention", 1, 1, 1, 1, 1, 1, 3, 0, check_carried_linear_attention, make_carried_linear_attention},
   {Op::kRouteByScore, "route_by_score", 1, 1, 0, 2, 2, 2, 8, 4, check_route_by_score, make_route_by_score},
-  {Op::kExpertsUp, "experts_up", 2, 3, 1, 2, 1, 1, 5, 3, check_experts_up, make_experts_up},
-  {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 1, 0, check_experts_down, make_experts_down},
+  {Op::kExpertsUp, "experts_up", 2, 3, 1, 2, 1, 1, 7, 3, check_experts_up, make_experts_up},
+  {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 3, 0, check_experts_down, make_experts_down},
   {Op::kConcat, "concat", 2, 4, 0, 0, 1, 1, 0, 0, check_concat, make_concat},
   {Op::kWeightOnlyMatmul, "weight_only_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_weight_only_matmul, make_weight_only_matmul},
   {Op::kSplitColumns, "split_columns", 1, 1, 1, 1, 2, 2, 0, 0, check_split_columns, make_split_columns},
   {Op::kTakeColumns, "take_columns", 1, 1, 1, 1, 1, 1, 0, 0, check_take_columns, make_take_columns},
   {Op::kDraftFeatures, "draft_features", 0, 1, 0, 0, 1, 1, 2, 0, check_draft_features, make_draft_features},
+  {Op::kAllReduce, "all_reduce", 1, 1, 0, 0, 1, 1, 0, 0, check_all_reduce, make_all_reduce},
+  {Op::kAllGather, "all_gather", 1, 1, 0, 0, 1, 1, 1, 0, check_all_gather, make_all_gather},
+  {Op::kSend, "send", 1, 1, 0, 0, 1, 1, 1, 0, check_send, make_send},
+  {Op::kReceive, "receive", 0, 0, 0, 0, 1, 1, 1, 0, check_receive, make_receive},
+  {Op::kSquareSums, "square_sums", 1, 1, 0, 0, 1, 1, 5, 0, check_square_sums, make_square_sums},
+  {Op::kRmsNormBySums, "rms_norm_by_sums", 2, 2, 1, 1, 1, 1, 4, 2, check_rms_norm_by_sums, make_rms_norm_by_sums},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and
@@ -184,6 +208,9 @@ inline constexpr OpSharing kOpSharings[] = {
   {Op::kQuantizedMatmul, 0, 1, -1},  // y over residual
   {Op::kWeightOnlyMatmul, 0, 1, -1},  // y over residual
   {Op::kSplitColumns, 0, 0, -1},  // rest over x
+  {Op::kAllReduce, 0, 0, -1},  // y over x
+  {Op::kSend, 0, 0, -1},  // y over x
+  {Op::kRmsNormBySums, 0, 0, -1},  // y over x
 };
 
 // clang-format on

@@ -37,6 +37,20 @@ const Instruction* Plan::heads() const {
   return at < instructions.size() ? &instructions[at] : nullptr;
 }
 
+bool Plan::meets_ranks() const {
+  return std::ranges::any_of(instructions, [](const Instruction& instruction) {
+    switch (static_cast<Op>(instruction.op)) {
+      case Op::kAllReduce:
+      case Op::kAllGather:
+      case Op::kSend:
+      case Op::kReceive:
+        return true;
+      default:
+        return false;
+    }
+  });
+}
+
 size_t Plan::logit_instructions() const {
   size_t end = model_instructions();
   if (!heads()) return end;
@@ -44,6 +58,26 @@ size_t Plan::logit_instructions() const {
                         std::end(instructions[end - 1].out))
     --end;
   return end;
+}
+
+const char* Plan::arithmetic(const Instruction& instruction) const {
+  const auto act_dtype = [this] { return header.act_dtype == TW_BF16 ? "bfloat16" : "float32"; };
+  if (instruction.op == static_cast<uint32_t>(Op::kPagedAttention)) return act_dtype();
+  // A table of embeddings is looked up in, not multiplied by.
+  if (instruction.op == static_cast<uint32_t>(Op::kEmbedding)) return "float32";
+  for (const int32_t index : instruction.weight) {
+    if (index < 0) continue;
+    switch (static_cast<WeightLayout>(weights[static_cast<size_t>(index)].layout)) {
+      case WeightLayout::kQuantized:
+        return "int8";
+      case WeightLayout::kPanels:
+      case WeightLayout::kWeightOnly:
+        return act_dtype();
+      case WeightLayout::kRaw:
+        break;
+    }
+  }
+  return "float32";
 }
 
 bool names_kv_layer(uint32_t op) {
@@ -93,6 +127,8 @@ constexpr uint64_t kMaxNumber = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kMaxArenaRow = uint64_t{1} << 40;
 // The states of a sequence then take at most 2^44 bytes.
 constexpr uint32_t kMaxStates = 4096;
+// Of a stage with fewer layers.
+constexpr uint32_t kMostGroups = 64;
 constexpr uint64_t kMaxStateBytes = uint64_t{1} << 32;
 
 template <typename... Parts>
@@ -123,10 +159,11 @@ void check_header(const PlanHeader& h, size_t file_bytes) {
           int{TW_ATTENTION_SPLIT}, ", is ", block);
   require(is_float_dtype(h.act_dtype), "header: act_dtype must be 0 (float32) or 1 (bfloat16), is ",
           h.act_dtype);
-  require(h.cache_groups <= h.kv_layers, "header: cache_groups is ", h.cache_groups, ", more than the ",
-          h.kv_layers, " kv_layers");
-  require(h.logits_buffer >= 0 && static_cast<uint32_t>(h.logits_buffer) < h.buffers,
-          "header: logits_buffer must be 0 to ", int64_t{h.buffers} - 1, ", is ", h.logits_buffer);
+  // A stage of a parallel engine may lack the layers of some groups; check_groups has the rule for others.
+  require(h.cache_groups <= std::max(h.kv_layers, kMostGroups), "header: cache_groups is ", h.cache_groups,
+          ", more than the ", h.kv_layers, " kv_layers");
+  require(h.logits_buffer >= -1 && int64_t{h.logits_buffer} < h.buffers,
+          "header: logits_buffer must be -1 to ", int64_t{h.buffers} - 1, ", is ", h.logits_buffer);
   require(h.states <= kMaxStates, "header: states must be at most ", kMaxStates, ", is ", h.states);
   require(h.token_arena_bytes % 64 == 0 && h.token_arena_bytes <= kMaxArenaRow,
           "header: token_arena_bytes must be a multiple of 64 up to ", kMaxArenaRow, ", is ",
@@ -173,8 +210,8 @@ void check_kv_layer(const Plan& plan, size_t index) {
           layer.v_dim);
 }
 
-// Checks that every group has a layer, and that the layers of a group have the same window, because the
-// scheduler frees the blocks of a group by its window.
+// Checks that every group has a layer, but for those of other stages of a parallel engine, and that the
+// layers of a group have the same window, because the scheduler frees the blocks of a group by its window.
 void check_groups(const Plan& plan) {
   std::vector<const KvLayerRecord*> firsts(plan.header.cache_groups);
   for (size_t i = 0; i < plan.kv_layers.size(); ++i) {
@@ -186,6 +223,9 @@ void check_groups(const Plan& plan) {
     require(first->chunked == layer.chunked, "kv layer ", i, ": chunked must be its group's ", first->chunked,
             ", is ", layer.chunked);
   }
+  if (plan.meets_ranks()) return;
+  require(plan.header.cache_groups <= plan.header.kv_layers, "header: cache_groups is ",
+          plan.header.cache_groups, ", more than the ", plan.header.kv_layers, " kv_layers");
   for (size_t i = 0; i < firsts.size(); ++i) require(firsts[i], "cache group ", i, " has no kv layer");
 }
 

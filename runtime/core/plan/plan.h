@@ -30,10 +30,15 @@ struct Plan {
   size_t kv_block_bytes(const KvLayerRecord& layer) const;
   // Returns the instruction draft_features, behind which are those of heads; null for a plan without heads.
   const Instruction* heads() const;
+  // Returns whether an instruction is computed by several ranks together.
+  bool meets_ranks() const;
   // Returns how many instructions compute the model: those before draft_features, or all.
   size_t model_instructions() const;
   // Returns how many instructions compute the logits. Those up to model_instructions() compute features.
   size_t logit_instructions() const;
+  // Returns the name of the type whose peak bounds an instruction's arithmetic: "int8" for products of
+  // quantized weights, the weights' or the cache's type for other products, else "float32".
+  const char* arithmetic(const Instruction& instruction) const;
   ModelFacts facts() const;
 };
 

@@ -1,5 +1,7 @@
 #include "runtime/core/plan/plan_check.h"
 
+#include <algorithm>
+
 #include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
@@ -165,6 +167,12 @@ void check_instructions(const Plan& plan) {
     }
   }
   check_heads(plan);
+  const bool sends = std::ranges::any_of(plan.instructions, [](const Instruction& instruction) {
+    return instruction.op == static_cast<uint32_t>(Op::kSend);
+  });
+  if (sends != (plan.header.logits_buffer < 0))
+    refuse_plan("logits_buffer must be -1 if a stage sends to the next one, and else name the logits");
+  if (sends) return;
   const auto logits = static_cast<size_t>(plan.header.logits_buffer);
   const BufferRecord& buffer = plan.buffers[logits];
   if (buffer.kind != static_cast<uint32_t>(BufferKind::kRows) || buffer.dtype != TW_F32 ||

@@ -40,7 +40,9 @@ struct PlanHeader {
   uint32_t weights;
   uint32_t instructions;
   uint32_t names_bytes;
-  int32_t logits_buffer;       // index of the BufferRecord that holds the logits, rows kind, TW_F32
+  // Index of the BufferRecord that holds the logits, rows kind, TW_F32; -1 in the plan of a stage that sends
+  // what it computes to the next one.
+  int32_t logits_buffer;
   uint32_t states;             // recurrent layers; 0 in plans from before there were any
   uint64_t token_arena_bytes;  // bytes per token of the arena of the token-kind buffers
   uint64_t row_arena_bytes;    // bytes per logit row of the arena of the row-kind buffers

@@ -8,8 +8,6 @@ namespace tensorwright {
 
 namespace {
 
-constexpr double kLog2e = 0x1.71547652b82fep+0;
-
 // Bounds the error of a sum that plugins/logits estimates in float, per unit of the sum: 2^-23 for each
 // weight, as much for the two additions in float, and the rest for the additions in double, here and in the
 // definition.

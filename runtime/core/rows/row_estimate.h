@@ -15,6 +15,8 @@
 
 namespace tensorwright {
 
+inline constexpr double kLog2e = 0x1.71547652b82fep+0;  // the logarithm of e to the base 2
+
 class RowEstimate {
  public:
   // Reads the row, once. Returns false if the row has no distribution at this temperature, or has values too

@@ -12,7 +12,6 @@ namespace tensorwright {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kLog2e = 0x1.71547652b82fep+0;
 
 // Returns the lowest value above a bound, and -inf for -inf, which stands for no bound.
 float above(float bound) { return bound == -kInfinity ? bound : std::nextafter(bound, kInfinity); }

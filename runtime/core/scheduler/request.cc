@@ -98,6 +98,9 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "prompt_logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.prompt_logprobs),
            "lower it");
   }
+  if (s.cache_salt.starts_with(kAdapterMark)) {
+    refuse(type, "cache_salt must not begin with the character 0", "one that does", "use another salt");
+  }
   validate_tokens("stop token ids", s.stop_token_ids.ids(), facts.vocab_size);
   validate_tokens("end-of-sequence token ids", s.eos_token_ids.ids(), facts.vocab_size);
   validate_processors(s, facts);
@@ -118,6 +121,13 @@ void validate_first_mask(const Request& request, const ModelFacts& facts) {
 }
 
 }  // namespace
+
+// A key is followed by the character 0, so that a key and a salt are never taken for another pair: no key
+// holds it.
+std::string prefix_salt(const Sampling& sampling) {
+  if (!sampling.adapter) return sampling.cache_salt;
+  return kAdapterMark + sampling.adapter->key() + kAdapterMark + sampling.cache_salt;
+}
 
 void validate_mask(const MaskWords& words, const ModelFacts& facts) {
   if (words.size() == mask_words(facts.vocab_size)) return;

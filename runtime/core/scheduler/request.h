@@ -46,13 +46,22 @@ struct Sampling {
   int32_t logprobs = -1;         // -1: none; 0: the sampled token's; n: those of the n likeliest as well
   int32_t prompt_logprobs = -1;  // the same for each prompt token but the first
   bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
-  // Only requests with the same salt find what the prefix cache remembers of a request.
+  // Only requests with the same salt find what the prefix cache remembers of a request. See prefix_salt().
   std::string cache_salt;
+  SharedAdapter adapter = nullptr;  // what computes the request beside the model; null: nothing does
 
   // Returns how many sequences the request has once its prompt is computed.
   int32_t sequences() const { return beam_width > 1 ? beam_width : n; }
   bool beams() const { return beam_width > 1; }
 };
+
+// The first character of the salt of a request with an adapter. No salt of a caller begins with it.
+inline constexpr char kAdapterMark = '\0';
+
+// Returns the salt under which the prefix cache remembers a request: that of the caller, and with an adapter
+// also the key of the adapter's content. Adapters of different content never share a prefix, nor does the
+// model alone with one.
+std::string prefix_salt(const Sampling& sampling);
 
 struct Request {
   int64_t id = 0;

@@ -447,7 +447,7 @@ void Scheduler::for_each(const std::function<void(const Sequence&)>& visit) cons
   }
 }
 
-void Scheduler::check() const {
+void Scheduler::check(const std::function<int64_t(int32_t group)>& elsewhere) const {
   for (const auto& sequence : running_) {
     check_equal("computed tokens in a sequence's blocks", std::min(sequence->computed, sequence->size()),
                 sequence->computed);
@@ -455,7 +455,7 @@ void Scheduler::check() const {
   }
   for (const auto& sequence : waiting_) check_equal("blocks of one that waits", sequence->blocks.size(), 0);
   for (int32_t group = 0; group < kv_.groups(); ++group) {
-    int64_t held = 0;
+    int64_t held = elsewhere ? elsewhere(group) : 0;
     for (const auto& sequence : running_) held += sequence->blocks.tables[group].held();
     kv_.check(group, held);
   }

@@ -149,9 +149,9 @@ class Scheduler {
   int64_t waste_slots() const;  // slots without a token in the blocks of all running sequences
   const SchedulerStats& stats() const { return stats_; }
   void for_each(const std::function<void(const Sequence&)>& visit) const;
-  // Throws InvariantError unless the counts of the blocks agree with what the sequences hold. Must not be
-  // called between plan() and commit() or rollback().
-  void check() const;
+  // Throws InvariantError unless the counts of the blocks agree with what the sequences hold, and others, who
+  // hold elsewhere(group) blocks. Must not be called between plan() and commit() or rollback().
+  void check(const std::function<int64_t(int32_t group)>& elsewhere = nullptr) const;
 
  private:
   using Queue = std::vector<std::unique_ptr<Sequence>>;  // sequences in their order

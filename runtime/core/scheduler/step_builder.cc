@@ -34,6 +34,7 @@ void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* 
   step->context_lens.clear();
   step->logit_rows.clear();
   step->state_slots.clear();
+  step->adapters.clear();
   step->seq_starts.assign(1, 0);
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
@@ -50,6 +51,13 @@ void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* 
     for (int32_t i = 0; i < chunk.prompt_rows; ++i) step->logit_rows.push_back(row + i);
     if (!chunk.last()) continue;
     for (int32_t i = chunk.drafted; i >= 0; --i) step->logit_rows.push_back(step->tokens() - 1 - i);
+  }
+  const auto has_adapter = [](const PlannedChunk& chunk) {
+    return chunk.sequence->sampling->adapter != nullptr;
+  };
+  if (std::ranges::any_of(plan.chunks, has_adapter)) {
+    for (const PlannedChunk& chunk : plan.chunks)
+      step->adapters.push_back(chunk.sequence->sampling->adapter.get());
   }
   step->groups.resize(groups);
   for (int32_t group = 0; group < groups; ++group) build_group(plan, group, block_size, &step->groups[group]);

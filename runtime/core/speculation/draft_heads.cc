@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kKeptBytes = int64_t{64} << 20;
 constexpr int32_t kLeastKept = 64;
 // A sequence whose proposals were all right has so many more.
-constexpr int32_t kAlways = kMaxDraft + 1;
+constexpr int32_t kAlwaysKept = kMaxDraft + 1;
 
 int32_t kept_features_of(const HeadsOptions& options, int32_t width) {
   const int64_t fit = kKeptBytes / (int64_t{options.max_seqs} * width * static_cast<int64_t>(sizeof(float)));
@@ -69,7 +69,7 @@ int64_t DraftHeads::kept_features() const {
 double DraftHeads::start_seconds(const Sequence& sequence) const {
   const auto found = mirrors_.find({sequence.id, sequence.completion});
   const int32_t kept = found == mirrors_.end() ? 0 : found->second.end - found->second.first;
-  return kept > kAlways ? kept * position_s_ : 0;
+  return kept > kAlwaysKept ? kept * position_s_ : 0;
 }
 
 DraftHeads::Mirror* DraftHeads::find(const Sequence& sequence) {
@@ -237,7 +237,7 @@ void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vec
     }
     const int32_t positions = step_.tokens(), tokens = static_cast<int32_t>(parts.size());
     draw(rows.logits, parts);
-    if (positions > tokens * kAlways) {
+    if (positions > tokens * kAlwaysKept) {
       learn_position(positions, seconds_since(begin));
     } else {
       cost_.observe(tokens, seconds_since(begin));

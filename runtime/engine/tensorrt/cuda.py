@@ -33,6 +33,30 @@ def load_driver(extra: str) -> Any:
         ) from error
 
 
+def start_driver(driver: Any) -> None:
+    """Raises MissingDependencyError if there is no driver, or no GPU."""
+    try:
+        (code,) = driver.cuInit(0)
+    except RuntimeError as error:  # cuda-bindings does not find libcuda
+        raise MissingDependencyError(NO_DRIVER.format("libcuda.so.1 is not found")) from error
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise MissingDependencyError(NO_DRIVER.format(f"cuInit says {code.name}"))
+
+
+def require_devices(driver: Any, ordinals: tuple[int, ...]) -> None:
+    """Raises MissingDependencyError unless this machine has the GPUs of these numbers, one for each of its ranks."""
+    start_driver(driver)
+    code, count = driver.cuDeviceGetCount()
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"cuDeviceGetCount: the CUDA driver says {code.name}; the GPUs must be looked after")
+    if max(ordinals) >= count:
+        raise MissingDependencyError(
+            f"the engine has {len(ordinals)} ranks on this machine, one for each of the GPUs "
+            f"{', '.join(map(str, ordinals))}, and the machine has {count} of them, counted from 0: choose others "
+            "(devices), see CUDA_VISIBLE_DEVICES, or build the engine for fewer ranks"
+        )
+
+
 class Cuda:
     """One CUDA device. ordinal: the device's number, from 0. Raises MissingDependencyError without a driver or a
     GPU."""
@@ -58,12 +82,7 @@ class Cuda:
             raise
 
     def _start(self, ordinal: int) -> None:
-        try:
-            (code,) = self._driver.cuInit(0)
-        except RuntimeError as error:  # cuda-bindings does not find libcuda
-            raise MissingDependencyError(NO_DRIVER.format("libcuda.so.1 is not found")) from error
-        if code != self._driver.CUresult.CUDA_SUCCESS:
-            raise MissingDependencyError(NO_DRIVER.format(f"cuInit says {code.name}"))
+        start_driver(self._driver)
         count = self._call("cuDeviceGetCount")
         if ordinal >= count:
             raise MissingDependencyError(

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MODULES, IoTensor, Manifest, step_inputs
+from tensorwright.engine_format.tensorrt_manifest import MODULES, IoTensor, Manifest, step_inputs
 from tensorwright.errors import DeviceError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.runtime.engine.tensorrt.cuda import Cuda
@@ -77,13 +77,14 @@ def _listed(sms: tuple[int, ...]) -> str:
 class LoadedEngine:
     """A deserialized engine with the objects that it needs: the runtime, its log and our plugins.
 
-    driver: the module with which the plugins start their kernels.
+    path: the file of the plan. driver: the module with which the plugins start their kernels. collectives: by what they
+    do what ranks do together.
     """
 
-    def __init__(self, trt: Any, manifest: Manifest, root: Path, driver: Any):
-        self._trt, self._path = trt, root / ENGINE_FILE
+    def __init__(self, trt: Any, manifest: Manifest, path: Path, driver: Any, collectives: Any = None):
+        self._trt, self._path = trt, path
         self._log = make_log(trt)
-        self._plugins = EnginePlugins(trt, driver)
+        self._plugins = EnginePlugins(trt, driver, collectives)
         self._engine: Any = None
         self._runtime: Any = None
         try:

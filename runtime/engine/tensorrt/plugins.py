@@ -9,14 +9,15 @@ from typing import Any
 
 class EnginePlugins:
     """The plugins of one engine, which must be deserialized inside `loading`. driver: the module
-    cuda.bindings.driver."""
+    cuda.bindings.driver. collectives: the Communicators of a parallel engine."""
 
-    def __init__(self, trt: Any, driver: Any):
+    def __init__(self, trt: Any, driver: Any, collectives: Any = None):
         from tensorwright.plugins.gpu.creators import register
         from tensorwright.plugins.gpu.driver import CudaDriver
 
         register(trt)
         self._driver = CudaDriver(driver)
+        self._collectives = collectives
         self._context: Any = None
 
     @contextmanager
@@ -24,7 +25,7 @@ class EnginePlugins:
         """Assigns the plugins that are made inside the context to this engine."""
         from tensorwright.plugins.gpu.build_context import running_with
 
-        with running_with(self._driver) as self._context:
+        with running_with(self._driver, self._collectives) as self._context:
             yield
 
     def raise_first(self) -> None:

@@ -26,7 +26,8 @@ def metadata_bytes(manifest: Manifest, sizes: dict[str, int]) -> int:
 
 
 def logits_bytes(manifest: Manifest, rows: int) -> int:
-    return 4 * rows * manifest.vocab_size
+    """Returns the bytes of so many rows of logits; 0 for a rank whose stage has none."""
+    return 0 if manifest.sends else 4 * rows * manifest.vocab_size
 
 
 def _padded(size: int) -> int:

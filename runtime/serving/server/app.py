@@ -11,8 +11,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 import tensorwright
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.api.llm import LLM
-from tensorwright.runtime.serving.server import chat, completions, health, models, tokenization
+from tensorwright.runtime.serving.server import (
+    adapters,
+    chat,
+    completions,
+    health,
+    models,
+    page,
+    prefill,
+    tokenization,
+)
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.errors import install_handlers
 from tensorwright.runtime.serving.server.exposition import Exposition
@@ -26,29 +34,34 @@ from tensorwright.runtime.serving.server.guards import (
     TurnAwayGuard,
 )
 from tensorwright.runtime.serving.server.hosts import HostGuard
+from tensorwright.runtime.serving.server.lenient_fields import HEADER
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.pools import ServerPools
 from tensorwright.runtime.serving.server.request_log import RequestLog
 from tensorwright.runtime.serving.server.request_time import Lifecycle
+from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import ShareGuard, make_shares
+from tensorwright.runtime.serving.server.transfers import Transfers
 
 OPENAI_ROUTERS = (completions.router, chat.router, models.router, tokenization.router)
 """The routes of OpenAI's API, each group in its own file."""
 
 
 def create_app(
-    engines: Mapping[str, LLM],
+    engines: Mapping[str, ServedModel],
     options: ServerOptions | None = None,
     routers: Iterable[APIRouter] | None = None,
     local: bool = False,
+    transfers: Transfers | None = None,
 ) -> FastAPI:
     """Returns the server's application. Handlers find `engines` (EngineRegistry), `options` and `pools` (ServerPools)
     in `request.app.state`.
 
     engines: the engines by the names that clients call them; the application shuts them down when it ends.
-    routers: the routes; None means those of OpenAI's API.
+    routers: the routes; None means those of OpenAI's API, or of the engine's role.
     local: whether only this machine can reach the server; the Host header must then name this machine.
+    transfers: the exchange of prefixes with other engines, which the application closes when it ends; None without.
     """
     if not engines:
         raise InvalidOptionError("create_app: engines must name at least one engine")
@@ -56,8 +69,14 @@ def create_app(
     app = FastAPI(
         title="Tensorwright", version=tensorwright.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan
     )
+    adapters.check_adapters(dict(engines))
+    if transfers is not None and (options.adapter_folder is not None or any(llm.adapters for llm in engines.values())):
+        raise InvalidOptionError(
+            "create_app: adapters must be left out where prefixes are exchanged with other engines"
+        )
     app.state.engines = EngineRegistry(engines)
     app.state.options = options
+    app.state.transfers = transfers
     app.state.lifecycle = Lifecycle()
     app.state.pools = ServerPools(options)
     app.state.exposition = Exposition(app.state.engines, app.state.pools)
@@ -65,29 +84,45 @@ def create_app(
     app.state.exposition.http.show_shares(app.state.shares)
     app.state.body_memory = BodyMemory(options)
     app.state.exposition.http.show_bodies(app.state.body_memory)
+    if transfers is not None:
+        app.state.exposition.http.show_transfers(transfers)
     app.include_router(health.router)
-    for router in OPENAI_ROUTERS if routers is None else routers:
+    chosen = _routers(transfers, options) if routers is None else tuple(routers)
+    for router in chosen:
         app.include_router(router)
+    public: tuple[str, ...] = ()
+    if options.page and chat.router in chosen:
+        app.include_router(page.router)
+        public = page.page_paths()
     install_handlers(app)
-    _add_guards(app, options, local)
+    _add_guards(app, options, local, public)
     return app
 
 
-def _add_guards(app: FastAPI, options: ServerOptions, local: bool) -> None:
-    """Adds the guards from the innermost to the outermost."""
+def _routers(transfers: Transfers | None, options: ServerOptions) -> tuple[APIRouter, ...]:
+    """Returns the routes of an engine's role."""
+    extra = () if options.adapter_folder is None else (adapters.router,)
+    role = "decode" if transfers is None else transfers.options.role
+    if role == "prefill":
+        return (prefill.router, models.router, tokenization.router)
+    return (*OPENAI_ROUTERS, *extra) if role == "decode" else (*OPENAI_ROUTERS, prefill.router)
+
+
+def _add_guards(app: FastAPI, options: ServerOptions, local: bool, public: tuple[str, ...]) -> None:
+    """Adds the guards from the innermost to the outermost. public: the paths that need no key and take no body."""
     app.add_middleware(TimeGuard, options=options)
     app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=options, unguarded=WATCH_PATHS)
-    app.add_middleware(BodyGuard, options=options, memory=app.state.body_memory)
+    app.add_middleware(BodyGuard, options=options, memory=app.state.body_memory, public=public)
     app.add_middleware(ShareGuard, shares=app.state.shares, options=options, unguarded=WATCH_PATHS)
     if options.api_keys:
-        app.add_middleware(KeyGuard, options=options)
+        app.add_middleware(KeyGuard, options=options, public=public)
     if options.cors_origins:  # CORS is outside of KeyGuard, for a browser's preflight request carries no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", HEADER],
         )
     if (local or options.allowed_hosts) and "*" not in options.allowed_hosts:
         app.add_middleware(HostGuard, allowed=options.allowed_hosts, local=local)
@@ -102,6 +137,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         app.state.lifecycle.draining = True
+        if app.state.transfers is not None:
+            await asyncio.to_thread(app.state.transfers.close)
         app.state.pools.close()
         for llm in app.state.engines.values():
             await asyncio.to_thread(llm.shutdown)

@@ -15,6 +15,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.errors import describe_media_type
 from tensorwright.runtime.serving.server.json_shape import SMALL_BODY, check_shape
+from tensorwright.runtime.serving.server.lenient_fields import HEADER, describe, leave_out
 from tensorwright.runtime.serving.server.pools import WorkPool
 
 
@@ -38,7 +39,10 @@ class BodyRoute(APIRoute):
                 return describe_media_type(request).response()
             body = await _read(request, raw, model)
             del raw
-            return await handle(_ReadRequest(request, body))
+            response = await handle(_ReadRequest(request, body))
+            if ignored := ignored_fields(request):
+                response.headers[HEADER] = describe(ignored)
+            return response
 
         return read_and_handle
 
@@ -58,21 +62,35 @@ class _ReadRequest(Request):
         return self._read
 
 
+def ignored_fields(request: Request) -> list[str]:
+    """Returns the list of the fields that do not count in this request. A handler may add to it."""
+    if not hasattr(request.state, "ignored"):
+        request.state.ignored = []
+    names: list[str] = request.state.ignored
+    return names
+
+
 async def _read(request: Request, raw: bytes, model: type[BaseModel]) -> BaseModel:
+    ignored = None if request.app.state.options.strict else ignored_fields(request)
     if len(raw) <= SMALL_BODY:
-        return read_body(raw, model)
+        return read_body(raw, model, ignored)
     pool: WorkPool = request.app.state.pools.text
-    return await pool.run(read_body, raw, model, client=client_of(request.scope))
+    return await pool.run(read_body, raw, model, ignored, client=client_of(request.scope))
 
 
-def read_body(raw: bytes, model: type[BaseModel]) -> BaseModel:
+def read_body(raw: bytes, model: type[BaseModel], ignored: list[str] | None = None) -> BaseModel:
     """Returns the model that a body holds. Raises InvalidRequestError if the body is no JSON or too large a one, and
-    RequestValidationError, with one error, if the JSON does not fit the model."""
+    RequestValidationError, with one error, if the JSON does not fit the model.
+
+    ignored: gets the names of the fields that were left out; None leaves out nothing.
+    """
     check_shape(raw)
     try:
         value = from_json(raw)
     except ValueError as error:
         raise InvalidRequestError(f"the body must be JSON of valid Unicode: {error}") from error
+    if ignored is not None:
+        ignored += leave_out(value, model)
     try:
         return model.model_validate(value)
     except ValidationError as error:

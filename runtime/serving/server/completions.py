@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.sampling_params import SamplingParams
@@ -18,6 +17,7 @@ from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.clients import client_defaults
 from tensorwright.runtime.serving.server.completion_request import CompletionRequest
 from tensorwright.runtime.serving.server.event_stream import EventStream
+from tensorwright.runtime.serving.server.handover import bring_prefixes
 from tensorwright.runtime.serving.server.logprobs import CompletionLogprobWriter, Table
 from tensorwright.runtime.serving.server.request_log import note_work
 from tensorwright.runtime.serving.server.requests import (
@@ -31,6 +31,7 @@ from tensorwright.runtime.serving.server.requests import (
 )
 from tensorwright.runtime.serving.server.responses import CompletionChoice, CompletionResponse
 from tensorwright.runtime.serving.server.sampling import completion_params
+from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import hold_places
 from tensorwright.runtime.serving.server.text_engine import TextEngine, find_engine
 
@@ -42,12 +43,13 @@ router = APIRouter(tags=["openai"], route_class=BodyRoute)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = completion_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
+    params = completion_params(body, client_defaults(request, body, engine.sampling_defaults))
     prompts = body.prompts
     check_places(engine.llm, len(prompts))
     hold_places(request, len(prompts) * params.sequences)
     answer = CompletionAnswer(engine, body, params)
     try:
+        await bring_prefixes(request, engine.name, params)
         handles = await start_all(request, engine.llm, lambda: prompts, params)
         note_work(request, engine.name, handles)
         if body.stream:
@@ -58,7 +60,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     return await write_answer(request, lambda: answer.whole(outputs))
 
 
-def check_places(llm: LLM, prompts: int) -> None:
+def check_places(llm: ServedModel, prompts: int) -> None:
     """Raises InvalidRequestError if a request has more prompts than the empty engine has places."""
     options = llm.options
     places = options.max_batch_size + options.max_queue_size
@@ -91,7 +93,8 @@ class CompletionAnswer:
         return CompletionResponse(**self._head, choices=choices, usage=usage)
 
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
-        counts = self._body.stream_options is not None and self._body.stream_options.include_usage
+        options = self._body.stream_options
+        counts = options is not None and bool(options.include_usage)
         nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
         async for number, output in follow_all(handles):
             for choice in self._news(number, output):

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from tensorwright.errors import (
+    AdapterError,
     ClientShareError,
     EngineStoppedError,
     InvalidOptionError,
@@ -21,6 +22,7 @@ from tensorwright.errors import (
     NumericalError,
     PromptTooLongError,
     QueueFullError,
+    ReplicaLostError,
     RequestAbortedError,
     TemporarilyUnavailableError,
     TensorwrightError,
@@ -56,11 +58,13 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
+    (AdapterError, 400, "invalid_request_error", None),
     (InvalidOptionError, 400, "invalid_request_error", None),
     (ClientShareError, 429, "rate_limit_error", "too_many_requests"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (TemporarilyUnavailableError, 503, "service_unavailable_error", "temporarily_unavailable"),
     (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),  # The client reads STOPPED.
+    (ReplicaLostError, 503, "service_unavailable_error", "replica_lost"),
     (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),
     (NumericalError, 500, "server_error", "NumericalError"),
 )

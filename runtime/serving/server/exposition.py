@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,14 +12,15 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from tensorwright.errors import EngineStoppedError
-from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.requests import metrics
 from tensorwright.runtime.requests.metrics import Metric, RequestObserver, Sample
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.connections import CLOSED_EARLY, Connections
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.pools import WorkPool
+from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import Shares
+from tensorwright.runtime.serving.server.transfers import Transfers
 
 _SECONDS = metrics.DURATION.buckets
 
@@ -49,6 +50,22 @@ class HttpMetrics:
 
     def show_bodies(self, memory: BodyMemory) -> None:
         self._registry.register(_Collected(lambda: _body_families(memory)))
+
+    def show_transfers(self, transfers: Transfers) -> None:
+        self._registry.register(_Collected(lambda: _transfer_families(transfers)))
+
+    def show_counts(self, make: Callable[[], Mapping[str, tuple[str, int]]]) -> None:
+        """Shows counters. make: returns, by name of the metric, its description and its value."""
+
+        def families() -> list[Family]:
+            made: list[Family] = []
+            for name, (help, value) in make().items():
+                family = CounterMetricFamily(name, help)
+                family.add_metric([], value)
+                made.append(family)
+            return made
+
+        self._registry.register(_Collected(families))
 
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
         """Counts one request. status: the HTTP status; 0 means that the client left before the answer began."""
@@ -94,6 +111,24 @@ def _share_family(shares: Shares) -> Family:
     for number, count in shares.of_keys():
         family.add_metric([str(number)], count)
     return family
+
+
+def _transfer_families(transfers: Transfers) -> list[Family]:
+    fetched, names = transfers.fetched, ("way",)
+    prefixes = CounterMetricFamily("tensorwright_transfer_prefixes_total", "Prefixes by way.", labels=names)
+    content = CounterMetricFamily("tensorwright_transfer_bytes_total", "Bytes of blocks and states.", labels=names)
+    lost = CounterMetricFamily("tensorwright_transfer_lost_total", "Transfers that failed, by way.", labels=names)
+    shared = CounterMetricFamily("tensorwright_transfer_shared_total", "Fetched through shared memory.")
+    shared.add_metric([], fetched.shared)
+    ways = [("fetched", fetched.prefixes, fetched.content, fetched.lost)]
+    if transfers.server is not None:
+        sent = transfers.server.sent
+        ways.append(("sent", sent.prefixes, sent.content, sent.failed))
+    for way, count, size, failed in ways:
+        prefixes.add_metric([way], count)
+        content.add_metric([way], size)
+        lost.add_metric([way], failed)
+    return [prefixes, content, lost, shared]
 
 
 class Exposition:
@@ -167,6 +202,8 @@ class _EngineCollector(Collector):
         }
         for name, llm in self._engines.items():
             for sample in _samples(llm):
+                if sample.metric not in families:  # It is one of metrics.FLEET, which most servers do not have.
+                    families[sample.metric] = self._family(sample.metric)
                 values = [name, *(value for _, value in sample.labels)]
                 families[sample.metric].add_metric(values, sample.value)
         return families.values()
@@ -177,7 +214,7 @@ class _EngineCollector(Collector):
         return kind(metric.name, metric.help, labels=("model", *metric.labels))
 
 
-def _samples(llm: LLM) -> Iterator[Sample]:
+def _samples(llm: ServedModel) -> Iterator[Sample]:
     try:
         stats = llm.get_stats()
     except EngineStoppedError:  # The engine was shut down.

@@ -59,12 +59,15 @@ class HeadAsGet:
 
 
 class KeyGuard:
-    """Checks bearer keys. Every check compares the digests of all keys, so its time reveals nothing about a key."""
+    """Checks bearer keys. Every check compares the digests of all keys, so its time reveals nothing about a key.
 
-    def __init__(self, app: ASGIApp, options: ServerOptions):
+    public: further paths that need no key.
+    """
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, public: Iterable[str] = ()):
         self._app = app
         self._digests = [_digest(key.encode()) for key in options.api_keys]
-        self._open = OPEN_PATHS if options.protect_metrics else WATCH_PATHS
+        self._open = {*(OPEN_PATHS if options.protect_metrics else WATCH_PATHS), *public}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open:
@@ -96,16 +99,17 @@ def _digest(key: bytes) -> bytes:
 
 class BodyGuard:
     """Receives a request's whole body before a handler runs. It bounds the bytes of the body, the bytes of all bodies
-    together, and the time, whether the length is announced or not. The body of a probe is not read, and its connection
-    ends with the answer."""
+    together, and the time, whether the length is announced or not. The body of a probe, or of a request for a public
+    path, is not read, and its connection ends with the answer."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions, memory: BodyMemory):
+    def __init__(self, app: ASGIApp, options: ServerOptions, memory: BodyMemory, public: Iterable[str] = ()):
         self._app = app
+        self._unread = {*WATCH_PATHS, *public}
         self._options = options
         self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in WATCH_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._unread:
             await self._app(scope, receive, send)
             return
         held = scope["state"]["held_body"] = self._memory.open(scope)

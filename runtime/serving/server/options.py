@@ -32,6 +32,8 @@ class ServerOptions(StrictKeywords, ServerFields):
             )
         if self.protect_metrics and not self.api_keys:
             raise InvalidOptionError("protect_metrics needs api_keys: without a key there is nothing to protect with")
+        if self.adapter_folder is not None and not self.api_keys:
+            raise InvalidOptionError("adapter_folder needs api_keys: without a key everybody could load adapters")
         for origin in self.cors_origins:
             known = origin == "*" or origin.startswith(("http://", "https://"))
             _check("cors_origins", origin, known and not origin.endswith("/"), '"*" or like "https://example.org"')

@@ -194,6 +194,7 @@ class ServerPools:
     grammar: starts requests with a new grammar or schema, from their text on.
     text: parses large bodies, renders chat templates, tokenizes and detokenizes.
     answers: writes answers in one piece, of requests that have run.
+    adapters: loads adapters, one at a time.
     other: reads files and metrics.
 
     The work of one job is bounded in every pool. Each pool but `answers` refuses jobs beyond `max_waiting_jobs` of the
@@ -206,10 +207,11 @@ class ServerPools:
         self.grammar = WorkPool("grammars", 2 * (PLACES + SLOW_PLACES), bound)  # Some threads wait for others.
         self.text = WorkPool("text", max(2, min(MAX_TEXT_THREADS, os.cpu_count() or 1)), bound)
         self.answers = WorkPool("answers", 2, None)
+        self.adapters = WorkPool("adapters", 1, bound)
         self.other = WorkPool("files", 2, bound)
 
     def __iter__(self) -> Iterator[WorkPool]:
-        return iter((self.grammar, self.text, self.answers, self.other))
+        return iter((self.grammar, self.text, self.answers, self.adapters, self.other))
 
     def stuck(self) -> list[str]:
         """Returns the names of the pools whose oldest running job is older than `max_job_seconds` of the options."""

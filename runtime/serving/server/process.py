@@ -23,9 +23,19 @@ logger = logging.getLogger("tensorwright.server")
 FLUSH = 5  # the seconds in which written answers must reach their clients at the end
 
 
-def serve(app: FastAPI, listen: Listen, bound: socket.socket, announce: Callable[[], None]) -> None:
+def serve(
+    app: FastAPI,
+    listen: Listen,
+    bound: socket.socket,
+    announce: Callable[[], None],
+    reload: Callable[[], None] | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT comes and the requests have finished or drain_timeout has passed. A second signal
-    ends the server at once with KeyboardInterrupt. announce: called when the server takes connections."""
+    ends the server at once with KeyboardInterrupt.
+
+    announce: called when the server takes connections. reload: called in a thread, once at a time, for each SIGHUP;
+    None leaves SIGHUP to the system, which ends the process.
+    """
     connections = Connections(listen.max_connections, listen.max_connections_per_address, app.state.options.retry_after)
     app.state.exposition.http.show_connections(connections)
     server = _Server(_config(app, listen), listen, connections, announce)
@@ -35,6 +45,8 @@ def serve(app: FastAPI, listen: Listen, bound: socket.socket, announce: Callable
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, drain.on_signal)
+        if reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, _Reload(reload).on_signal)
         await server.serve(sockets=[bound])
 
     asyncio.run(main())
@@ -96,6 +108,25 @@ class _Server(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
+
+
+class _Reload:
+    """Handles SIGHUP. Signals that come while `reload` runs make it run once more."""
+
+    def __init__(self, reload: Callable[[], None]):
+        self._reload = reload
+        self._wanted = False
+        self._task: asyncio.Task[None] | None = None
+
+    def on_signal(self) -> None:
+        self._wanted = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._wanted:
+            self._wanted = False
+            await asyncio.to_thread(self._reload)
 
 
 class _Drain:

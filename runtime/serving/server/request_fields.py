@@ -1,6 +1,7 @@
 """Declares the fields that the bodies of completions and of chat completions share.
 
-Unknown fields are refused by their names. Fields that OpenAI's API has and this server does not support take only null.
+Unknown fields are refused by their names, unless lenient_fields.py has taken them out of the body before. Fields that
+OpenAI's API has and this server does not support take only null.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ TEXT_OR_OTHER = Discriminator(lambda value: (TEXT if isinstance(value, str) else
 
 Name = Annotated[str, Field(max_length=bounds.NAME_LENGTH)]
 Grammar = Annotated[str, Field(max_length=bounds.GRAMMAR_LENGTH)]
+CallArguments = Annotated[str, Field(max_length=bounds.CALL_ARGUMENTS)]
 SchemaText = Annotated[str, Field(max_length=bounds.SCHEMA_LENGTH)]
 Schema = Annotated[dict[str, Any], BeforeValidator(_light_schema)]
 StopText = Annotated[str, Field(max_length=bounds.STOP_LENGTH)]
@@ -92,12 +94,27 @@ def _refuse(value: Any, info: ValidationInfo) -> Any:
 Refused = Annotated[None, BeforeValidator(_refuse), Field(description="Not supported: null, or left out.")]
 
 
+class Ignorable:
+    """Marks a field that changes nothing that a caller relies on, so that a lenient server leaves it out.
+
+    taken: the values that the field takes nonetheless.
+    """
+
+    def __init__(self, *taken: Any):
+        self.taken = taken
+
+
+Ignored = Annotated[
+    None, BeforeValidator(_refuse), Field(description="Left out; not supported with --strict."), Ignorable(None)
+]
+
+
 class StreamOptions(StrictModel):
     """The options of a stream. include_usage: whether one more event, before the last, has the whole request's token
     counts."""
 
-    include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Literal[False] | None, Ignorable(None, False)] = None
 
 
 class JsonSchema(StrictModel):

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive
 
-from tensorwright.runtime.api.llm import LLM
+from tensorwright.errors import TemporarilyUnavailableError
 from tensorwright.runtime.guided.compile_queue import on_behalf_of
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.outputs import RequestOutput
@@ -24,6 +24,7 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.request_time import Deadline
 from tensorwright.runtime.serving.server.responses import CachedTokens, Usage
+from tensorwright.runtime.serving.server.served_model import ServedModel
 
 T = TypeVar("T")
 CLIENT_CLOSED = 499  # Only the server's log shows this status.
@@ -33,8 +34,15 @@ class ClientGone(Exception):
     """The client has closed its connection."""
 
 
+async def in_text_pool(request: Request, work: Callable[[], T]) -> T:
+    """Returns the result of `work`, which a thread of the pool for text runs. Raises ClientGone if the client leaves
+    first."""
+    pool = request.app.state.pools.text
+    return await unless_gone(pool.run(work, client=client_of(request.scope)), request.receive)
+
+
 async def start_all(
-    request: Request, llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
+    request: Request, llm: ServedModel, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
 ) -> list[RequestHandle]:
     """Starts a request for every prompt, or none. A thread does so, for tokenizing a long prompt and compiling a
     grammar take long. Raises ClientGone if the client leaves before the start. Afterwards the body is not counted any
@@ -52,18 +60,21 @@ async def start_all(
 
 
 def _start(
-    llm: LLM,
+    llm: ServedModel,
     make_prompts: Callable[[], Sequence[Prompt]],
     params: SamplingParams,
     deadline: Deadline | None,
     client: str,
 ) -> list[RequestHandle]:
     handles: list[RequestHandle] = []
+    version = None if params.adapter is None else llm.adapters.get(params.adapter)
     try:
         with on_behalf_of(client):
             for prompt in make_prompts():
                 bounded = params if deadline is None else deadline.bound(params)
                 handles.append(llm.generate_async(prompt, bounded))
+        if len(handles) > 1 and version is not None and llm.adapters.get(version.name) is not version:
+            raise TemporarilyUnavailableError(f"{version.name!r} was replaced as the request began; send it again")
     except BaseException:
         abort_all(handles)
         raise

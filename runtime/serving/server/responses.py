@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 
-Reason = str | None  # "stop" and "length" as in OpenAI's API; also "abort" and "timeout"
+Reason = str | None  # "stop", "length" and "tool_calls" as in OpenAI's API; also "abort" and "timeout"
 
 
 class CachedTokens(BaseModel):
@@ -66,10 +66,40 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class CalledFunction(BaseModel):
+    """The function of a call. name: only in the first chunk of a call. arguments: JSON text, or the new part of it."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class MessageToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
+    """An answer. content: None if there is nothing but calls or thinking. reasoning_content and reasoning: the same
+    text, under the names of older and newer clients. Where there are neither calls nor thinking, the answer has no such
+    fields."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        absent = [name for name in OF_TOOLS_AND_THINKING if getattr(self, name) is None]
+        return {name: value for name, value in written.items() if name not in absent}
+
+
+OF_TOOLS_AND_THINKING = ("reasoning_content", "reasoning", "tool_calls")
+"""The fields of an answer that only some answers have."""
 
 
 class ChatChoice(BaseModel):
@@ -90,9 +120,21 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class ToolCallDelta(BaseModel):
+    """The new part of a call. id and type: only in its first chunk."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -114,13 +156,15 @@ class ChatChunk(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """One model of the list. max_model_len: the most tokens of prompt and output together."""
+    """One model or adapter of the list. max_model_len: the most tokens of prompt and output together. parent: of an
+    adapter, the model that it changes."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tensorwright"
     max_model_len: int
+    parent: str | None = None
 
 
 class ModelList(BaseModel):

@@ -9,10 +9,10 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tensorwright.errors import ClientShareError, InvalidRequestError
-from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.serving.server.clients import address_of
 from tensorwright.runtime.serving.server.errors import describe_error
 from tensorwright.runtime.serving.server.options import ServerOptions
+from tensorwright.runtime.serving.server.served_model import ServedModel
 
 
 class Shares:
@@ -75,7 +75,7 @@ class Share:
         self._places = 0
 
 
-def make_shares(options: ServerOptions, engines: Iterable[LLM]) -> Shares:
+def make_shares(options: ServerOptions, engines: Iterable[ServedModel]) -> Shares:
     """Returns the server's Shares. By default a key may have half of the smallest engine's places. With a single key,
     clients cannot be told apart, so that the key may have all."""
     per_key = options.max_requests_per_key

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
-import xxhash
 from fastapi import Request
 
-from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.api.llm import LLM
+from tensorwright.errors import InvalidRequestError, UnknownModelError
+from tensorwright.runtime.serving.server.models import EngineRegistry
+from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.text.tokenizer import Tokenizer
 from tensorwright.runtime.text.tokenizer_parts import byte_alphabet
 
@@ -20,16 +20,25 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class TextEngine:
-    """An engine with a tokenizer. name: the name that clients call the engine."""
+    """An engine with a tokenizer. name: the name that clients call the engine, or the adapter that changes it. adapter:
+    the same name if it is an adapter's. key: a text of the adapter's content."""
 
     name: str
-    llm: LLM
+    llm: ServedModel
     tokenizer: Tokenizer
+    adapter: str | None = None
+    key: str = ""
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The defaults of a request to this name: the model's, with the adapter that is named."""
+        own = {} if self.adapter is None else {"adapter": self.adapter}
+        return {**self.llm.sampling_defaults, **own}
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for equal engines on all machines."""
-        return _fingerprint(tuple(sorted((name, file.digest) for name, file in self.llm.engine.files.items())))
+        """A text that is equal for equal engines with equal adapters on all machines."""
+        return f"fp_{self.llm.engine.digest}{'_' if self.key else ''}{self.key[:16]}"
 
     def token_bytes(self, token: int, decoded: str) -> bytes:
         """Returns the bytes of a token's text. decoded: the text, in which a part of a character is U+FFFD."""
@@ -62,22 +71,22 @@ class TextEngine:
 
 
 def find_engine(request: Request, name: str | None) -> TextEngine:
-    """Returns the engine of a name; None means the only engine. Raises UnknownModelError for an unknown name, and
-    InvalidRequestError if the name is missing or the engine has no tokenizer."""
-    registry = request.app.state.engines
+    """Returns the engine of a name, which may be that of an adapter; None means the only engine. Raises
+    UnknownModelError for an unknown name, and InvalidRequestError if the name is missing or the engine has no
+    tokenizer."""
+    registry: EngineRegistry = request.app.state.engines
     if name is None:
-        if len(registry) != 1:
-            raise InvalidRequestError(f"model must be one of {', '.join(registry)}, got none")
-        name = next(iter(registry))
-    llm = registry.find(name)
+        name = registry.only
+    owner = None if name in registry else registry.find_adapter(name)
+    llm = registry.find(name) if owner is None else owner[1]
     if llm.engine.tokenizer is None:
         raise InvalidRequestError(
             f"model {name!r} has no tokenizer, so it cannot be served as text: "
             "build it from a checkpoint with a tokenizer.json"
         )
-    return TextEngine(name, llm, llm.engine.tokenizer)
-
-
-@lru_cache(maxsize=64)
-def _fingerprint(sums: tuple[tuple[str, str], ...]) -> str:
-    return "fp_" + xxhash.xxh3_64_hexdigest("\n".join(f"{digest} {name}" for name, digest in sums).encode())
+    adapter = None if owner is None else llm.adapters.get(name)
+    if owner is not None and adapter is None:
+        raise UnknownModelError(f"the adapter {name!r} has just been unloaded")
+    if adapter is None:
+        return TextEngine(name, llm, llm.engine.tokenizer)
+    return TextEngine(name, llm, llm.engine.tokenizer, name, adapter.key)

@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 from tensorwright.errors import PromptTooLongError
 from tensorwright.runtime.base.request_bounds import TOKENS
 from tensorwright.runtime.requests.prompts import MAX_TEXT, encode_whole
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.body_route import BodyRoute
-from tensorwright.runtime.serving.server.chat import prompt_of
-from tensorwright.runtime.serving.server.chat_request import ChatFields, Messages, TemplateVariables
+from tensorwright.runtime.serving.server.chat import plan_of
+from tensorwright.runtime.serving.server.chat_request import ChatFields, Messages, TemplateVariables, ToolList
 from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.request_fields import Name, StrictModel
 from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
@@ -37,14 +38,16 @@ class TokenizeRequest(StrictModel):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    tools: ToolList | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("exactly one of prompt and messages must be given")
-        if self.messages is None and (self.add_generation_prompt is not None or self.chat_template_kwargs is not None):
-            raise ValueError("add_generation_prompt and chat_template_kwargs must come with messages")
+        of_messages = (self.add_generation_prompt, self.chat_template_kwargs, self.tools)
+        if self.messages is None and any(value is not None for value in of_messages):
+            raise ValueError("add_generation_prompt, chat_template_kwargs and tools must come with messages")
         if self.messages is not None and self.add_special_tokens:
             raise ValueError("add_special_tokens must come with prompt: a chat template writes its own special tokens")
         return self
@@ -102,6 +105,10 @@ def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
         return encode_whole(body.prompt, engine.llm.engine, body.add_special_tokens is not False)
     start = True if body.add_generation_prompt is None else body.add_generation_prompt
     fields = ChatFields.model_construct(
-        messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
+        messages=body.messages,
+        add_generation_prompt=start,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
     )
-    return encode_whole(prompt_of(engine, fields).text, engine.llm.engine, add_special_tokens=False)
+    prompt = plan_of(engine, fields, SamplingParams()).prompt
+    return encode_whole(prompt.text, engine.llm.engine, add_special_tokens=False)

@@ -49,7 +49,10 @@ class TritonPythonModel:
         self._batched = config.get("max_batch_size", 0) > 0
         folder = args["model_repository"]
         self._template = self.options.template(folder)
-        self.llm = LLM(self.options.engine_path(folder), chat_template=self._template, **self.options.llm)
+        adapters = self.options.adapters(folder)
+        self.llm = LLM(
+            self.options.engine_path(folder), chat_template=self._template, adapters=adapters, **self.options.llm
+        )
         self.starting = Starting()
         self.exchange = Exchange(self.options.cancellation_check_period_ms / 1e3)
         self.metrics = TritonMetrics(_backend(), self.llm, args["model_name"], args["model_version"])

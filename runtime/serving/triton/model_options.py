@@ -21,6 +21,8 @@ from tensorwright.runtime.requests.generation_defaults import check_generation_c
 OWN = options_at(Door.TRITON, ModelFields)
 LLM_OPTIONS = options_at(Door.TRITON, EngineFields)
 NAMES = tuple(option.name for option in (*OWN, *LLM_OPTIONS))
+MAX_TASK_DIGITS = 20
+"""The digits of the largest lora_task_id, which is a number of 64 bits."""
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """The parameters that Triton's Python backend reads itself."""
 OTHER_DEFAULTS = {
@@ -39,6 +41,20 @@ class ModelOptions(ModelFields):
 
     def engine_path(self, model_folder: str | Path) -> Path:
         return Path(model_folder) / Path(self.engine).expanduser()
+
+    def adapters(self, model_folder: str | Path) -> dict[str, Path]:
+        """Returns the folders of adapters by lora_task_id. Raises InvalidOptionError for a text of another form."""
+        found: dict[str, Path] = {}
+        for text in self.lora_adapters.split(",") if self.lora_adapters else ():
+            task, equals, path = text.strip().partition("=")
+            good = equals and path and task.isascii() and task.isdigit() and len(task) <= MAX_TASK_DIGITS
+            if not good or str(int(task)) in found:
+                raise InvalidOptionError(
+                    "config.pbtxt: parameter 'lora_adapters' must have ID=PATH for each adapter, with ids that differ, "
+                    f"got {text!r}"
+                )
+            found[str(int(task))] = Path(model_folder) / Path(path).expanduser()
+        return found
 
     def template(self, model_folder: str | Path) -> str | None:
         """Returns the chat template in the form that LLM takes, or None. Raises InvalidOptionError for a file that

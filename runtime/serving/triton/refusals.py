@@ -11,7 +11,6 @@ from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
 
 REFUSED_COMMON: tuple[Tensor, ...] = (
     *tensors("BOOL", "return_context_logits return_generation_logits"),
-    *tensors("UINT64", "lora_task_id"),
     *tensors("FP16", "lora_weights", (-1, -1)),
     *tensors("INT32", "lora_config", (-1, 3)),
     *tensors("INT32", "prompt_vocab_size"),
@@ -53,7 +52,10 @@ REFUSED_LLMAPI: tuple[Tensor, ...] = (
     *tensors("STRING", "lora_name lora_path lora_ckpt_source"),
 )
 
-_LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint and build an engine of it"
+_LORA = (
+    "LoRA adapters are not brought by requests: parameter 'lora_adapters' of the model's config.pbtxt lists them, and "
+    "lora_task_id of the text and the token interface names one"
+)
 _DRAFT = "draft tokens are not supported"
 _TABLE = "prompt embedding tables are not supported"
 _IMAGE = "images and video are not supported: engines take text"

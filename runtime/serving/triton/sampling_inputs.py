@@ -25,7 +25,7 @@ from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
 INPUTS: tuple[Tensor, ...] = (
     *tensors("INT32", "num_return_sequences end_id pad_id min_tokens beam_width"),
     *tensors("FP32", "temperature repetition_penalty presence_penalty frequency_penalty"),
-    *tensors("UINT64", "seed"),
+    *tensors("UINT64", "seed lora_task_id"),
     *tensors(
         "BOOL",
         "return_log_probs return_perf_metrics return_num_input_tokens return_num_output_tokens "
@@ -89,6 +89,8 @@ def sampling_fields(row: Row, names: InputNames, defaults: Mapping[str, Any], vo
         fields[name] = row.number(name)
     for name in ("min_tokens", "priority"):
         fields[name] = row.integer(name)
+    if (task := row.integer("lora_task_id")) is not None:
+        fields["adapter"] = str(task)
     heat = row.number("temperature")
     top_k, top_p = row.integer(names.top_k), row.number(names.top_p)
     if "beam_width" in fields:

@@ -60,7 +60,8 @@ def _cpu_checks(engine: EngineDir) -> Iterator[Check]:
 
     yield native.dispatch_choices  # The compiled runtime loads, and has the set of TENSORWRIGHT_ISA.
     yield lambda: default_kv_bytes(engine, 1)
-    yield lambda: native.create_executor(engine, 1)
+    if engine.config.ranks == 1:  # One rank of several does not run alone.
+        yield lambda: native.create_executor(engine, 1)
 
 
 def _onnx_checks(engine: EngineDir) -> Iterator[Check]:
@@ -73,16 +74,16 @@ def _onnx_checks(engine: EngineDir) -> Iterator[Check]:
 
 
 def _tensorrt_checks(engine: EngineDir) -> Iterator[Check]:
-    from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, Manifest
+    from tensorwright.engine_format.tensorrt_manifest import Manifest
     from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
-    from tensorwright.runtime.engine.tensorrt.executor import read_manifest
+    from tensorwright.runtime.engine.tensorrt.executor import check_ranks, plan_files, read_manifest
     from tensorwright.runtime.engine.tensorrt.library import check_device, check_version, load_bindings
 
     found: list[Manifest] = []
     yield lambda: found.append(read_manifest(engine))
     if not found:
         return  # Without the manifest there is nothing to compare this machine with.
-    (manifest,), path = found, engine.path / ENGINE_FILE
+    (manifest,), path = found, engine.path / plan_files(engine)[0]
 
     def ask_device() -> None:
         cuda = Cuda(load_driver(manifest.flavour))
@@ -93,6 +94,8 @@ def _tensorrt_checks(engine: EngineDir) -> Iterator[Check]:
 
     yield lambda: check_version(load_bindings(manifest.flavour), manifest, path)
     yield ask_device
+    if engine.config.ranks > 1:  # each needs a GPU, and all of them NCCL
+        yield lambda: check_ranks(engine, tuple(range(engine.config.ranks)))
 
 
 CHECKS: dict[str, Callable[[EngineDir], Iterator[Check]]] = {

@@ -48,6 +48,7 @@ PACKAGES = (
     Package("fastapi", "0.132", "serve", "tensorwright serve"),
     Package("uvicorn", "0.32", "serve", "tensorwright serve"),
     Package("httptools", "0.6.3", "serve", "tensorwright serve"),
+    Package("ray", "2.60", "ray", "tensorwright serve --ray", "2.61"),
 )
 
 

@@ -33,6 +33,13 @@ def _serve(help: str, **differing: Any) -> Mapping[Door, At]:
     return {Door.BENCH_SERVE: At(help, **differing)}
 
 
+def _load(help: str, simulate: str = "", estimate: str = "", **differing: Any) -> Mapping[Door, At]:
+    """Returns where an option is that a simulated load has too. simulate: the help of a simulation, if it is another.
+    estimate: that of an estimate of fleets, if that has the option too."""
+    doors = {**_serve(help, **differing), Door.SIMULATE: At(simulate or help, **differing)}
+    return {**doors, Door.ESTIMATE: At(estimate, **differing)} if estimate else doors
+
+
 def _is_range(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)) and 0 <= value[0] < value[1]
 
@@ -59,7 +66,14 @@ class LoadTestFields:
 
     requests: int = declare(100, rule=_COUNT, at=_serve("Requests that are measured."))
     rate: float | None = declare(
-        None, float, rule=_POSITIVE, at=_serve("Mean requests per second. [default: 1; of a burst: all at once]")
+        None,
+        float,
+        rule=_POSITIVE,
+        at=_load(
+            "Mean requests per second. [default: 1; of a burst: all at once]",
+            "Mean requests per second. [default: 1; of a burst: all at once; of --arrival-file: its own]",
+            "Requests per second: adds how many replicas meet --ttft-limit and --itl-limit at that rate.",
+        ),
     )
     arrival: str | None = declare(
         None,
@@ -68,7 +82,7 @@ class LoadTestFields:
         at=_serve(f"Arrivals of the requests: one by one at random, or in bursts. [default: {ARRIVALS[0]}]"),
     )
     burst_size: int | None = declare(
-        None, int, rule=_COUNT, at=_serve("With --arrival burst and --rate: requests that are sent at the same moment.")
+        None, int, rule=_COUNT, at=_load("With --arrival burst and --rate: requests that are sent at the same moment.")
     )
     concurrency: int | None = declare(
         None,
@@ -77,13 +91,13 @@ class LoadTestFields:
         at=_serve("Users who each wait for an answer before they ask again, in place of arrivals."),
     )
     profile: str = declare(
-        "chat", choices=PROFILES, at=_serve("Lengths of prompts and outputs: drawn as in that use, or fixed.")
+        "chat", choices=PROFILES, at=_load("Lengths of prompts and outputs: drawn as in that use, or fixed.")
     )
     input_len: int | None = declare(
         None,
         int,
         rule=_COUNT,
-        at=_serve(
+        at=_load(
             f"Tokens of the longest prompt, or of a fixed one. [default: {MAX_LENGTHS[0]}; fixed: {FIXED_LENGTHS[0]}]"
         ),
     )
@@ -91,7 +105,7 @@ class LoadTestFields:
         None,
         int,
         rule=_COUNT,
-        at=_serve(
+        at=_load(
             f"Tokens of the longest output, or of a fixed one. [default: {MAX_LENGTHS[1]}; fixed: {FIXED_LENGTHS[1]}]"
         ),
     )
@@ -109,18 +123,29 @@ class LoadTestFields:
         ),
     )
     ttft_limit: float | None = declare(
-        None, float, rule=_POSITIVE, at=_serve("Seconds within which a good request has its first token.", metavar="S")
+        None,
+        float,
+        rule=_POSITIVE,
+        at=_load(
+            "Seconds within which a good request has its first token.",
+            estimate="With --rate: seconds within which a good request has its first token.",
+            metavar="S",
+        ),
     )
     itl_limit: float | None = declare(
         None,
         float,
         rule=_POSITIVE,
-        at=_serve("Seconds that the gaps between a good request's tokens last at most.", metavar="S"),
+        at=_load(
+            "Seconds that the gaps between a good request's tokens last at most.",
+            estimate="With --rate: seconds that 99 % of the gaps between a good request's tokens last at most.",
+            metavar="S",
+        ),
     )
     itl_percentile: float = declare(
         99.0,
         rule=Rule("above 0, up to 100", lambda value: 0 < real(value) <= 100),
-        at=_serve("Percentage of a good request's gaps that --itl-limit holds for."),
+        at=_load("Percentage of a good request's gaps that --itl-limit holds for."),
     )
     ignore_eos: bool = declare(
         True,
@@ -135,4 +160,4 @@ class LoadTestFields:
     )
     warmup: int = declare(1, rule=_COUNT_FROM_0, at=_serve("Requests that are sent first and are not measured."))
     timeout: float = declare(300.0, rule=_POSITIVE, at=_serve("Seconds of silence that end a request."))
-    seed: int = declare(0, rule=_COUNT_FROM_0, at=_serve("Seed of lengths, prompts and arrivals."))
+    seed: int = declare(0, rule=_COUNT_FROM_0, at=_load("Seed of lengths, prompts and arrivals."))

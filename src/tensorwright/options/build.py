@@ -1,4 +1,7 @@
-"""Declares the options of a build. Together with the checkpoint they determine the engine."""
+"""Declares the options of a build. Together with the checkpoint they determine the engine.
+
+It has more than 500 lines because each option is one declaration, with its words at each door.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.dtypes import full_name
-from tensorwright.engine_format.engine_config import EngineConfig
+from tensorwright.engine_format.engine_config import MAX_RANKS, EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.quantize_config import with_config
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
@@ -64,6 +67,7 @@ _SPEC = (
     "docs/quantization.md. [default: kept for quantized checkpoints on cpu, else none, all in --dtype]"
 )
 _LIMIT = whole_number(f"a whole number from 1 to {MAX_STEP_TOKENS}", high=MAX_STEP_TOKENS)
+_RANKS = whole_number(f"a whole number from 1 to {MAX_RANKS}", high=MAX_RANKS)
 _NAMES_FORMATS = Rule(
     'the names of formats, as in "int4" or "w8a8,embedding=none"',
     lambda value: isinstance(value, str) and bool(value.strip()),
@@ -93,6 +97,21 @@ _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
     minimum=2,
 )
+_ESTIMATES = (Door.ESTIMATE, Door.SIMULATE)
+_ESTIMATED = {
+    "dtype": At(
+        "Type of weights and activations, also as bf16, fp16 or half, fp32 or float. [default: the checkpoint's; on "
+        "target cpu float32 for float16]",
+        choices=(),
+        default=None,
+        metavar=DTYPE_METAVAR,
+    ),
+    "quantize": At("Formats of the weights, as in build-engine. [default: as there]", metavar="SPEC"),
+    "quantize_config": At("A file with the formats of the weights, as in build-engine.", metavar="FILE"),
+    "sparsity": At("Sparsity of the layers' matrices, as in build-engine."),
+    "kv_cache_dtype": At("Type of the KV cache, as in build-engine."),
+}
+"""The options of a build that an estimate has too, and a simulation that rests on one."""
 _FIRST_USE_DOORS = (Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH)
 """The commands that build an engine from a model on its first use."""
 _TOKENS = whole_number(f"a whole number from 2 to {MAX_POSITIONS}", low=2, high=MAX_POSITIONS)
@@ -140,6 +159,7 @@ class BuildFields:
             Door.REBUILD: At(AS_BUILT, default=None, choices=(), metavar=DTYPE_METAVAR),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _OF_FIRST_USE),
+            **dict.fromkeys(_ESTIMATES, _ESTIMATED["dtype"]),
         },
     )
     max_seq_len: int | None = declare(
@@ -191,6 +211,7 @@ class BuildFields:
             Door.REBUILD: At("As in build-engine, or none. [default: the engine's]", metavar="SPEC"),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _FORMATS_OF_FIRST_USE),
+            **dict.fromkeys(_ESTIMATES, _ESTIMATED["quantize"]),
         },
     )
     quantize_config: str | None = declare(
@@ -204,6 +225,7 @@ class BuildFields:
             ),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _CONFIG_OF_FIRST_USE),
+            **dict.fromkeys(_ESTIMATES, _ESTIMATED["quantize_config"]),
         },
     )
     sparsity: str = declare(
@@ -218,6 +240,7 @@ class BuildFields:
             Door.REBUILD: At("As in build-engine, besides the engine's formats.", default=None),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _SPARSITY_OF_FIRST_USE),
+            **dict.fromkeys(_ESTIMATES, _ESTIMATED["sparsity"]),
         },
     )
     kv_cache_dtype: str = declare(
@@ -240,6 +263,7 @@ class BuildFields:
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),
+            **dict.fromkeys(_ESTIMATES, _ESTIMATED["kv_cache_dtype"]),
         },
     )
     keep_weights: bool = declare(
@@ -300,6 +324,35 @@ class BuildFields:
                 metavar="DIR|mtp",
             ),
             At("As in build-engine, with --model. [default: none]", metavar="DIR|mtp"),
+        ),
+    )
+    tensor_parallel: int = declare(
+        1, int, rule=_RANKS, targets=("cpu", *TENSORRT_TARGETS),
+        at=_everywhere(
+            At("How many ranks share every layer: each has some heads and columns. See docs/ranks.md.", minimum=1),
+            At("As in build-engine. [default: 1]", default=None, minimum=1),
+        ),
+    )  # fmt: skip
+    pipeline_parallel: int = declare(
+        1, int, rule=_RANKS, targets=("cpu", *TENSORRT_TARGETS),
+        at=_everywhere(
+            At("How many stages share the layers, each with some of them. See docs/ranks.md.", minimum=1),
+            At("As in build-engine. [default: 1]", default=None, minimum=1),
+        ),
+    )  # fmt: skip
+    expert_parallel: bool = declare(
+        False,
+        targets=("cpu",),
+        at=_everywhere(
+            At(
+                "With --tensor-parallel: each rank of a stage has some experts whole, where it would have a part of "
+                "every expert. See docs/ranks.md."
+            ),
+            At(
+                "As in build-engine. [default: as ENGINE has them]",
+                flag="--expert-parallel/--no-expert-parallel",
+                default=None,
+            ),
         ),
     )
     activations: str = declare(

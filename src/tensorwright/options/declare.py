@@ -26,9 +26,12 @@ class Door(Enum):
     LLM = "LLM"
     RUN = "tensorwright run"
     SERVE = "tensorwright serve"
+    ROUTE = "tensorwright route"
     BENCH = "tensorwright bench latency and throughput"
     BENCH_SERVE = "tensorwright bench serve"
     EVAL = "tensorwright eval"
+    ESTIMATE = "tensorwright estimate"
+    SIMULATE = "tensorwright simulate"
     TRITON_REPO = "tensorwright triton-repo"
     TRITON = "config.pbtxt"
 

@@ -16,6 +16,14 @@ VOCABULARY_TIMES = ("lazy", "eager")
 """The times at which the vocabulary can be read for guided decoding."""
 GENERATION_CONFIGS = ("model", "neutral")
 """The sources of sampling defaults: the model's generation_config.json, or SamplingParams alone."""
+TOOL_PARSERS = (
+    "auto", "none", "harmony", "deepseek_v3", "deepseek_v31", "mistral_named", "mistral", "glm", "qwen3_coder",
+    "granite", "phi4_functools", "phi4", "hermes", "pythonic", "llama3_json",
+)  # fmt: skip
+"""The formats of tool calls by name; runtime/chat_formats/registry.py has the same names. auto: the one that the chat
+template shows. none: calls are text."""
+REASONING_PARSERS = ("auto", "none", "harmony", "think_brackets", "seed_think", "think")
+"""The forms of thinking by name, likewise."""
 MAX_THREADS = 1024
 """The greatest number of worker threads. runtime/core has the same number."""
 DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
@@ -26,16 +34,52 @@ _THREADS = whole_number(f"a positive integer of at most {MAX_THREADS}", high=MAX
 MAX_SNAPSHOTS = 1 << 20
 """The greatest number of snapshots. runtime/core has the same number."""
 _SNAPSHOTS = whole_number(f"a whole number of at most {MAX_SNAPSHOTS}", low=0, high=MAX_SNAPSHOTS)
+MAX_LORAS = 1024
+"""The greatest number of adapters that can be loaded at once."""
+MAX_RANK = 128
+"""The greatest rank of an adapter. models/peft_adapter.py has the same number."""
 _BUILT_FOR = "or what a TensorRT engine was built for"
 _QUEUE = "The most requests that may wait"
 _LOAD = "How the weights are read: mapped from the file, or copied into memory."
 _NUMA = (
     "On a machine with several NUMA nodes, with load=copy: split keeps threads to processors and each thread's part "
     "of the weights on its node, interleave spreads the weights over the nodes, off leaves both to the system, auto "
-    "splits where every core has a thread."
+    "splits where every core has a thread. Ranks of this machine have processors of their own with split."
 )
 _VOCABULARY = "When the vocabulary is read for guided decoding: at the first guided request, or beside the start."
+_TOOL_PARSER = "The format in which the model writes calls of tools; auto: the one that the chat template shows."
+_REASONING_PARSER = "The form in which the model thinks; auto: the one that the chat template shows."
 _TEMPLATE = "Jinja in place of the model's own chat template, or the name of one of the model's."
+
+
+def _are_devices(value: Any) -> bool:
+    numbers = value.split(",") if isinstance(value, str) else []
+    return (
+        bool(numbers)
+        and all(n.isascii() and n.isdigit() and len(n) < 5 for n in numbers)
+        and (len({int(n) for n in numbers}) == len(numbers))
+    )
+
+
+_RANK = whole_number(f"a whole number from 1 to {MAX_RANK}", high=MAX_RANK)
+_LORAS = whole_number(f"a whole number of at most {MAX_LORAS}", low=0, high=MAX_LORAS)
+
+
+def parse_adapters(texts: tuple[str, ...]) -> dict[str, str]:
+    """Parses adapters: ("sql=adapters/sql",) becomes {"sql": "adapters/sql"}. Raises ValueError for a wrong text."""
+    adapters: dict[str, str] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or not name.strip() or not path.strip():
+            raise ValueError(f"must be NAME=PATH, got {text!r}")
+        if name in adapters:
+            raise ValueError(f"the adapter {name!r} must have one path, got several")
+        adapters[name] = path
+    return adapters
+
+
+def _are_adapters(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
 
 
 @dataclass(frozen=True)
@@ -49,6 +93,7 @@ class EngineFields:
         "use]",
         at={
             Door.LLM: At(),
+            Door.SIMULATE: At(),
             Door.RUN: At(),
             Door.SERVE: At(),
             Door.BENCH: At(),
@@ -61,21 +106,28 @@ class EngineFields:
         int,
         rule=_COUNT,
         help=f"The most completions that run at once. [default: {DEFAULT_LIMITS['max_batch_size']}, {_BUILT_FOR}]",
-        at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
+        at={Door.LLM: At(), Door.SIMULATE: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
     )
     max_num_tokens: int | None = declare(
         None,
         int,
         rule=_COUNT,
         help=f"The most tokens of one step. [default: {DEFAULT_LIMITS['max_num_tokens']}, {_BUILT_FOR}]",
-        at={Door.LLM: At(), Door.SERVE: At(), Door.BENCH: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
+        at={
+            Door.LLM: At(),
+            Door.SIMULATE: At(),
+            Door.SERVE: At(),
+            Door.BENCH: At(),
+            Door.TRITON_REPO: At(),
+            Door.TRITON: At(),
+        },
     )
     max_prefill_chunk: int | None = declare(
         None,
         int,
         rule=_COUNT,
         help="The most tokens of one prompt in one step. [default: no limit of its own]",
-        at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
+        at={Door.LLM: At(), Door.SIMULATE: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
     )
     max_prompt_logprob_rows: int = declare(
         64,
@@ -89,6 +141,7 @@ class EngineFields:
         help=f"{_QUEUE}.",
         at={
             Door.LLM: At(),
+            Door.SIMULATE: At(f"{_QUEUE}. [default: 1024]", default=None),
             Door.SERVE: At(f"{_QUEUE}; one more is answered 429.", default=256),
             Door.TRITON_REPO: At(f"{_QUEUE}. [default: 1024]", default=None),
             Door.TRITON: At(),
@@ -133,13 +186,32 @@ class EngineFields:
             Door.TRITON: At(),
         },
     )
+    rank_timeout: float = declare(
+        300.0,
+        rule=Rule("a number of seconds above 0", lambda value: type(value) in (int, float) and 0 < value < 1e7),
+        help="Of an engine with ranks: the seconds that one waits for another in a step before all start again.",
+        at={Door.LLM: At(), Door.RUN: At(), Door.SERVE: At(), Door.BENCH: At()},
+    )
+    devices: str | None = declare(
+        None,
+        str,
+        rule=Rule("numbers of GPUs, none twice, such as 0 or 0,1", _are_devices),
+        help="Of an engine of a TensorRT target: the numbers of the GPUs that it runs on, one for each rank of this "
+        "machine, such as 0,1. [default: 0, 1 and so on]",
+        at={Door.LLM: At(), Door.RUN: At(), Door.SERVE: At(), Door.BENCH: At()},
+    )
     enable_prefix_caching: bool | None = declare(
         None,
         bool,
         rule=Rule("True or False", lambda value: isinstance(value, bool)),
         help="Whether prompts with the same beginning share its part of the KV cache. [default: on, except for engines "
         "of target onnx, which cannot]",
-        at={Door.LLM: At(), Door.SERVE: At(flag="--prefix-caching/--no-prefix-caching"), Door.TRITON: At()},
+        at={
+            Door.LLM: At(),
+            Door.SIMULATE: At(flag="--prefix-caching/--no-prefix-caching"),
+            Door.SERVE: At(flag="--prefix-caching/--no-prefix-caching"),
+            Door.TRITON: At(),
+        },
     )
     state_snapshots: int | None = declare(
         None,
@@ -165,6 +237,49 @@ class EngineFields:
             Door.TRITON: At(),
         },
     )
+    adapters: Mapping[str, str] = declare(
+        (),
+        str,
+        repeated=True,
+        parse=parse_adapters,
+        rule=Rule("a dict of names and paths", lambda value: value == () or _are_adapters(value)),
+        help="LoRA adapter in PEFT's form that requests can name. May be repeated.",
+        at={
+            Door.LLM: At(default=None),
+            Door.RUN: At(
+                "LoRA adapter in PEFT's form, with which the prompts are answered.", "--adapter", metavar="NAME=PATH"
+            ),
+            Door.SERVE: At(flag="--adapter", metavar="NAME=PATH"),
+        },
+    )
+    max_loras: int | None = declare(
+        None,
+        int,
+        rule=_LORAS,
+        help="The most LoRA adapters that may be loaded at once. [default: as many as are given at the start]",
+        at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON: At()},
+    )
+    max_lora_rank: int = declare(
+        16,
+        rule=_RANK,
+        help="The greatest rank of LoRA adapters.",
+        at={Door.LLM: At(), Door.RUN: At(), Door.SERVE: At(), Door.TRITON: At()},
+    )
+    trace: str | None = declare(
+        None,
+        str,
+        rule=Rule(
+            "the path of a file", lambda value: isinstance(value, str) and bool(value.strip()) and "\0" not in value
+        ),
+        help="Write what the engine did when (steps, instructions, threads, requests) into this file when it stops, in "
+        "Chrome's trace format, which ui.perfetto.dev opens.",
+        at={
+            Door.LLM: At(),
+            Door.RUN: At(metavar="FILE"),
+            Door.SERVE: At(metavar="FILE"),
+            Door.BENCH: At(metavar="FILE"),
+        },
+    )
     guided_vocabulary: str = declare(
         "lazy",
         choices=VOCABULARY_TIMES,
@@ -184,6 +299,32 @@ class EngineFields:
             Door.LLM: At(),
             Door.RUN: At(f"With --chat: {_TEMPLATE}", metavar="FILE|NAME"),
             Door.SERVE: At(metavar="FILE|NAME"),
+        },
+    )
+    tool_parser: str = declare(
+        "auto",
+        choices=TOOL_PARSERS,
+        help="The format in which the model writes calls of tools.",
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(
+                f"{_TOOL_PARSER} One name for all engines, or ENGINE=NAME for one. Names: {', '.join(TOOL_PARSERS)}.",
+                choices=(),
+                metavar="NAME[,ENGINE=NAME]",
+            ),
+        },
+    )
+    reasoning_parser: str = declare(
+        "auto",
+        choices=REASONING_PARSERS,
+        help="The form in which the model thinks before it answers.",
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(
+                f"{_REASONING_PARSER} As --tool-parser. Names: {', '.join(REASONING_PARSERS)}.",
+                choices=(),
+                metavar="NAME[,ENGINE=NAME]",
+            ),
         },
     )
     generation_config: str = declare(

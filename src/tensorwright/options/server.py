@@ -22,6 +22,11 @@ def _serve(help: str, flag: str = "", **differing: Any) -> Mapping[Door, At]:
     return {Door.SERVE: At(help, flag, **differing)}
 
 
+def _served(help: str, flag: str = "", **differing: Any) -> Mapping[Door, At]:
+    """An option that the router has as well."""
+    return {door: At(help, flag, **differing) for door in (Door.SERVE, Door.ROUTE)}
+
+
 @dataclass(frozen=True)
 class ServerFields:
     """The options of the server's application.
@@ -46,8 +51,12 @@ class ServerFields:
     max_stall_seconds: when an engine has requests and has ended no step for longer, the server says it is not ready.
     max_priority: the highest priority that a request may ask for. A request without one has priority 0.
     shared_prefixes: True means that all keys share the prefix cache; False gives each key a prefix cache of its own.
+    strict: True refuses fields that the server does not know or that change nothing. Otherwise they are left out, and
+    the answer's header X-Tensorwright-Ignored names them.
+    adapter_folder: the folder whose adapters clients with a key may load and unload; None means that they may not.
     log_prompts: True writes the bodies of requests into the log.
     quiet_probes: True leaves requests for /health, /ready and /metrics that were answered with 200 out of the log.
+    page: whether the server has a page at /, on which people chat with its engines; the page's files need no key.
     """
 
     api_keys: tuple[str, ...] = declare(
@@ -61,17 +70,17 @@ class ServerFields:
         4 << 20,
         Size,
         rule=_POSITIVE,
-        at=_serve("The most bytes of a request's body; a larger one is answered 413.", default="4MiB"),
+        at=_served("The most bytes of a request's body; a larger one is answered 413.", default="4MiB"),
     )
     max_body_memory: int | None = declare(
         None,
         Size,
-        at=_serve(
+        at=_served(
             "The most bytes of all bodies at once; one more is answered 503. "
             f"[default: {DEFAULT_BODIES} times --max-body-size]"
         ),
     )
-    body_timeout: float = declare(30.0, rule=SECONDS, at=_serve("Seconds in which a body must arrive."))
+    body_timeout: float = declare(30.0, rule=SECONDS, at=_served("Seconds in which a body must arrive."))
     request_timeout: float | None = declare(
         None,
         float,
@@ -88,7 +97,7 @@ class ServerFields:
         (),
         str,
         repeated=True,
-        at=_serve(
+        at=_served(
             'Name by which clients reach the server, or "*". May be repeated. [default: on 127.0.0.1 the names of the '
             "machine itself, elsewhere any]",
             "--allowed-host",
@@ -110,7 +119,7 @@ class ServerFields:
         at=_serve("The most completions of one address at once; one more is answered 429. [default: no limit]"),
     )
     retry_after: int = declare(
-        1, rule=_POSITIVE, at=_serve("Seconds that a client is told to wait, in the header of a 429 or 503.")
+        1, rule=_POSITIVE, at=_served("Seconds that a client is told to wait, in the header of a 429 or 503.")
     )
     max_waiting_jobs: int = declare(
         512,
@@ -136,10 +145,24 @@ class ServerFields:
     shared_prefixes: bool = declare(
         False, at=_serve("Share one prefix cache among all keys, in place of one for each key.")
     )
+    strict: bool = declare(
+        False,
+        at=_serve("Refuse fields of a body that this server does not know or use, in place of leaving them out."),
+    )
+    adapter_folder: str | None = declare(
+        None,
+        str,
+        at=_serve(
+            "Let clients with a key load LoRA adapters that lie in this folder, and unload them. "
+            "[default: they cannot]",
+            metavar="DIR",
+        ),
+    )
     log_prompts: bool = declare(False, at=_serve("Write the bodies of requests into the log."))
     quiet_probes: bool = declare(
-        False, at=_serve("Leave /health, /ready and /metrics out of the log where the answer was 200.")
+        False, at=_served("Leave /health, /ready and /metrics out of the log where the answer was 200.")
     )
+    page: bool = declare(True, at=_serve("Have a page at / for chats and live figures.", "--page/--no-page"))
 
 
 @dataclass(frozen=True)
@@ -157,36 +180,36 @@ class NetworkFields:
     drain_timeout: the seconds that requests have to finish after the server is told to end.
     """
 
-    host: str = declare("127.0.0.1", at=_serve("Address to listen on; 0.0.0.0 is that of all networks."))
+    host: str = declare("127.0.0.1", at=_served("Address to listen on; 0.0.0.0 is that of all networks."))
     port: int = declare(
         8000,
         rule=Rule(f"from 0 to {MAX_PORT}", lambda value: is_int(value) and 0 <= value <= MAX_PORT),
-        at=_serve("Port to listen on; 0 is any that is free."),
+        at=_served("Port to listen on; 0 is any that is free."),
     )
     tls_cert: str | None = declare(
-        None, str, at=_serve("Certificate chain in PEM form; with --tls-key the server speaks https.", metavar="FILE")
+        None, str, at=_served("Certificate chain in PEM form; with --tls-key the server speaks https.", metavar="FILE")
     )
-    tls_key: str | None = declare(None, str, at=_serve("Private key of --tls-cert in PEM form.", metavar="FILE"))
+    tls_key: str | None = declare(None, str, at=_served("Private key of --tls-cert in PEM form.", metavar="FILE"))
     max_connections: int = declare(
-        1024, rule=_POSITIVE, at=_serve("The most connections with requests under way; one more is answered 503.")
+        1024, rule=_POSITIVE, at=_served("The most connections with requests under way; one more is answered 503.")
     )
     max_connections_per_address: int | None = declare(
         None,
         int,
         rule=_POSITIVE,
-        at=_serve(
+        at=_served(
             "The most connections of one address with requests under way; one more is answered 429. [default: no limit]"
         ),
     )
-    keep_alive: float = declare(65.0, rule=SECONDS, at=_serve("Seconds that an idle connection stays open."))
-    header_timeout: float = declare(15.0, rule=SECONDS, at=_serve("Seconds in which a request's headers must arrive."))
+    keep_alive: float = declare(65.0, rule=SECONDS, at=_served("Seconds that an idle connection stays open."))
+    header_timeout: float = declare(15.0, rule=SECONDS, at=_served("Seconds in which a request's headers must arrive."))
     client_timeout: float = declare(
-        60.0, rule=SECONDS, at=_serve("Seconds that a client may take nothing of its answer.")
+        60.0, rule=SECONDS, at=_served("Seconds that a client may take nothing of its answer.")
     )
     drain_timeout: float = declare(
         30.0,
         rule=Rule("0 or more seconds", lambda value: value == 0 or is_positive(value)),
-        at=_serve("Seconds that requests have to finish after SIGTERM or Ctrl-C."),
+        at=_served("Seconds that requests have to finish after SIGTERM or Ctrl-C."),
     )
 
 

@@ -33,6 +33,15 @@ class ModelFields:
         help="Answers leave out the prompt, unless a request says otherwise.",
         at={Door.TRITON: At(), Door.TRITON_REPO: At(flag="--exclude-input")},
     )
+    lora_adapters: str = declare(
+        "",
+        at={
+            Door.TRITON: At(
+                'LoRA adapters by the lora_task_id of requests, such as "1=adapters/sql,2=adapters/law". Paths are '
+                "absolute or relative to the model's folder."
+            )
+        },
+    )
     cancellation_check_period_ms: int = declare(
         20, at={Door.TRITON: At("Milliseconds between two questions to Triton which requests were cancelled.")}
     )

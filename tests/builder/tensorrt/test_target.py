@@ -13,7 +13,7 @@ from support.tensorrt_jobs import needs_rtx
 from tensorwright.builder.emit.tensorrt.layers import Layer
 from tensorwright.builder.target import tensorrt
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest, Range
-from tensorwright.errors import BuildError, KernelError
+from tensorwright.errors import BuildError, InvalidOptionError, KernelError
 
 pytestmark = needs_rtx
 LLAMA = {"AddRmsNorm": 4, "PagedAttention": 2, "RmsNorm": 1, "RotaryKvWrite": 2}
@@ -116,6 +116,38 @@ def test_quantized_weights_build(engines, options, plugins):
     assert {symbol: manifest_of(result).limit(symbol) for symbol in most} == most
     assert result.config["quantization"]["spec"].startswith(f"{options['quantize']}")
     assert ",embedding=none," in result.config["quantization"]["spec"]
+
+
+def test_each_rank_has_a_plan_and_a_manifest_of_its_own(engines):
+    """Two ranks in each of two stages: the library takes what ranks do together as layers of our plugins."""
+    result = engines.get(tensor_parallel=2, pipeline_parallel=2, accuracy="quick")
+    assert result.config["accuracy"]["measured_on"] == "graph interpreter, as one rank"
+    manifests = []
+    for rank in range(4):
+        names = sorted(path.name for path in (result.path / f"rank{rank}").iterdir())
+        assert names == ["graph.txt", "io.json", "tensorrt.engine"]
+        manifests.append(Manifest.from_json((result.path / f"rank{rank}" / "io.json").read_text()))
+    assert not (result.path / "tensorrt").exists()
+    plugins = [rank["layers"]["plugins"] for rank in result.report["ranks"]]
+    assert plugins[0] == plugins[1]
+    assert plugins[2] == plugins[3]
+    assert plugins[0].items() >= {"AllReduce": 3, "PagedAttention": 1, "Send": manifests[0].sends}.items()
+    assert plugins[2].items() >= {"AllGather": 1, "AllReduce": 2, "Receive": manifests[0].sends}.items()
+    assert [manifest.sends for manifest in manifests[2:]] == [None, None]
+    assert [layer.kv_heads for manifest in manifests for layer in manifest.layers] == [1] * 4
+    assert result.config["limits"]["kv_block_bytes"] == 2 * 32 * 16 * 2  # one head of K and V, of one layer
+    assert result.config["build_options"]["tensor_parallel"] == result.config["build_options"]["pipeline_parallel"] == 2
+
+
+def test_a_stage_without_a_layer_of_each_cache_is_refused_by_name(tmp_path):
+    from support.tiny_models import make_variant
+    from tensorwright import build
+
+    model = make_variant(tmp_path / "model", "gemma3", head_dim=16)
+    options = {"target": "tensorrt-rtx", "sm": [89], "accuracy": "none", "pipeline_parallel": 2}
+    with pytest.raises(InvalidOptionError, match=r"the stage of rank \d has no layer with a cache of (window|full)"):
+        build(model, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_sinks_stay_float32_beside_half_operands(tmp_path):

@@ -16,15 +16,17 @@ import tensorrt_rtx as trt
 
 from support.places import TESTS
 from support.recording_driver import RecordingDriver
-from support.tensorrt_step import Module, Step, bounds, make_fields, make_plugin, steps
+from support.tensorrt_step import Module, Step, bounds, make_fields, make_plugin, ranks_together, steps
 from tensorwright.errors import BuildError, EngineError, GraphError, KernelError
 from tensorwright.plugins.gpu.build_context import building_for, running_with
+from tensorwright.plugins.gpu.collective_call import CollectiveCall
 from tensorwright.plugins.gpu.creators import OPS, make_creator, register
 from tensorwright.plugins.gpu.launch import Launch
 from tensorwright.plugins.gpu.tensorrt_op import PluginOp
 
 STREAM = 0x5EED
 STEPS = steps()
+TOGETHER = ranks_together()
 TILED_BY_SM = next(step for step in STEPS if step.name == "int8 and sinks")
 """A call whose kernel has other tiles on SM 90."""
 IDS = [step.name for step in STEPS]
@@ -149,6 +151,49 @@ def test_a_running_engine_needs_no_triton(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(TESTS), "PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(len(wanted(step, 80))), done.stderr
+
+
+class RecordingRanks:
+    """Collectives that keep what they were asked."""
+
+    def __init__(self) -> None:
+        self.prepared: list[CollectiveCall] = []
+        self.started: list[tuple[CollectiveCall, int]] = []
+
+    def prepare(self, call: CollectiveCall) -> CollectiveCall:
+        self.prepared.append(call)
+        return call
+
+    def start(self, prepared: CollectiveCall, stream: int) -> None:
+        self.started.append((prepared, stream))
+
+
+@pytest.mark.parametrize("step", TOGETHER, ids=lambda step: step.name)
+def test_what_ranks_do_together_is_handed_to_them(step: Step) -> None:
+    """Each operand with its address, shape and type; once, as long as these stay."""
+    driver, ranks = RecordingDriver(80), RecordingRanks()
+    with running_with(driver, ranks) as context:
+        plugin = restore(step, written(step)).attach_to_context(None)
+    for _ in range(2):
+        plugin.enqueue(*step.arguments(trt), STREAM)
+    context.raise_first()
+    kinds = {"AllReduce": "all_reduce", "AllGather": "all_gather", "Send": "send", "Receive": "receive"}
+    source, target = step.inputs.get("x"), step.outputs.get("y")
+    call = CollectiveCall(kinds[step.op], source, target)
+    assert ranks.prepared == [call]
+    assert ranks.started == [(call, STREAM)] * 2
+    assert (driver.prepared, driver.launches) == (0, [])
+    moved = step.moved(0x1000)
+    plugin.enqueue(*moved.arguments(trt), STREAM)
+    assert ranks.prepared[1:] == [CollectiveCall(kinds[step.op], moved.inputs.get("x"), moved.outputs.get("y"))]
+
+
+def test_an_engine_that_runs_alone_has_nobody_to_do_it_with() -> None:
+    step = TOGETHER[0]
+    with running_with(RecordingDriver(80)):
+        plugin = restore(step, written(step))
+    with pytest.raises(EngineError, match="layers that ranks compute together, and this one runs alone"):
+        plugin.enqueue(*step.arguments(trt), STREAM)
 
 
 class BrokenDriver(RecordingDriver):

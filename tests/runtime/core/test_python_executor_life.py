@@ -90,7 +90,7 @@ def test_an_llm_may_be_collected_by_its_engines_thread(tmp_path: Path, monkeypat
         gc.collect()
 
     executor = ToyExecutor(block_size=32, max_seq_len=128, hook=drop)
-    monkeypatch.setitem(EXECUTORS, "cpu", ExecutorKind(lambda engine, threads: executor))
+    monkeypatch.setitem(EXECUTORS, "cpu", ExecutorKind(lambda engine, opening: executor))
     monkeypatch.setattr(executor, "kv_cache_bytes", lambda asked, **sizes: 1 << 20, raising=False)
     limits = {"max_seq_len": 128, "block_size": 32, "kv_block_bytes": executor.facts()["block_bytes"][0]}
     model = {**engine_config()["model"], "vocab_size": VOCAB}

@@ -21,7 +21,8 @@ from support.places import TESTS
 from support.waiting import PATIENCE, wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, TemporarilyUnavailableError
-from tensorwright.runtime.guided import child_link, compile_process, grammar, other_python
+from tensorwright.runtime.base import other_python
+from tensorwright.runtime.guided import child_link, compile_process, grammar
 from tensorwright.runtime.guided.reader import VocabularyReader
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 

@@ -46,6 +46,11 @@ MIXED = [
     guided({"json": PERSON}, max_tokens=60, temperature=1, seed=4),
     guided({"regex": "[A-Z][a-z]{3,20}"}, temperature=1, seed=5, top_p=0.9, repetition_penalty=1.2),
     guided({"grammar": SUMS}, temperature=1, seed=6, logprobs=0),
+    guided(
+        {"choice": ["yes", "no"], "frame": 'start: think "!" @form\nthink[max_tokens=9]: /[a-z ]*/'},
+        temperature=1,
+        seed=9,
+    ),
     guided({"choice": ["the cat", "the dog", "a bird"]}, temperature=2, seed=7),
     SamplingParams(max_tokens=30, temperature=1, seed=8),
     SamplingParams(max_tokens=30, temperature=0),
@@ -75,6 +80,13 @@ def test_preempted_and_not(pico: LLM, pico_engine: Path) -> None:
         ({"choice": ["the cat", "the dog", "größe", "a"]}, "the cat|the dog|größe|a"),
         ({"grammar": SUMS}, r"[1-9][0-9]?(\+[1-9][0-9]?)*="),
         ({"grammar": 'start: WORD ("," WORD){0,3} "."\nWORD: /[a-z]{1,6}/'}, r"[a-z]{1,6}(,[a-z]{1,6}){0,3}\."),
+        ({"grammar": SUMS, "frame": 'start: "It is " @form'}, r"It is [1-9][0-9]?(\+[1-9][0-9]?)*="),
+        ({"choice": ["a", "b", "c", "d"], "frame": 'start: "It is " @form "."'}, r"It is [a-d]\."),
+        (
+            {"json": {"type": "integer", "minimum": 1, "maximum": 50}, "frame": 'start: @form | "none"'},
+            "none|[1-9]|[1-4][0-9]|50",
+        ),
+        ({"regex": "[ab]{3}", "frame": "start: /[xy]{2}/ @form"}, "[xy]{2}[ab]{3}"),
     ],
     ids=str,
 )

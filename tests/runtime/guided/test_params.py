@@ -51,6 +51,13 @@ def deep() -> dict[str, Any]:
         ),
         ({"choice": ["a"] * (CHOICES + 1)}, f"choice must have at most {CHOICES} texts, got"),
         ({"json": "{" + " " * 4 * MOST + "}"}, "json, blanks included, must have at most"),
+        (
+            {"regex": "a", "frame": "start: a"},
+            "frame must be a Lark grammar that contains @form, or None, got 'start: a'",
+        ),
+        ({"regex": "a", "frame": 5}, "frame must be a Lark grammar that contains @form, or None, got 5"),
+        ({"regex": "a", "frame": "@form" + " " * MOST}, "frame must have at most"),
+        ({"frame": "start: @form"}, "exactly one of json, .* must be given, got none"),
         ({"whitespace_pattern": " "}, "exactly one of json, .* must be given, got none"),
         ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern must come with json or json_object, got regex"),
         ({"json_object": True, "whitespace_pattern": 5}, "whitespace_pattern must be a text or None, got 5"),

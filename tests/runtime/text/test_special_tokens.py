@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from support.fake_runtime import EOS, A, B, FakeEngine, byte_tokenizer, engine_config, ids, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
+from tensorwright.errors import InvalidRequestError
 
 MASK, PLAIN, WORD = 257, 258, 259
 BOTH = {"skip_special_tokens": False, "include_stop_str_in_output": True}
@@ -99,6 +100,21 @@ def test_the_token_that_ended_a_request_is_no_text(
         output = llm.generate(ids(A, EOS), SamplingParams(**changes)).outputs[0]
         assert (output.token_ids, output.finish_reason) == ([A, EOS], "stop")
         assert output.text == llm.engine.tokenizer.decode([A]) + end
+
+
+@pytest.mark.parametrize("kept", [("<mask>",), ["<mask>", "<end>"], ()])
+def test_special_tokens_that_are_kept(open_llm: Callable[..., LLM], fake: FakeEngine, kept: Any) -> None:
+    llm = open_llm({"tokenizer_config.json": {"eos_token": "<end>", "mask_token": "<mask>"}})
+    prompt, params = ids(A, MASK, PLAIN, EOS, B), {"max_tokens": 5, "ignore_eos": True}
+    shown = llm.generate(prompt, SamplingParams(**params, skip_special_tokens=False)).outputs[0].text
+    expected = shown
+    for special in {"<mask>", "<end>"} - set(kept):
+        expected = expected.replace(special, "")
+    for fake.tokens_per_event in (1, 8):
+        assert llm.generate(prompt, SamplingParams(**params, kept_special_tokens=kept)).outputs[0].text == expected
+    for wrong in ("<plain>", "<unknown>", "a"):
+        with pytest.raises(InvalidRequestError, match="kept_special_tokens must be special tokens of the engine"):
+            llm.generate(prompt, SamplingParams(kept_special_tokens=[wrong]))
 
 
 @pytest.mark.parametrize("named", [True, False])

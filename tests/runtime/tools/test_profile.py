@@ -24,13 +24,20 @@ from tensorwright.runtime.tools.ceilings import REPEATS, Ceilings, describe, mea
 from tensorwright.runtime.tools.profile import as_dict, module_role, summarise
 from tensorwright.runtime.tools.profile_chart import IDEAL, TAKEN, WIDTH, draw_profile
 from tensorwright.runtime.tools.profile_show import show_profile
+from tensorwright.runtime.tools.rank_link import measure_link
 
 Capture = pytest.CaptureFixture[str]
 CEILINGS = Ceilings(threads=2, read=100.0, float32=10.0, bfloat16=20.0, int8=40.0)  # per second: small numbers
 
 
+ARITHMETIC = {"quantized_matmul": "int8", "matmul": "bfloat16"}
+
+
 def instruction(name: str, op: str, seconds: float, bytes_moved: int, operations: int) -> dict[str, Any]:
-    return {"name": name, "op": op, "calls": 3, "ns": round(seconds * 1e9), "bytes": bytes_moved, "ops": operations}
+    return {
+        "name": name, "op": op, "arithmetic": ARITHMETIC.get(op, "float32"), "calls": 3, "ns": round(seconds * 1e9),
+        "bytes": bytes_moved, "ops": operations,
+    }  # fmt: skip
 
 
 def measured(**phases: list[dict[str, Any]]) -> dict[str, Any]:
@@ -52,7 +59,7 @@ ROWS = [
 
 
 def test_sums_and_rooflines() -> None:
-    (phase,) = summarise(measured(decode=ROWS), CEILINGS, "bfloat16")
+    (phase,) = summarise(measured(decode=ROWS), CEILINGS)
     assert (phase.phase, phase.steps, phase.tokens, phase.seconds) == ("decode", 3, 6, 20.0)
     assert [sums.op for sums in phase.ops] == ["quantized_matmul", "rms_norm", "matmul"]
     quantized, norm, matmul = phase.ops
@@ -72,7 +79,7 @@ def test_sums_and_rooflines() -> None:
 def test_experts_are_counted_by_layer() -> None:
     rows = [instruction(f"model.layers.{i}.mlp.experts", "experts", 1.0, 6_000_000, 1) for i in range(2)]
     rows = [row | {"expert_rows": taken} for row, taken in zip(rows, ([3, 0, 3, 0], [0, 0, 0, 6]), strict=True)]
-    phases = summarise(measured(decode=[*ROWS, *rows]), CEILINGS, "float32")
+    phases = summarise(measured(decode=[*ROWS, *rows]), CEILINGS)
     assert [layer.entropy for layer in phases[0].experts] == [1.0, 0.0]
     first, _ = as_dict(phases, CEILINGS)["phases"]["decode"]["experts"]
     expected = {"module": "model.layers.0.mlp.experts", "taken": [3, 0, 3, 0], "bytes": 6_000_000, "entropy": 1.0}
@@ -85,12 +92,10 @@ def test_experts_are_counted_by_layer() -> None:
     assert "model.layers.1.mlp.experts 4 6 3: 100.0% 0: 0.0% 3 0.00 2.00" in shown
 
 
-def test_each_op_has_its_peak() -> None:
-    assert CEILINGS.peak("quantized_matmul", "bfloat16") == CEILINGS.peak("quantized_matmul", "float32") == 40.0
-    assert CEILINGS.peak("matmul", "bfloat16") == CEILINGS.peak("paged_attention", "bfloat16") == 20.0
-    assert CEILINGS.peak("matmul", "float32") == CEILINGS.peak("rms_norm", "bfloat16") == 10.0
+def test_each_type_of_arithmetic_has_its_peak() -> None:
+    assert [CEILINGS.peak(arithmetic) for arithmetic in ("int8", "bfloat16", "float32")] == [40.0, 20.0, 10.0]
     without = Ceilings(threads=1, read=1.0, float32=10.0, bfloat16=None, int8=1.0)
-    assert without.peak("matmul", "bfloat16") == 10.0
+    assert without.peak("bfloat16") == 10.0
     assert "bf16" not in describe(without)
 
 
@@ -111,9 +116,7 @@ def test_roles(path: str, role: str) -> None:
 
 
 def test_plain_data(capsys: Capture) -> None:
-    data = json.loads(
-        json.dumps(as_dict(summarise(measured(decode=ROWS, prefill=ROWS[:1]), CEILINGS, "float32"), CEILINGS))
-    )
+    data = json.loads(json.dumps(as_dict(summarise(measured(decode=ROWS, prefill=ROWS[:1]), CEILINGS), CEILINGS)))
     assert list(data["phases"]) == ["prefill", "decode"]
     first = data["phases"]["prefill"]["ops"][0]
     assert first == {
@@ -125,7 +128,7 @@ def test_plain_data(capsys: Capture) -> None:
 
 
 def test_the_picture_has_a_bar_per_op() -> None:
-    phases = summarise(measured(decode=ROWS, prefill=ROWS[:1]), CEILINGS, "bfloat16")
+    phases = summarise(measured(decode=ROWS, prefill=ROWS[:1]), CEILINGS)
     svg = ElementTree.fromstring(draw_profile(phases, CEILINGS, "a <name> & more"))
     space = "{http://www.w3.org/2000/svg}"
     texts = [text.text or "" for text in svg.iter(f"{space}text")]
@@ -202,6 +205,14 @@ def test_ceilings_of_this_machine() -> None:
     assert min(ceilings.read, ceilings.float32, ceilings.int8) > 0
     assert ceilings.bfloat16 is None or ceilings.bfloat16 > 0
     assert describe(ceilings).startswith("ceilings measured at the start with 1 threads: read ")
+
+
+def test_the_link_of_ranks_is_measured() -> None:
+    before = set(Path("/dev/shm").glob("tensorwright-ranks-*"))
+    link = measure_link(rounds=3)
+    assert 0 < link.seconds < 10
+    assert 0 < link.rate < 1e16
+    assert set(Path("/dev/shm").glob("tensorwright-ranks-*")) <= before  # nothing stays
 
 
 @pytest.fixture

@@ -92,6 +92,22 @@ def test_what_the_engine_was_not_built_for_is_refused_by_option(served: Any) -> 
     assert cuda.is_clean()
 
 
+def test_a_gpu_can_be_chosen(served: Any) -> None:
+    path, cuda = served
+    cuda.devices = 3
+    with LLM(path, **SPEED, devices="2"):
+        assert [args for name, *args in cuda.calls if name == "cuDeviceGet"] == [[2]]
+    with pytest.raises(MissingDependencyError, match="was to run on GPU 3, but this machine has 3"):
+        LLM(path, **SPEED, devices="3")
+    with pytest.raises(InvalidOptionError, match="names 2 GPUs, and on this machine run one rank"):
+        LLM(path, **SPEED, devices="0,1")
+
+
+def test_targets_without_gpus_refuse_their_numbers(model: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"devices='0': only engines of the TensorRT targets"):
+        LLM(model[2], **SPEED, devices="0")
+
+
 def test_without_a_driver_LLM_says_so(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, cuda = served
     cuda.devices = 0

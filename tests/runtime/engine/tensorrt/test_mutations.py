@@ -132,14 +132,14 @@ def rebound(alias: bool, place: Callable[[int], int]) -> Callable[..., Any]:
     """Outputs with an alias, or those without, are bound elsewhere afterwards."""
 
     def change(old: Callable[..., None]) -> Callable[..., None]:
-        def bind_pages(self: TensorRtExecutor, pool: KvPool, contexts: list[BoundContext]) -> None:
-            old(self, pool, contexts)
+        def bind(self: TensorRtExecutor, pool: KvPool, contexts: list[BoundContext], places: dict[str, int]) -> None:
+            old(self, pool, contexts, places)
             for context in contexts:
                 for output in self.manifest.outputs:
                     if bool(output.alias) == alias:
                         context.bind_address(output.name, place(context._addresses[output.name]))
 
-        return bind_pages
+        return bind
 
     return change
 
@@ -234,11 +234,12 @@ MUTATIONS: dict[str, tuple[Any, str, Any]] = {
     "scratch of the smallest profile": (LoadedEngine, "scratch_bytes", of_the_smallest),
     "every context allocates for itself": (LoadedEngine, "make_context", allocating_for_itself),
     "outputs are not at their inputs": (
-        TensorRtExecutor, "_bind_pages", rebound(True, lambda address: address + 256),
+        TensorRtExecutor, "_bind_outputs", rebound(True, lambda address: address + 256),
     ),
-    "logits are not bound": (TensorRtExecutor, "_bind_pages", rebound(False, lambda address: 0)),
+    "logits are not bound": (TensorRtExecutor, "_bind_outputs", rebound(False, lambda address: 0)),
     "pages are bound for one profile": (
-        TensorRtExecutor, "_bind_pages", lambda old: lambda self, pool, contexts: old(self, pool, contexts[:1]),
+        TensorRtExecutor, "_bind_outputs",
+        lambda old: lambda self, pool, contexts, places: old(self, pool, contexts[:1], places),
     ),
     "the context is not made current": (TensorRtExecutor, "run", without("activate")),
     "buffers are kept": (StepBuffers, "_take", keeping_buffers),

@@ -8,6 +8,7 @@ import pytest
 
 from support.fake_gpu import FakeCuda
 from support.made_manifest import make_manifest
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE
 from tensorwright.errors import EngineError
 from tensorwright.runtime.engine.tensorrt.library import NAMESPACE, LoadedEngine
 from tensorwright.runtime.engine.tensorrt.plugins import EnginePlugins
@@ -20,7 +21,8 @@ def test_the_library_knows_every_plugin_once_an_engine_has_them() -> None:
     EnginePlugins(trt, FakeCuda())
     EnginePlugins(trt, FakeCuda())  # of a second engine
     registry = trt.get_plugin_registry()
-    for name in ("PagedAttention", "RotaryKvWrite", "AddRmsNorm", "RmsNorm", "WeightOnlyLinear"):
+    of_ranks = ("AllReduce", "AllGather", "Send", "Receive")
+    for name in ("PagedAttention", "RotaryKvWrite", "AddRmsNorm", "RmsNorm", "WeightOnlyLinear", *of_ranks):
         assert registry.get_creator(name, "1", NAMESPACE) is not None
         assert registry.get_creator(name, "2", NAMESPACE) is None
 
@@ -45,9 +47,9 @@ def test_a_plan_that_the_library_refuses_is_told_with_its_words(tmp_path: Any) -
     (tmp_path / "tensorrt" / "rank0.engine").write_bytes(b"no plan" * 1000)
     says = r"rank0\.engine: the library cannot take in this plan on this GPU \(.*magicTag"
     with pytest.raises(EngineError, match=says):
-        LoadedEngine(trt, make_manifest(), tmp_path, FakeCuda())
+        LoadedEngine(trt, make_manifest(), tmp_path / ENGINE_FILE, FakeCuda())
 
 
 def test_a_plugin_of_another_version_is_named(tmp_path: Any) -> None:
     with pytest.raises(EngineError, match="has layers of plugin PagedAttention, version 9, which this tensorwright"):
-        LoadedEngine(trt, make_manifest(plugins={"PagedAttention": "9"}), tmp_path, FakeCuda())
+        LoadedEngine(trt, make_manifest(plugins={"PagedAttention": "9"}), tmp_path / ENGINE_FILE, FakeCuda())

@@ -185,13 +185,13 @@ def test_large_bodies_are_read_in_a_thread_for_text(llm: LLM, monkeypatch: pytes
     app = create_app({"pico": llm})
     threads: list[str] = []
 
-    def watched(raw: bytes, model: type[Any]) -> Any:
+    def watched(raw: bytes, model: type[Any], ignored: list[str] | None) -> Any:
         threads.append(threading.current_thread().name)
-        return read_body(raw, model)
+        return read_body(raw, model, ignored)
 
     monkeypatch.setattr(body_route, "read_body", watched)
     paths = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-    large = {"prompt": "x", "unknown": "y" * SMALL_BODY}
+    large = {"prompt": 5, "unknown": "y" * SMALL_BODY}
     assert [post(app, path, large).status_code for path in paths] == [400] * 4
     assert all(name.startswith("tensorwright-text") for name in threads)
     assert len(threads) == 4
@@ -289,9 +289,9 @@ def test_a_body_counts_until_its_request_runs_in_the_engine(llm: LLM, monkeypatc
     raws: list[bytes] = []
     start, stream = LLM.generate_async, completions.EventStream
 
-    def reading(raw: bytes, model: type[Any]) -> Any:
+    def reading(raw: bytes, model: type[Any], ignored: list[str] | None) -> Any:
         raws.append(raw)
-        return read_body(raw, model)
+        return read_body(raw, model, ignored)
 
     def starting(*arguments: Any) -> Any:
         held["starting"] = memory.held

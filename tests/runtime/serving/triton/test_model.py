@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.fake_triton import ModelConfig, Request, Sender, TritonError
+from support.made_adapters import make_adapter, places_of
 from support.snapshots import count_snapshots
 from support.triton_models import as_inputs, load
 from support.waiting import PATIENCE
@@ -210,6 +211,32 @@ def test_requests_of_one_call_are_each_answered(model: TritonPythonModel, batche
     assert "neither came" in str(error_of(requests[1]))
 
 
+def test_lora_task_id_names_an_adapter(model: TritonPythonModel, pico_engine: Path, tmp_path: Path) -> None:
+    shapes = places_of(pico_engine).modules
+    folders = [make_adapter(tmp_path / str(seed), shapes, seed=seed, spread=0.1) for seed in range(2)]
+    listed = f"7={folders[0]}, 08={folders[1]}"
+    adapted = load(pico_engine, lora_adapters=listed)
+    try:
+        texts = {}
+        for task in (7, 8):
+            values = as_inputs({"text_input": PROMPT, "max_tokens": 8}, True)
+            request = Request(values | {"lora_task_id": np.array([[task]], np.uint64)})
+            adapted.execute([request])
+            texts[task] = text_of(request)
+            params = SamplingParams(max_tokens=8, temperature=0, adapter=str(task))
+            assert texts[task] == PROMPT + adapted.llm.generate(PROMPT, params).outputs[0].text
+        assert texts[7] != texts[8]
+    finally:
+        adapted.finalize()
+
+
+@pytest.mark.parametrize("text", ["x", "7", "7=", "=a", "a=b", "-1=b", "7=a,7=b", "7=a,07=b", "7=a,", "1" * 21 + "=a"])
+def test_lora_adapters_have_ids_and_paths(text: str) -> None:
+    options = parse_options({"parameters": {"engine": {"string_value": "e"}, "lora_adapters": {"string_value": text}}})
+    with pytest.raises(InvalidOptionError, match="'lora_adapters' must have ID=PATH"):
+        options.adapters("folder")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -220,7 +247,11 @@ def test_requests_of_one_call_are_each_answered(model: TritonPythonModel, batche
         ({"text_input": PROMPT, "max_tokens": 0}, "max_tokens must be a positive integer"),
         ({"text_input": PROMPT, "max_tokens": 10**6}, "tokens of prompt and output together"),
         ({"text_input": PROMPT, "max_tokens": 1, "beam_width": 999}, "beam_width must be at most max_batch_size"),
-        ({"text_input": PROMPT, "max_tokens": 1, "lora_task_id": np.array([3], np.uint64)}, "LoRA adapters"),
+        ({"text_input": PROMPT, "max_tokens": 1, "lora_task_id": np.array([3], np.uint64)}, "no adapter '3'"),
+        (
+            {"text_input": PROMPT, "max_tokens": 1, "lora_config": np.zeros((1, 3), np.int32)},
+            "LoRA adapters are not brought",
+        ),
         ({"text_input": PROMPT, "max_tokens": 1, "image_url_input": "http://x"}, "images and video"),
         ({"text_input": np.array([b"\xff"], np.object_), "max_tokens": 1}, "'text_input' must be UTF-8"),
         ({"text_input": [PROMPT, PROMPT], "max_tokens": 1}, "'text_input' must hold one value per prompt, got 2"),

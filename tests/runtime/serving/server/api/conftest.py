@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -23,14 +26,37 @@ TEMPLATE = """{% if tone is defined %}# {{ tone }}
 {% endfor %}{% if add_generation_prompt %}def {% endif %}"""
 
 
+MARKERS = {"<tool_call>": False, "</tool_call>": False, "<think>": False, "</think>": False, "[TOOL_CALLS]": True,
+           "[ARGS]": True}  # fmt: skip
+"""Tokens that the chat engine's tokenizer has beside pico's, and whether they are special, as models have them."""
+
+
+def with_markers(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """pico's tokenizer with MARKERS in the place of the last entries of its vocabulary, which no other entry is made
+    of."""
+    vocab = tokenizer["model"]["vocab"]
+    last = sorted(vocab, key=vocab.__getitem__)[-len(MARKERS) :]
+    for (marker, special), entry in zip(MARKERS.items(), last, strict=True):
+        token = vocab[marker] = vocab.pop(entry)
+        rule = {"id": token, "content": marker, "special": special}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokenizer["added_tokens"].append({**rule, **flags})
+    merges = tokenizer["model"]["merges"]
+    joined = ["".join(merge if isinstance(merge, list) else merge.split(" ")) for merge in merges]
+    tokenizer["model"]["merges"] = [merge for merge, entry in zip(merges, joined, strict=True) if entry not in last]
+    return tokenizer
+
+
 @pytest.fixture(scope="session")
 def chat_engine(pico_engine_float32: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pico's engine, with a chat template put in."""
+    """pico's engine, with a chat template and MARKERS put in."""
     engine = tmp_path_factory.mktemp("chat") / "pico"
     shutil.copytree(pico_engine_float32, engine)
-    (engine / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = with_markers(json.loads((engine / "tokenizer.json").read_text(encoding="utf-8")))
     sums = {name: tuple(file) for name, file in read_checksums(engine).items()}
-    sums["chat_template.jinja"] = (xxhash.xxh3_128_hexdigest(TEMPLATE.encode()), len(TEMPLATE.encode()))
+    for name, text in (("chat_template.jinja", TEMPLATE), ("tokenizer.json", json.dumps(tokenizer))):
+        (engine / name).write_text(text, encoding="utf-8")
+        sums[name] = (xxhash.xxh3_128_hexdigest(text.encode()), len(text.encode()))
     (engine / "checksums.txt").write_text(checksum_text(sums))
     return engine
 
@@ -64,6 +90,15 @@ def url(app: FastAPI) -> Iterator[str]:
     server.should_exit = True
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def strict(app: FastAPI) -> Iterator[None]:
+    """Makes the server as strict as --strict makes it."""
+    lenient = app.state.options
+    app.state.options = replace(lenient, strict=True)
+    yield
+    app.state.options = lenient
 
 
 @pytest.fixture(scope="session")

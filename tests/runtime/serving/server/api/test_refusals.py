@@ -21,6 +21,8 @@ BASE: dict[str, dict[str, Any]] = {
     "/detokenize": {"model": "pico"},
 }
 USER = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -83,20 +85,35 @@ CASES = [(path, *case) for path in (COMPLETION, CHAT) for case in BOTH] + [
     (CHAT, {"logprobs": 1}, "logprobs"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [{"role": "user"}]}, "content"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "role"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id must come with the role tool"),
+    (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "role"),
+    (CHAT, message(content=None), "content must be a text or a list of text parts"),
+    (CHAT, message(tool_call_id="a"), "tool_call_id must come with the role tool"),
+    (CHAT, message(reasoning_content="a"), "reasoning_content must come with the role assistant"),
     (CHAT, message(content=[{"type": "image_url", "image_url": {"url": "http://x"}}]), "image_url"),
     (CHAT, message(content=[{"type": "input_audio", "input_audio": {}}]), "input_audio"),
     (CHAT, message(content=[{"type": "text", "text": "x", "more": 1}]), "more"),
     (CHAT, message(content="\ud800"), "Unicode"),
     (CHAT, message(name="Ann"), "messages[0] has a name, 'Ann', which the chat template does not read"),
-    (CHAT, message(tool_calls=[]), "tool_calls is not supported"),
-    (CHAT, {"tools": []}, "tools is not supported"),
-    (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+    (CHAT, message(tool_calls=[CALL]), "tool_calls and reasoning_content must come with the role assistant"),
+    (CHAT, message(role="assistant", tool_calls=[{"id": "a"}]), "function"),
+    (CHAT, message(role="assistant", tool_calls=[CALL]), "tool_calls, which the chat template does not read"),
+    (CHAT, message(annotations=[]), "annotations is not supported"),
+    (CHAT, {"tools": [TOOL]}, "the chat template shows no known format of calls"),
+    (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]: the name must be"),
+    (CHAT, {"tools": [TOOL], "tool_choice": "some"}, "tool_choice"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice must come with tools"),
+    (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "one of the tools (f)"),
+    (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget"),
+    (CHAT, {"thinking_token_budget": -1}, "thinking_token_budget"),
+    (CHAT, {"metadata": {}}, "metadata is not supported"),
     (CHAT, {"functions": []}, "functions is not supported"),
     (CHAT, {"audio": {}}, "audio is not supported"),
     (CHAT, {"modalities": ["audio"]}, "modalities"),
     (CHAT, {"store": True}, "store"),
-    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort is not supported"),
+    (CHAT, {"reasoning_effort": "much"}, "reasoning_effort"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort: this model's chat template has no variable for it"),
     (CHAT, {"prompt": "x"}, "prompt"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
     (CHAT, {"chat_template_kwargs": {"tools": [{}]}}, "the chat template never reads tools"),
@@ -111,6 +128,7 @@ CASES = [(path, *case) for path in (COMPLETION, CHAT) for case in BOTH] + [
 ]
 
 
+@pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize(("path", "fields", "named"), CASES)
 def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], named: str, chat_engine: Path) -> None:
     body = json.dumps({**BASE[path], **fields})  # in ASCII, so that a lone surrogate can be sent

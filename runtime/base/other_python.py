@@ -21,12 +21,11 @@ def interpreter() -> str:
     for found in (folder / name for folder in folders for name in names):
         if found.exists():
             return str(found)
-    raise FileNotFoundError(f"there is no Python in {' or '.join(map(str, folders))} to compile grammars with")
+    raise FileNotFoundError(f"there is no Python in {' or '.join(map(str, folders))} that could run another process")
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment in which the other Python finds the same modules. It has one malloc arena, because
-    further arenas reserve address space, which is limited for each grammar."""
+    """Returns the little of the environment in which the other Python finds the same modules."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {**kept, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
+    return {**kept, "PYTHONPATH": path}

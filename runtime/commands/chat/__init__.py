@@ -1,0 +1,1 @@
+"""The command `tensorwright chat`: a conversation in the terminal."""

@@ -1,0 +1,96 @@
+"""Answers POST /prefill/completions and /prefill/chat/completions: computes prompts for engines that decode.
+
+Only routers may ask. The bodies are those of the paths without /prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from tensorwright.runtime.requests.prompts import Prompt
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.server.body_route import BodyRoute
+from tensorwright.runtime.serving.server.chat import plan_of
+from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.serving.server.clients import client_defaults
+from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.server.completions import check_places
+from tensorwright.runtime.serving.server.handover import PROOF, admit_router
+from tensorwright.runtime.serving.server.request_log import note_work
+from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, finish_all, start_all
+from tensorwright.runtime.serving.server.sampling import chat_params, completion_params
+from tensorwright.runtime.serving.server.shares import hold_places
+from tensorwright.runtime.serving.server.text_engine import TextEngine, find_engine
+
+router = APIRouter(tags=["prefill"], route_class=BodyRoute)
+
+
+class Prefilled(BaseModel):
+    """Where the prefixes are: a port of this server, and a ticket for each prompt. prompt_tokens, cached_tokens: of all
+    prompts together."""
+
+    transfer_port: int
+    tickets: list[str]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@router.post("/prefill/completions", response_model=Prefilled)
+async def prefill_completion(body: CompletionRequest, request: Request) -> Any:
+    """Computes the prompts of a completion."""
+    admit_router(request, request.headers.get(PROOF, ""))
+    engine = find_engine(request, body.model)
+    params = completion_params(body, client_defaults(request, body, engine.sampling_defaults))
+    prompts = body.prompts
+    check_places(engine.llm, len(prompts))
+    return await _prefill(request, engine, lambda: prompts, len(prompts), params)
+
+
+@router.post("/prefill/chat/completions", response_model=Prefilled)
+async def prefill_chat(body: ChatCompletionRequest, request: Request) -> Any:
+    """Computes the prompt of a conversation."""
+    admit_router(request, request.headers.get(PROOF, ""))
+    engine = find_engine(request, body.model)
+    params = chat_params(body, client_defaults(request, body, engine.sampling_defaults))
+    return await _prefill(request, engine, lambda: [plan_of(engine, body, params).prompt], 1, params)
+
+
+async def _prefill(
+    request: Request,
+    engine: TextEngine,
+    make_prompts: Callable[[], Sequence[Prompt]],
+    count: int,
+    params: SamplingParams,
+) -> Any:
+    hold_places(request, count)
+    transfers = request.app.state.transfers
+    try:
+        handles = await start_all(request, engine.llm, make_prompts, _without_output(params))
+        note_work(request, engine.name, handles)
+        outputs = await finish_all(handles, request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED)
+    return Prefilled(
+        transfer_port=transfers.server.port,
+        tickets=[transfers.promise(engine.name, output, params.cache_salt) for output in outputs],
+        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
+        cached_tokens=sum(output.metrics.cached_tokens for output in outputs),
+    )
+
+
+def _without_output(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters with which a prompt is computed: one token is drawn, and nobody reads it."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        priority=params.priority,
+        timeout=params.timeout,
+        cache_salt=params.cache_salt,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
+    )

@@ -1,0 +1,231 @@
+"""A router before two servers, one that prefills and one that decodes, all in processes of their own, against one
+server alone: the same answers, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.served import KEY, Served, completion, read_events, route, serve
+from support.toy_pair import mapped_rings
+from support.waiting import wait_until
+from tensorwright.runtime.serving.server.handover import PREFIX, PROOF
+
+LONG = "def parse(text):\n    return [line.split(',') for line in text.splitlines() if line]\n\n" * 6
+CHAT = {"model": "pico", "max_tokens": 6, "temperature": 0, "messages": [{"role": "user", "content": LONG}]}
+
+
+@dataclass
+class Cluster:
+    router: Served
+    prefill: Served
+    decode: Served
+    alone: Served
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("token") / "token"
+    file.write_text("a-token-of-many-characters\n")
+    return file
+
+
+@contextmanager
+def cluster(engine: Path, folder: Path, token_file: Path, alone: Served, *decode: str) -> Iterator[Cluster]:
+    with ExitStack() as running:
+        token = ("--transfer-token-file", str(token_file))
+        prefill = running.enter_context(serve(engine, folder, "--role", "prefill", *token))
+        decoder = running.enter_context(serve(engine, folder, "--role", "decode", *token, *decode))
+        urls = ("--prefill", prefill.url, "--decode", decoder.url, "--min-prefill-bytes", "64")
+        router = running.enter_context(route(folder, *urls, *token))
+        yield Cluster(router, prefill, decoder, alone)
+
+
+@pytest.fixture(scope="module")
+def alone(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve(pico_engine, tmp_path_factory.mktemp("alone")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pair(
+    pico_engine: Path, tmp_path_factory: pytest.TempPathFactory, token_file: Path, alone: Served
+) -> Iterator[Cluster]:
+    with cluster(pico_engine, tmp_path_factory.mktemp("pair"), token_file, alone) as made:
+        yield made
+
+
+def choices(server: Served, body: dict[str, Any], path: str = "/v1/completions") -> Any:
+    answer = server.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+def fetched(server: Served, **labels: str) -> float:
+    return server.metric("tensorwright_transfer_prefixes_total", way="fetched", **labels)
+
+
+BODIES = {
+    "greedy": completion(LONG, 12, logprobs=3),
+    "seeded": completion(LONG + "x = ", 12, logprobs=3, temperature=0.9, seed=11),
+    "several": completion([LONG + "a", LONG + "b = 1", "import os\n" * 40], 6, n=2, temperature=0.8, seed=3),
+    "ids": completion([5 + i % 90 for i in range(200)], 6),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_answers_are_those_of_one_engine(pair: Cluster, name: str) -> None:
+    before = fetched(pair.decode)
+    assert choices(pair.router, BODIES[name]) == choices(pair.alone, BODIES[name])
+    prompts = len(BODIES[name]["prompt"]) if name == "several" else 1
+    assert fetched(pair.decode) == before + prompts
+    assert pair.decode.metric("tensorwright_transfer_lost_total", way="fetched") == 0
+
+
+def test_a_stream_is_passed_on_as_it_comes(pair: Cluster) -> None:
+    body = BODIES["greedy"] | {"stream": True}
+
+    def texts(server: Served) -> list[str]:
+        with server.client.stream("POST", "/v1/completions", json=body) as answer:
+            events = read_events(answer.iter_lines())
+        assert events[-1] == "[DONE]"
+        return [choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+
+    streamed = texts(pair.router)
+    assert "".join(streamed) == "".join(texts(pair.alone))
+    assert len(streamed) > 1
+
+
+def test_the_prefix_comes_through_shared_memory_on_one_machine(pair: Cluster) -> None:
+    before = pair.decode.metric("tensorwright_transfer_shared_total")
+    choices(pair.router, completion(LONG + "shared = True\n" * 30, 2))
+    assert pair.decode.metric("tensorwright_transfer_shared_total") == before + 1
+    for server in (pair.prefill, pair.decode):
+        assert not mapped_rings(server.process.pid)
+
+
+def test_a_short_prompt_goes_to_the_decode_engine_at_once(pair: Cluster) -> None:
+    before = fetched(pair.decode)
+    assert choices(pair.router, completion("import os", 4)) == choices(pair.alone, completion("import os", 4))
+    assert fetched(pair.decode) == before
+
+
+def test_scored_prompts_are_computed_where_they_are_answered(pair: Cluster) -> None:
+    before = fetched(pair.decode)
+    body = completion(LONG, 2, echo=True, logprobs=1)
+    assert choices(pair.router, body) == choices(pair.alone, body)
+    assert fetched(pair.decode) == before
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/pico"])
+def test_models_are_those_of_the_engines(pair: Cluster, path: str) -> None:
+    assert pair.router.client.get(path).json() == pair.alone.client.get(path).json()
+
+
+def test_refusals_are_those_of_the_engine(pair: Cluster) -> None:
+    for body in (completion(LONG, 4, temperature=-1), completion(LONG, 10**6), {"model": "nobody", "prompt": LONG}):
+        ours, theirs = (server.client.post("/v1/completions", json=body) for server in (pair.router, pair.alone))
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+        assert ours.status_code in (400, 404)
+    assert pair.router.client.post("/v1/chat/completions", json=CHAT).status_code == (
+        pair.alone.client.post("/v1/chat/completions", json=CHAT).status_code
+    )
+
+
+def test_strangers_hand_nothing_over(pair: Cluster) -> None:
+    body, stranger = completion(LONG, 2), "0" * 64
+    handed = f"{stranger};127.0.0.1:9;{'0' * 32}"
+    assert pair.decode.client.post("/v1/completions", json=body, headers={PREFIX: handed}).status_code == 403
+    assert pair.alone.client.post("/v1/completions", json=body, headers={PREFIX: handed}).status_code == 403
+    assert pair.decode.client.post("/v1/completions", json=body, headers={PREFIX: "nonsense"}).status_code == 400
+    for headers in ({}, {PROOF: stranger}):
+        assert pair.prefill.client.post("/prefill/completions", json=body, headers=headers).status_code == 403
+    # A client of the router cannot speak for it.
+    assert pair.router.client.post("/v1/completions", json=body, headers={PREFIX: handed}).status_code == 200
+
+
+def test_roles_have_their_routes(pair: Cluster) -> None:
+    assert pair.prefill.client.post("/v1/completions", json=completion()).status_code == 404
+    assert pair.decode.client.post("/prefill/completions", json=completion()).status_code == 404
+    assert pair.router.client.get("/ready").status_code == 200
+
+
+def test_a_prefill_engine_that_is_gone_changes_no_answer(
+    pico_engine: Path, tmp_path: Path, token_file: Path, alone: Served
+) -> None:
+    with cluster(pico_engine, tmp_path, token_file, alone) as made:
+        made.prefill.process.kill()
+        made.prefill.process.wait()
+        assert choices(made.router, BODIES["greedy"]) == choices(alone, BODIES["greedy"])
+        assert made.router.metric("tensorwright_router_prefill_failed_total") == 1
+        # It is passed over from now on.
+        assert choices(made.router, BODIES["seeded"]) == choices(alone, BODIES["seeded"])
+        assert made.router.metric("tensorwright_router_prefill_failed_total") == 1
+
+
+def test_a_decode_engine_that_is_gone_is_passed_over(
+    pico_engine: Path, tmp_path: Path, token_file: Path, alone: Served
+) -> None:
+    with cluster(pico_engine, tmp_path, token_file, alone) as made, ExitStack() as running:
+        urls = ("--prefill", made.prefill.url, "--decode", made.decode.url, "--decode", "http://127.0.0.1:9")
+        token = ("--transfer-token-file", str(token_file), "--retry-after-failure", "600")
+        router = running.enter_context(route(tmp_path, *urls, *token))
+        for body in (BODIES["greedy"], BODIES["seeded"], BODIES["ids"]):
+            assert choices(router, body) == choices(alone, body)
+        assert router.metric("tensorwright_router_moved_total") == 1
+        made.decode.process.kill()
+        made.decode.process.wait()
+        answer = router.client.post("/v1/completions", json=BODIES["greedy"])
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "no_engine"
+        assert router.client.get("/ready").status_code == 503
+
+
+def test_an_engine_that_dies_in_its_answer_ends_the_stream_with_an_error(
+    toy_engine: Path, tmp_path: Path, token_file: Path, alone: Served
+) -> None:
+    from support.toy_engine import ENDLESS
+
+    with cluster(toy_engine, tmp_path, token_file, alone) as made:
+        body = completion("abc" * 30, ENDLESS, stream=True)
+        with made.router.client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            made.decode.process.kill()
+            events = read_events(lines)
+        assert json.loads(events[-1])["error"]["code"] == "engine_gone"
+
+
+def test_a_client_that_leaves_ends_the_engines_work(
+    toy_engine: Path, tmp_path: Path, token_file: Path, alone: Served
+) -> None:
+    from support.toy_engine import ENDLESS
+
+    with cluster(toy_engine, tmp_path, token_file, alone) as made:
+        body = completion("abc" * 30, ENDLESS, stream=True)
+        with made.router.client.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+        wait_until(lambda: made.decode.metric("tensorwright_requests_running") == 0)
+        wait_until(lambda: made.router.metric("tensorwright_http_requests_in_flight") <= 1)
+
+
+def test_keys_and_salts_hold_behind_a_router(
+    pico_engine: Path, tmp_path: Path, token_file: Path, alone: Served
+) -> None:
+    """Each key has a prefix cache of its own, under a salt that only the process knows: both engines use their own."""
+    with ExitStack() as running:
+        options = ("--transfer-token-file", str(token_file), "--api-key", KEY)
+        servers = [running.enter_context(serve(pico_engine, tmp_path, *options)) for _ in range(2)]
+        urls = ("--prefill", servers[0].url, "--decode", servers[1].url)
+        router = running.enter_context(route(tmp_path, *urls, "--transfer-token-file", str(token_file)))
+        body = completion(LONG * 3, 4)
+        assert router.client.post("/v1/completions", json=body).status_code == 401
+        answer = router.client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"})
+        assert answer.json()["choices"] == choices(alone, body)
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 100

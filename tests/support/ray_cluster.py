@@ -1,0 +1,82 @@
+"""A Ray cluster of several nodes on this machine, and the processes of the replicas on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.waiting import wait_until
+
+OBJECT_STORE = 80 << 20  # the smallest that Ray takes
+SMALL = {"kv_cache_memory": "32MiB", "threads": 1, "max_queue_size": 64}
+APPLICATION = "tensorwright-m"
+
+
+@contextmanager
+def cluster_of(nodes: int, cpus: int) -> Iterator[Any]:
+    """A head without processors, and nodes. Each is as good as a machine of its own: a process of Ray's, with an object
+    store and workers."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "object_store_memory": OBJECT_STORE, "include_dashboard": False},
+    )
+    try:
+        for _ in range(nodes):
+            made.add_node(num_cpus=cpus, object_store_memory=OBJECT_STORE)
+        yield made
+    finally:
+        made.shutdown()
+
+
+class Fleets:
+    """Starts fleets of one engine, called "m", on a cluster. Each ends when the next one starts."""
+
+    def __init__(self, address: str):
+        self.address = address
+        self._running = ExitStack()
+
+    def start(self, engine: Path, options: dict[str, Any] | None = None, **settings: Any) -> Any:
+        from tensorwright.runtime.serving.ray.fleet import running_fleet
+        from tensorwright.runtime.serving.ray.settings import RaySettings
+
+        self.close()
+        chosen = RaySettings(ray=True, ray_address=self.address, **settings)
+        return self._running.enter_context(
+            running_fleet({"m": engine}, {**SMALL, **(options or {})}, chosen, drain_timeout=60, max_stall_seconds=60)
+        )
+
+    def close(self) -> None:
+        self._running.close()
+
+
+def replicas() -> list[int]:
+    """The processes of the replicas of engine "m"."""
+    return replicas_of(APPLICATION)
+
+
+def replicas_of(application: str) -> list[int]:
+    """The processes of an application's replicas."""
+    title = f"ray::ServeReplica:{application}:engine".encode()
+    return [pid for pid, line in _command_lines() if line.startswith(title)]
+
+
+def _command_lines() -> Iterator[tuple[int, bytes]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), (folder / "cmdline").read_bytes()
+            except OSError:
+                continue  # It has just ended.
+
+
+def kill(pid: int) -> None:
+    """Ends a replica's process as a crash would, and waits until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in replicas())
