@@ -11,9 +11,7 @@ PROMPT_ROWS: int = find(EngineFields, "max_prompt_logprob_rows").default
 """The prompt positions of a step that may have logits, beside one row per sequence."""
 
 
-def make_limits(
-    max_batch_size: int | None, max_num_tokens: int | None, usual: StepSizes
-) -> tuple[int, int]:
+def make_limits(max_batch_size: int | None, max_num_tokens: int | None, usual: StepSizes) -> tuple[int, int]:
     """Returns (sequences, tokens) of a step. usual: what holds where None is given.
 
     Raises InvalidOptionError if a step has fewer tokens than sequences.

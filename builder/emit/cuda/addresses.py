@@ -29,5 +29,7 @@ class Address:
 
     def __mod__(self, alignment: int) -> int:
         if ALIGNMENT % alignment:
-            raise KernelError(f"memory of a plan begins at multiples of {ALIGNMENT} bytes, which {alignment} does not divide")
+            raise KernelError(
+                f"memory of a plan begins at multiples of {ALIGNMENT} bytes, which {alignment} does not divide"
+            )
         return self.offset % alignment

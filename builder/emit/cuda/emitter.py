@@ -83,8 +83,12 @@ class CudaEmitter:
         return self.file.tensor(self.weights.plain(value, dtype), name)
 
     def result(self, value: Value, name: str, dtype: str | None = None) -> Tensor:
-        """Returns a new dense tensor for a result, of A, or float32 if it leads to the logits, or of another type."""
-        return self.make(value.shape, name, dtype or ("float32" if value in self.wide else self.dtype))
+        """Returns a new dense tensor for a result, of A or another type."""
+        return self.make(value.shape, name, dtype or self.dtype)
+
+    def wide_result(self, value: Value, name: str) -> Tensor:
+        """Returns a new dense tensor for a result: float32 if it leads to the logits, else of A."""
+        return self.make(value.shape, name, "float32" if value in self.wide else self.dtype)
 
     def make(self, shape: Sequence[Any], name: str, dtype: str) -> Tensor:
         """Returns a new dense tensor. shape: as a value of the graph has it."""

@@ -117,7 +117,9 @@ def _rotary_kv_write(e: CudaEmitter, node: Node) -> Results:
     inputs = {"qkv": e.activation(node.operand(0), "qkv")}
     inputs |= {} if table is None else {"table": e.activation(table, "table")}
     q = e.result(node.outputs[0], "q")
-    e.call(node, rotary_kv_write, node.attrs, {**inputs, "slots": e.metadata("slots", group), **pages}, {"q": q, **pages})
+    e.call(
+        node, rotary_kv_write, node.attrs, {**inputs, "slots": e.metadata("slots", group), **pages}, {"q": q, **pages}
+    )
     return [q, None]
 
 
@@ -137,7 +139,7 @@ def _paged_attention(e: CudaEmitter, node: Node) -> Results:
 
 
 def _linear(e: CudaEmitter, node: Node) -> Results:
-    bias, y = node.optional(2), e.result(node.output, "y")
+    bias, y = node.optional(2), e.wide_result(node.output, "y")
     added = None if bias is None else e.plain(bias, "bias", y.dtype)
     e.product(node, e.activation(node.operand(0), "x"), e.plain(node.operand(1), "w"), added, y)
     return [y]
@@ -147,7 +149,7 @@ def _weight_only_linear(e: CudaEmitter, node: Node) -> Results:
     fmt: WeightFormat = node.attrs["format"]
     if fmt.bits != 4 or fmt.group not in weight_only.GROUPS:
         raise e.refusal(node, f"a product with {fmt} weights has no kernel for target cuda")
-    w, bias, y = node.operand(1), node.optional(2), e.result(node.output, "y")
+    w, bias, y = node.operand(1), node.optional(2), e.wide_result(node.output, "y")
     n, k = (int(size) for size in w.shape)
     packed, scales = e.weights.words(w, fmt)
     inputs = {"x": e.activation(node.operand(0), "x"), "packed": e.file.tensor(packed, "packed")}
@@ -191,7 +193,7 @@ def _program(e: CudaEmitter, node: Node, values: Sequence[Value], ends: str) -> 
             words.append("w")
         else:
             words.append(_operand(e, value, inputs))
-    y = e.result(node.output, "y")
+    y = e.wide_result(node.output, "y")
     per_row = [name for name, tensor in inputs.items() if name != "w" and tensor.shape[-1] == 1 != y.shape[-1]]
     attrs = {"program": " ".join([*words, ends]), "channels": y.shape[-1], "per_row": " ".join(per_row)}
     e.call(node, elementwise, attrs, inputs, {"y": y})
@@ -211,7 +213,9 @@ def _operand(e: CudaEmitter, value: Value, inputs: dict[str, Tensor]) -> str:
 def _row(e: CudaEmitter, node: Node, value: Value, inputs: dict[str, Tensor]) -> Tensor:
     """Returns a stored vector with one number for each column."""
     if "w" in inputs or value.shape != node.output.shape[-1:]:
-        raise e.refusal(node, f"{node.op} with a stored operand of shape {list(value.shape)} has no kernel for target cuda")
+        raise e.refusal(
+            node, f"{node.op} with a stored operand of shape {list(value.shape)} has no kernel for target cuda"
+        )
     return e.plain(value, "w", "float32")
 
 

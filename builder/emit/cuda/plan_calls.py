@@ -91,7 +91,9 @@ class Planner:
         """Returns a node with the memory of one call in place of the numbers of a shared trace."""
         if not isinstance(node, Leaf):
             return node
-        return Leaf(tuple(replace(one, args=tuple(self._at(arg, memories) for arg in one.args)) for one in node.launches))
+        return Leaf(
+            tuple(replace(one, args=tuple(self._at(arg, memories) for arg in one.args)) for one in node.launches)
+        )
 
     def _at(self, arg: Argument, memories: list[Address]) -> Argument:
         if arg.kind != OPERAND:
@@ -102,7 +104,8 @@ class Planner:
     def _product(self, call: ProductCall) -> Product:
         operands = [None if t is None else address_of(t) for t in (call.x, call.w, call.bias, None, call.y)]
         x, w, bias, c, y = (
-            Argument(ABSENT) if at is None else self._at(Argument(OPERAND, 0, float(at.offset)), [at]) for at in operands
+            Argument(ABSENT) if at is None else self._at(Argument(OPERAND, 0, float(at.offset)), [at])
+            for at in operands
         )
         n, k = call.w.shape
         m = self.expressions.number_of(call.y.shape[0])

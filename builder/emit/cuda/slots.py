@@ -54,7 +54,7 @@ def _take(slots: list[Slot], free: list[int], buffer: Buffer) -> int:
         slots.append(Slot(buffer.rows, buffer.row_bytes))
         return len(slots) - 1
     large = [number for number in fitting if slots[number].row_bytes >= buffer.row_bytes]
-    chosen = min(large or fitting, key=lambda number: (slots[number].row_bytes if large else -slots[number].row_bytes))
+    chosen = min(large or fitting, key=lambda number: slots[number].row_bytes if large else -slots[number].row_bytes)
     slots[chosen].row_bytes = max(slots[chosen].row_bytes, buffer.row_bytes)
     free.remove(chosen)
     return chosen

@@ -31,6 +31,7 @@ ELEMENTWISE_NAMES = {
 SMALL, LARGE = 64, 4096
 """Alignments in bytes. Weights of at least LARGE * 16 bytes are aligned to a page, so that they can be mapped."""
 
+
 class ModelFile:
     """Collects nodes and initializers; both keep the order in which they were added."""
 
