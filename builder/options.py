@@ -36,6 +36,8 @@ class BuildOptions(BuildFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
+        if self.sm == () and self.target in TARGETS:
+            object.__setattr__(self, "sm", self.target_format.default_sms)
         for option in options_in(BuildFields):
             if option.name == "dtype":
                 self._check_dtype()

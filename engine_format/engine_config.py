@@ -252,6 +252,11 @@ class EngineConfig:
         """How many ranks the engine has; 1 if it is not parallel."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    @property
+    def sms(self) -> tuple[int, ...]:
+        """The compute capabilities that a build for GPUs named; () on other targets, or if it left them open."""
+        return tuple(self.build_options.get("sm", ()))
+
     def require_one_rank(self, path: Path, what: str) -> None:
         """Raises InvalidOptionError for a parallel engine. path: the engine. what: what cannot be done with it."""
         if self.ranks > 1:
@@ -263,7 +268,7 @@ class EngineConfig:
     def run_files(self, rank: int | None = None) -> tuple[str, ...]:
         """Returns the names of the files that one rank runs, or all ranks, the largest first."""
         if self.ranks == 1:
-            return TARGETS[self.target].files
+            return TARGETS[self.target].files_for(self.sms)
         ranks = range(self.ranks) if rank is None else (rank,)
         return tuple(name.format(r) for r in ranks for name in TARGETS[self.target].rank_files)
 
@@ -399,6 +404,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
         count = read_value(int, options.get(name, 1), f"build_options.{name}")
         if not 1 <= count <= MAX_RANKS:
             raise ValueError(f"build_options.{name} must be 1 to {MAX_RANKS}, not {count}")
+    read_value(list[int], list(options.get("sm", ())), "build_options.sm")
     asked = read_value(str | None, options.get("quantize"), "build_options.quantize")
     if asked is not None:
         parse_spec(asked)

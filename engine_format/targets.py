@@ -10,6 +10,14 @@ from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_cpu_sp
 
 
 @dataclass(frozen=True)
+class StepSizes:
+    """The most sequences and tokens of a step."""
+
+    seqs: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class TargetFormat:
     """The parts of an engine of one target."""
 
@@ -26,6 +34,16 @@ class TargetFormat:
     """Whether the target's KV cache has blocks that sequences share."""
     rank_files: tuple[str, ...] = ()
     """In place of `files` for each rank of a parallel engine, the largest first; empty for a target without ranks."""
+    sm_files: tuple[str, ...] = ()
+    """Further files, one for each compute capability (SM) that the engine has code for."""
+    default_sms: tuple[int, ...] = ()
+    """The SMs of an engine with `sm_files` whose build names none."""
+    default_step: StepSizes | None = None
+    """What the largest step of an engine with such a limit has, unless the build says other numbers."""
+
+    def files_for(self, sms: tuple[int, ...]) -> tuple[str, ...]:
+        """Returns the files of an engine of one rank with code for these SMs."""
+        return (*self.files, *(name.format(sm) for sm in sms for name in self.sm_files))
 
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
@@ -38,7 +56,10 @@ class TargetFormat:
 def _tensorrt(name: str) -> TargetFormat:
     files = (file_names.TENSORRT_ENGINE, file_names.TENSORRT_IO)
     ranks = (file_names.RANK_TENSORRT_ENGINE, file_names.RANK_TENSORRT_IO)
-    return TargetFormat(name, files, file_names.TENSORRT_ENGINE, DTYPES, ("int4", "int8", "fp8"), rank_files=ranks)
+    return TargetFormat(
+        name, files, file_names.TENSORRT_ENGINE, DTYPES, ("int4", "int8", "fp8"), rank_files=ranks,
+        default_step=StepSizes(64, 2048),
+    )  # fmt: skip
 
 
 TARGETS: dict[str, TargetFormat] = {
@@ -62,11 +83,23 @@ TARGETS: dict[str, TargetFormat] = {
         ),
         _tensorrt("tensorrt"),
         _tensorrt("tensorrt-rtx"),
+        TargetFormat(
+            "cuda",
+            (file_names.CUDA_WEIGHTS,),
+            file_names.CUDA_WEIGHTS,
+            DTYPES,
+            ("int4",),
+            sm_files=(file_names.CUDA_PLAN,),
+            default_sms=(80, 90),
+            default_step=StepSizes(256, 8192),
+        ),
     )
 }
 """Every target by its name in config.json."""
 
 TARGET_NAMES = tuple(TARGETS)
 TENSORRT_TARGETS = ("tensorrt", "tensorrt-rtx")
+GPU_TARGETS = (*TENSORRT_TARGETS, "cuda")
+"""The targets whose engines run on GPUs: they name the SMs that they are for, and the largest step."""
 DTYPE_CHOICES = ("auto", *dict.fromkeys(dtype for target in TARGETS.values() for dtype in target.dtypes))
 """The values of the build option `dtype`: a type that some target has, or "auto", for which the target chooses."""

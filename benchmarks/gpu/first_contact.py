@@ -24,7 +24,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-KERNEL_TESTS = ("test_rms_norm.py", "test_rotary.py", "test_int4.py", "test_paged_attention.py")
+KERNEL_TESTS = ("test_rms_norm.py", "test_rotary.py", "test_rows.py", "test_int4.py", "test_paged_attention.py")
 """The files of tests/gpu that need kernels and nothing else."""
 ROOMS = ("engine_format", "ir", "models", "builder", "passes", "plugins", "runtime")
 TESTS = " ".join(f"tests/gpu/{name}" for name in KERNEL_TESTS)

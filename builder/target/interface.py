@@ -28,6 +28,7 @@ MODULES = {
     "onnx": "tensorwright.builder.target.onnx",
     "tensorrt": "tensorwright.builder.target.tensorrt",
     "tensorrt-rtx": "tensorwright.builder.target.tensorrt",
+    "cuda": "tensorwright.builder.target.cuda",
 }
 
 

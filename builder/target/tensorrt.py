@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.ranks import WrittenRank, emit_ranks, share
+from tensorwright.builder.emit.step_limits import make_limits
 from tensorwright.builder.emit.tensorrt.io_manifest import OnnxFacts, make_manifest, read_onnx, with_version
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.layers import check_pages, check_plugins, count_kinds, parse_layers
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library, find_library
 from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, check_pairs, check_sms
-from tensorwright.builder.emit.tensorrt.profiles import input_shapes, make_limits
+from tensorwright.builder.emit.tensorrt.profiles import input_shapes
 from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.file_names import RANK_TENSORRT_ENGINE, RANK_TENSORRT_IO
+from tensorwright.engine_format.targets import StepSizes
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
@@ -52,7 +54,7 @@ def block_size(max_seq_len: int) -> int:
 def check(options: BuildOptions) -> None:
     """Raises InvalidOptionError for pairs that no engine can have, MissingDependencyError for an absent package."""
     flavour = FLAVOURS[options.target]
-    make_limits(options.max_batch_size, options.max_num_tokens)
+    _step(options)
     families = sorted({fmt.family for fmt in options.quantize_spec.formats}) if options.quantize_spec else []
     if options.int4_kernel is not None and "int4" not in families:
         raise InvalidOptionError("int4_kernel says who multiplies int4 weights, and none are asked for; leave it out")
@@ -137,7 +139,7 @@ def _write_engine(
         onnx_facts = read_onnx(work / MODEL)
         model_bytes = sum(path.stat().st_size for path in work.iterdir())
         writer.require_space(model_bytes)
-    batch, tokens = make_limits(options.max_batch_size, options.max_num_tokens)
+    batch, tokens = _step(options)
     sms = tuple(sorted(options.sm))
     manifest = make_manifest(
         facts, onnx_facts, flavour=options.target, sms=sms, kernel_sms=sms or DEFAULT_KERNEL_SMS, batch=batch,
@@ -191,6 +193,12 @@ def measure(
     from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
     return measure_on_interpreter(graphs, checkpoint, task, graphs.lowered.facts.dtype, options.ranks)
+
+
+def _step(options: BuildOptions) -> tuple[int, int]:
+    """Returns (sequences, tokens) of the largest step."""
+    usual = options.target_format.default_step or StepSizes(1, 1)
+    return make_limits(options.max_batch_size, options.max_num_tokens, usual)
 
 
 def _require(package: str, what: str) -> None:

@@ -51,10 +51,15 @@ UNARY: dict[str, tuple[int, Callable[[Any], Any]]] = {
 
 
 def reference(inputs: list[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    return [round_to(evaluate(inputs, attrs["program"]).astype(np.float32), act_dtype)]
+
+
+def evaluate(inputs: list[np.ndarray | None], program: str) -> np.ndarray:
+    """Returns the program's result with float64 arithmetic. `inputs` are in the order of OPERANDS; None is absent."""
     named = dict(zip(OPERANDS, inputs, strict=False))
     stack: list[Any] = []
     with np.errstate(over="ignore"):
-        for word in attrs["program"].split():
+        for word in program.split():
             if word in BINARY:
                 b, a = stack.pop(), stack.pop()
                 stack.append(BINARY[word][1](a, b))
@@ -63,7 +68,7 @@ def reference(inputs: list[np.ndarray | None], attrs: dict[str, Any], act_dtype:
             else:
                 operand = named.get(word)
                 stack.append(np.float64(np.float32(word)) if operand is None else operand.astype(np.float64))
-    return [round_to(stack.pop().astype(np.float32), act_dtype)]
+    return np.asarray(stack.pop())
 
 
 def encode(program: str) -> tuple[list[int], list[float]]:

@@ -31,6 +31,15 @@ MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 Constant = int | float | str | bool | None
 
 
+class StepSize:
+    """The base of integers that only a step knows: while a plan is made, they stand where a launch has an int.
+
+    They compute and compare as integers do; what they make of it is theirs (builder/emit/cuda/sizes.py).
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor in a GPU's memory, as a kernel gets it. Strides count elements."""
@@ -121,7 +130,7 @@ def _check_argument(spec: KernelSpec, name: str, kind: str, value: Any) -> None:
         return
     else:
         bits = int(kind[1:])
-        if not isinstance(value, int) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        if not isinstance(value, int | StepSize) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
             raise KernelError(f"{what} must be an integer of {bits} bits, got {value!r}")
         number = value
     if name in spec.aligned and number % ALIGNMENT:

@@ -6,16 +6,14 @@ each weight follows from types and shapes alone. The same graph gives the same b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tensorwright.engine_format.dtypes import BITS
+from tensorwright.builder.emit.streamed_file import Chunks, Stored, StreamedFile
 
 IR_VERSION = 11
 CONTRIB = "com.microsoft"
@@ -33,36 +31,6 @@ ELEMENTWISE_NAMES = {
 SMALL, LARGE = 64, 4096
 """Alignments in bytes. Weights of at least LARGE * 16 bytes are aligned to a page, so that they can be mapped."""
 
-Chunks = Callable[[], Iterator[tuple[int, np.ndarray]]]
-"""Yields (the index of the tensor in the stream, its next bytes); the tensors come one after the other."""
-
-
-def stored_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Returns the bytes that a tensor takes. Two int4 elements share a byte."""
-    return -(-prod(shape) * BITS[dtype] // 8)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in the data file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return stored_bytes(self.dtype, self.shape)
-
-
-@dataclass
-class Stream:
-    """Tensors that are made together, and their places in the data file."""
-
-    tensors: tuple[Stored, ...]
-    chunks: Chunks
-    offsets: list[int] = field(default_factory=list)
-
 
 class ModelFile:
     """Collects nodes and initializers; both keep the order in which they were added."""
@@ -76,8 +44,7 @@ class ModelFile:
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         self.small: dict[str, onnx.TensorProto] = {}
-        self.streams: list[Stream] = []
-        self.total_bytes = 0
+        self.data = StreamedFile(_alignment)
         self._names: set[str] = set()
 
     def unique(self, name: str) -> str:
@@ -129,20 +96,12 @@ class ModelFile:
 
     def stream(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], chunks: Chunks) -> list[str]:
         """Adds initializers (name, dtype, shape) to the data file. Returns their names, made unique."""
-        stored = tuple(Stored(self.unique(name), dtype, shape) for name, dtype, shape in tensors)
-        stream = Stream(stored, chunks)
-        for tensor in stored:
-            alignment = LARGE if tensor.bytes >= 16 * LARGE else SMALL
-            offset = -(-self.total_bytes // alignment) * alignment
-            stream.offsets.append(offset)
-            self.total_bytes = offset + tensor.bytes
-        self.streams.append(stream)
-        return [tensor.name for tensor in stored]
+        return self.data.add([Stored(self.unique(name), dtype, shape) for name, dtype, shape in tensors], chunks)
 
     def serialized(self, data_name: str) -> bytes:
         """Returns model.onnx, whose weights are in the file `data_name` beside it."""
         initializers = list(self.small.values())
-        for stream in self.streams:
+        for stream in self.data.streams:
             initializers += map(lambda t, at: _external(t, at, data_name), stream.tensors, stream.offsets)
         graph = helper.make_graph(
             self.nodes, self.name, self.inputs, self.outputs, initializers, value_info=self.value_info
@@ -154,21 +113,15 @@ class ModelFile:
 
     def write_data(self, sink: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Writes the data file in order. `progress` gets (bytes done, bytes in all)."""
-        position = 0
-        for stream in self.streams:
-            current = -1
-            for index, chunk in stream.chunks():
-                if index != current:
-                    current = index
-                    sink.write(bytes(stream.offsets[index] - position))
-                    position = stream.offsets[index]
-                data = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
-                sink.write(data.data)
-                position += data.nbytes
-                progress(position, self.total_bytes)
-            end = stream.offsets[-1] + stream.tensors[-1].bytes
-            if position != end:
-                raise AssertionError(f"{stream.tensors[-1].name}: wrote up to byte {position}, planned {end}")
+        self.data.write(sink, progress)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.data.total_bytes
+
+
+def _alignment(size: int) -> int:
+    return LARGE if size >= 16 * LARGE else SMALL
 
 
 def _external(tensor: Stored, offset: int, data_name: str) -> onnx.TensorProto:

@@ -14,10 +14,10 @@ from math import prod
 
 import numpy as np
 
-from tensorwright.builder.emit.onnx.model_file import stored_bytes
 from tensorwright.builder.emit.onnx.weights_source import Weights, expression_of, in_type, initializer_name, scales_of
 from tensorwright.builder.emit.pack_rows import RowPacker, no_codes
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
+from tensorwright.builder.emit.streamed_file import stored_bytes
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Value

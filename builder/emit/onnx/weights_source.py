@@ -1,16 +1,15 @@
-"""Turns weights of a graph into tensors of an ONNX data file: read, converted and rounded a few rows at a time."""
+"""Turns weights of a graph into tensors of a file: read, converted and rounded a few rows at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 
-from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
 from tensorwright.builder.emit.pack_rows import RowPacker, stored_codes
 from tensorwright.builder.emit.quantization_record import (
     RankMatrices,
@@ -22,6 +21,7 @@ from tensorwright.builder.emit.quantization_record import (
     stored_matrices,
 )
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
+from tensorwright.builder.emit.streamed_file import Chunks, stored_bytes
 from tensorwright.builder.measure.metrics import rounded
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import BuildError, CheckpointError, LoweringError
@@ -35,10 +35,20 @@ from tensorwright.plugins.quantized_matmul.quantize import Quantized, unpack
 _CHUNK_BYTES = 8 << 20
 
 
+class TensorFile(Protocol):
+    """Where weights go: an ONNX model, or the weights of target cuda."""
+
+    def stream(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], chunks: Chunks) -> list[str]:
+        """Adds tensors (name, dtype, shape) that are made together when the file is written. Returns their names."""
+
+    def constant(self, array: np.ndarray, name: str) -> str:
+        """Adds a small tensor, once. Returns its name."""
+
+
 class Weights:
     """Puts each weight into the model once for every form that is asked for."""
 
-    def __init__(self, model: ModelFile, checkpoint: Checkpoint, dtype: str):
+    def __init__(self, model: TensorFile, checkpoint: Checkpoint, dtype: str):
         self.model, self.checkpoint, self.dtype = model, checkpoint, dtype
         self.errors: dict[tuple[WeightExpr, str], RelativeError] = {}
         """The error of each quantized weight that was written, by its expression and format."""

@@ -14,7 +14,7 @@ from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS, EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.quantize_config import with_config
-from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
+from tensorwright.engine_format.targets import DTYPE_CHOICES, GPU_TARGETS, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import (
     DEFAULT_GROUP,
     GROUPS,
@@ -46,10 +46,6 @@ OWN_HEADS = "mtp"
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
-TENSORRT_BATCH_SIZE = 64
-"""The sequences in a step that a TensorRT engine is built for, unless the build says another number."""
-TENSORRT_NUM_TOKENS = 2048
-"""The tokens in a step that a TensorRT engine is built for, unless the build says another number."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -127,6 +123,17 @@ _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int 
 
 def _are_distinct(values: Any) -> bool:
     return isinstance(values, tuple) and all(type(value) is int for value in values) and len(set(values)) == len(values)
+
+
+def _default_sms() -> str:
+    """Returns the SMs of a build for target cuda that names none, in words."""
+    return " and ".join(map(str, TARGETS["cuda"].default_sms))
+
+
+def _default_step(what: str) -> str:
+    """Returns the default of a limit of a step on each target that has one, in words."""
+    cuda, other = (getattr(TARGETS[name].default_step, what) for name in ("cuda", TENSORRT_TARGETS[0]))
+    return f"{cuda} on cuda, else {other}"
 
 
 def _everywhere(build: At, rebuild: At | None = None) -> dict[Door, At]:
@@ -372,22 +379,21 @@ class BuildFields:
         int,
         repeated=True,
         rule=Rule("distinct whole numbers, such as 80 and 89", _are_distinct),
-        targets=TENSORRT_TARGETS,
+        targets=GPU_TARGETS,
         at=_everywhere(
             At(
-                "TensorRT: compute capability that the engine is for, such as 89. May be repeated for tensorrt-rtx; "
-                "tensorrt needs one. "
-                "[default: those that the library chooses]"
+                "GPUs: compute capability that the engine is for, such as 90. May be repeated for cuda and tensorrt-rtx; "
+                f"tensorrt needs one. [default: {_default_sms()} on cuda, else those that the library chooses]"
             )
         ),
     )
     max_batch_size: int | None = declare(
-        None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
-        at=_everywhere(At(f"TensorRT: the most sequences in a step. [default: {TENSORRT_BATCH_SIZE}]", minimum=1)),
+        None, int, rule=_LIMIT, targets=GPU_TARGETS,
+        at=_everywhere(At(f"GPUs: the most sequences in a step. [default: {_default_step('seqs')}]", minimum=1)),
     )  # fmt: skip
     max_num_tokens: int | None = declare(
-        None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
-        at=_everywhere(At(f"TensorRT: the most tokens in a step. [default: {TENSORRT_NUM_TOKENS}]", minimum=1)),
+        None, int, rule=_LIMIT, targets=GPU_TARGETS,
+        at=_everywhere(At(f"GPUs: the most tokens in a step. [default: {_default_step('tokens')}]", minimum=1)),
     )  # fmt: skip
     int4_kernel: str | None = declare(
         None,

@@ -1,0 +1,76 @@
+"""Describes what the nodes of a graph become on target cuda, before any SM is chosen: calls of launch.py, and products.
+
+Tensors have symbolic addresses (addresses.py) and sizes (sizes.py); SLOT addresses still count buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from tensorwright.builder.emit.cuda.addresses import SLOT, Address
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+
+
+class LaunchModule(Protocol):
+    """A launch.py of an operation."""
+
+    def kernels(self, attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]: ...
+
+    def launches(
+        self,
+        attrs: Mapping[str, Any],
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+        workspace: Tensor | None,
+        sm: int,
+    ) -> list[Launch]: ...
+
+    def workspace_bytes(self, attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int: ...
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call of an operation's launch.py. attrs: with the sizes that its kernels are compiled for. workspace: bytes for
+    the largest step."""
+
+    text: str
+    module: LaunchModule
+    attrs: Mapping[str, Any]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    workspace: int
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.inputs.values()
+        yield from self.outputs.values()
+
+
+@dataclass(frozen=True)
+class ProductCall:
+    """y = x w^T (+ bias) of a stored matrix w [N, K]. x is [M, K] of w's type; bias has y's type."""
+
+    text: str
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    y: Tensor
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (self.x, self.w, self.y)
+        if self.bias is not None:
+            yield self.bias
+
+
+Call = OpCall | ProductCall
+
+
+def address_of(tensor: Tensor) -> Address:
+    """Returns the symbolic address, which stands where a plain launch has an int."""
+    return cast(Address, tensor.address)
+
+
+def buffers_of(call: Call) -> set[int]:
+    """Returns the buffers that a call reads or writes."""
+    return {address_of(tensor).number for tensor in call.tensors() if address_of(tensor).kind == SLOT}

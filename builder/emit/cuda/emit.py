@@ -1,0 +1,102 @@
+"""Writes the files of an engine of target cuda: a plan for each SM, and one file of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.builder.emit.cuda.calls import address_of, buffers_of
+from tensorwright.builder.emit.cuda.emitter import CudaEmitter, page_kinds
+from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS, with_logits
+from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
+from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
+from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
+from tensorwright.builder.emit.onnx.refuse_states import refuse_states
+from tensorwright.builder.phases import Advance
+from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.errors import LoweringError
+from tensorwright.ir.facts import Facts
+from tensorwright.ir.graph import Graph
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.gpu.launch import KernelSpec
+
+
+@dataclass(frozen=True)
+class PlannedGraph:
+    """A graph whose calls, memory and weights are known; what an SM decides is not. slots; slot_of: by buffer."""
+
+    emitter: CudaEmitter
+    slots: tuple[Slot, ...]
+    slot_of: tuple[int, ...]
+    logits_slot: int
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of one block of the cache over all layers."""
+        return sum(sum(layer.block_bytes) for layer in kv_layers(self.emitter.graph.facts, self.emitter.dtype))
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """The record of quantization. The weights must have been written."""
+        return self.emitter.weights.record(self.emitter.graph)
+
+    def traced(self, sm: int) -> tuple[Planner, tuple[Any, ...]]:
+        """Returns the planner of an SM and its instructions. Raises LoweringError."""
+        planner = Planner(self.emitter.expressions, self.slot_of, sm)
+        return planner, tuple(planner.instruction(call) for call in self.emitter.calls)
+
+    def plan(self, sm: int, advance: Advance = lambda done, total: None) -> tuple[Plan, tuple[KernelSpec, ...]]:
+        """Returns the plan for an SM, and the specification of each of its kernels. Raises LoweringError, and KernelError
+        for kernels that cannot be compiled."""
+        planner, instructions = self.traced(sm)
+        emitter, facts = self.emitter, self.emitter.graph.facts
+        windows = {layer.group: (layer.window, layer.chunked) for layer in facts.kv_layers}
+        plan = Plan(
+            sm=sm,
+            vocab_size=facts.vocab_size,
+            max_seq_len=facts.max_seq_len,
+            block_size=facts.block_size,
+            dtype=emitter.dtype,
+            weights_bytes=emitter.file.total_bytes,
+            max_step=emitter.max_step,
+            workspace_bytes=workspace_bytes(emitter.calls),
+            groups=tuple(windows[group] for group in sorted(windows)),
+            layers=kv_layers(facts, emitter.dtype),
+            slots=tuple((slot_kind(slot.rows), slot.row_bytes) for slot in self.slots),
+            weights=emitter.file.places,
+            kernels=planner.compiled(advance),
+            expressions=tuple(emitter.expressions.items),
+            instructions=instructions,
+            logits_slot=self.logits_slot,
+        )
+        return plan, tuple(planner.specs)
+
+
+def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple[int, int, int]) -> PlannedGraph:
+    """Returns the calls of a graph after the passes of target cuda. No weight is read.
+
+    dtype: the type A. max_step: the most tokens, rows of logits and sequences. Raises LoweringError for an op without a
+    kernel, and for caches that only target cpu keeps.
+    """
+    refuse_states(graph)
+    if any(layer.v_dim for layer in graph.facts.kv_layers):
+        raise LoweringError("latent attention has no kernel for target cuda; build with target cpu")
+    emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
+    logits = with_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS), graph.outputs[0])
+    uses = [buffers_of(call) for call in emitter.calls]
+    kept = address_of(logits).number
+    slots, slot_of = assign_slots(emitter.buffers, uses, kept)
+    return PlannedGraph(emitter, slots, slot_of, slot_of[kept])
+
+
+def kv_layers(facts: Facts, dtype: str) -> tuple[KvLayerPages, ...]:
+    """Returns the cache group of each layer, and the bytes of one block of its page tensors."""
+    found = []
+    for layer in facts.kv_layers:
+        vectors = layer.kv_heads * facts.block_size
+        sizes = [
+            vectors * (layer.head_dim if name.endswith("pages") else 1) * ITEM_BYTES[kind]
+            for name, kind in page_kinds(layer.dtype_or(dtype))
+        ]
+        found.append(KvLayerPages(layer.group, tuple(sizes)))
+    return tuple(found)

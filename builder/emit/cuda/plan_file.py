@@ -1,0 +1,232 @@
+"""Writes a plan of target cuda, cuda/sm_<SM>.plan: all that the runtime needs to start the kernels of a step.
+
+Numbers are little-endian: u32, i64, u64, f64. text: u32 length, then bytes in UTF-8. list(T): u32 count, then the items.
+The file is read strictly in sequence.
+
+    magic "TWCUDAPL", u32 version, u64 bytes of the whole file
+    u32 sm; u32 vocab_size; u32 max_seq_len; u32 block_size; u32 dtype of the activations (DTYPE_NUMBERS); u64 bytes of
+        weights.bin
+    u32 max_tokens; u32 max_rows; u32 max_seqs: the largest step; u64 bytes of the workspace for it
+    list(group): u32 window; u32 chunked
+    list(KV layer): u32 group; list(u64 bytes of one block), one for each page tensor: K, V and, where there are, scales
+    list(slot): u32 kind (0 a row for each token, 1 for each row of logits, 2 for each sequence); u64 bytes of a row
+    list(weight): u64 offset, a multiple of 256; u64 bytes; both of weights.bin
+    list(kernel): text entry point; u32 num_warps; u32 shared_bytes; list(u32 parameter: 0 pointer, 1 i32, 2 i64, 3 f32),
+        with the two null pointers that every kernel takes last; text cubin
+    list(expression): u32 operation (sizes.py); i64 a; i64 b: numbers of earlier expressions, but the value of a constant,
+        and for a variable its number: 0 tokens, 1 rows, 2 seqs, 3 + g the columns of the block table of cache group g,
+        3 + G + g the blocks in the pool of group g, of G groups
+    list(instruction): text for messages; u32 kind
+        kind 0, launches: list(node): u32 type
+            0 branch: u32 condition (an expression), u32 node if it is not 0, u32 node if it is 0
+            1 leaf: list(launch): u32 kernel; 3 x u32 grid (expressions); list(argument): u32 kind; i64 a; f64 b
+            2 refused: text why
+            Node 0 is the root. A branch leads to later nodes.
+            arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0
+            token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g its
+            block table; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression a; or
+            6: the number b
+        kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype of
+            D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k], bias
+            [n], C [m, n], D [m, n], all dense
+    u32 slot of the logits: float32, vocab_size columns
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tensorwright.builder.emit.cuda.sizes import CONSTANT, VARIABLE
+from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf, Node
+from tensorwright.plugins.gpu.bundle import CompiledKernel
+from tensorwright.plugins.gpu.launch import SCRATCH
+
+MAGIC, VERSION = b"TWCUDAPL", 1
+DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
+PARAMETERS = {"i32": 1, "i64": 2, "fp32": 3}
+"""The number of a parameter's type; that of a pointer is 0."""
+ROW_KINDS = ("tokens", "rows", "seqs")
+"""What a slot has rows for, by number. These are the first variables too."""
+LAUNCHES, PRODUCT = 0, 1
+BRANCH, LEAF, REFUSED = 0, 1, 2
+INTEGER, FLOAT, ABSENT = 5, 6, 255
+"""Kinds of arguments beside those of addresses.py."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a launch or a product, in the terms of the file."""
+
+    kind: int
+    a: int = 0
+    b: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """One start of a kernel, by its number. grid: numbers of expressions."""
+
+    kernel: int
+    grid: tuple[int, int, int]
+    args: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Launches:
+    """An instruction that starts kernels: the leaves of `nodes` hold PlannedLaunch."""
+
+    text: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """An instruction that multiplies. m: the number of an expression. operands: x, w, bias, C, D."""
+
+    text: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    operands: tuple[Argument, Argument, Argument, Argument, Argument]
+
+
+@dataclass(frozen=True)
+class KvLayerPages:
+    """The cache group of a layer, and the bytes of one block of each of its page tensors."""
+
+    group: int
+    block_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); slots: (kind, bytes of a
+    row); weights: (offset, bytes); expressions: as `Expressions.items`."""
+
+    sm: int
+    vocab_size: int
+    max_seq_len: int
+    block_size: int
+    dtype: str
+    weights_bytes: int
+    max_step: tuple[int, int, int]
+    workspace_bytes: int
+    groups: tuple[tuple[int, bool], ...]
+    layers: tuple[KvLayerPages, ...]
+    slots: tuple[tuple[int, int], ...]
+    weights: tuple[tuple[int, int], ...]
+    kernels: tuple[CompiledKernel, ...]
+    expressions: tuple[tuple[int, int, int], ...]
+    instructions: tuple[Launches | Product, ...]
+    logits_slot: int
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """Returns the file. It has only the expressions that something in it uses."""
+    numbers = _used_expressions(plan)
+    facts = (plan.sm, plan.vocab_size, plan.max_seq_len, plan.block_size, DTYPE_NUMBERS[plan.dtype])
+    parts = [
+        struct.pack("<5IQ", *facts, plan.weights_bytes),
+        struct.pack("<3IQ", *plan.max_step, plan.workspace_bytes),
+        _list(plan.groups, lambda group: struct.pack("<2I", *group)),
+        _list(plan.layers, lambda one: _u32(one.group) + _list(one.block_bytes, lambda n: struct.pack("<Q", n))),
+        _list(plan.slots, lambda slot: struct.pack("<IQ", *slot)),
+        _list(plan.weights, lambda weight: struct.pack("<2Q", *weight)),
+        _list(plan.kernels, _kernel),
+        _list(numbers, lambda number: _expression(plan.expressions[number], numbers)),
+        _list(plan.instructions, lambda one: _instruction(one, numbers)),
+        _u32(plan.logits_slot),
+    ]
+    body = b"".join(parts)
+    head = MAGIC + _u32(VERSION)
+    return head + struct.pack("<Q", len(head) + 8 + len(body)) + body
+
+
+def _used_expressions(plan: Plan) -> dict[int, int]:
+    """Returns the number in the file of each expression that is used, by its number in the plan, in order."""
+    waiting: list[int] = []
+    for one in plan.instructions:
+        if isinstance(one, Product):
+            waiting.append(one.m)
+            continue
+        for node in one.nodes:
+            if isinstance(node, Branch):
+                waiting.append(node.condition)
+            elif isinstance(node, Leaf):
+                for launch in node.launches:
+                    waiting += [*launch.grid, *(arg.a for arg in launch.args if arg.kind == INTEGER)]
+    used: set[int] = set()
+    while waiting:
+        number = waiting.pop()
+        if number not in used:
+            used.add(number)
+            op, a, b = plan.expressions[number]
+            waiting += [] if op in (CONSTANT, VARIABLE) else [a, b]
+    return {number: place for place, number in enumerate(sorted(used))}
+
+
+def _u32(number: int) -> bytes:
+    return struct.pack("<I", number)
+
+
+def _text(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return _u32(len(data)) + data
+
+
+def _list(items: Iterable[T], write: Callable[[T], bytes]) -> bytes:
+    written = [write(item) for item in items]
+    return _u32(len(written)) + b"".join(written)
+
+
+def _kernel(kernel: CompiledKernel) -> bytes:
+    types = [0 if kind.startswith("*") or kind == SCRATCH else PARAMETERS[kind] for kind in kernel.parameters]
+    head = _text(kernel.name) + struct.pack("<2I", kernel.num_warps, kernel.shared_bytes)
+    return head + _list(types, _u32) + _text(kernel.cubin)
+
+
+def _expression(item: tuple[int, int, int], numbers: dict[int, int]) -> bytes:
+    op, a, b = item
+    return struct.pack("<I2q", op, *((a, b) if op in (CONSTANT, VARIABLE) else (numbers[a], numbers[b])))
+
+
+def _argument(arg: Argument, numbers: dict[int, int]) -> bytes:
+    return struct.pack("<Iqd", arg.kind, numbers[arg.a] if arg.kind == INTEGER else arg.a, arg.b)
+
+
+def _instruction(one: Launches | Product, numbers: dict[int, int]) -> bytes:
+    if isinstance(one, Launches):
+        return _text(one.text) + _u32(LAUNCHES) + _list(one.nodes, lambda node: _node(node, numbers))
+    types = DTYPE_NUMBERS[one.dtype], DTYPE_NUMBERS[one.out_dtype]
+    sizes = struct.pack("<5I", numbers[one.m], one.n, one.k, *types)
+    return _text(one.text) + _u32(PRODUCT) + sizes + b"".join(_argument(arg, numbers) for arg in one.operands)
+
+
+def _node(node: Node, numbers: dict[int, int]) -> bytes:
+    if isinstance(node, Branch):
+        return struct.pack("<4I", BRANCH, numbers[node.condition], node.if_true, node.if_false)
+    if isinstance(node, Leaf):
+        return _u32(LEAF) + _list(node.launches, lambda launch: _launch(launch, numbers))
+    return _u32(REFUSED) + _text(node.why)
+
+
+def _launch(launch: Any, numbers: dict[int, int]) -> bytes:
+    head = struct.pack("<4I", launch.kernel, *(numbers[size] for size in launch.grid))
+    return head + _list(launch.args, lambda arg: _argument(arg, numbers))
+
+
+def slot_kind(rows: str) -> int:
+    """Returns the number of what a slot has rows for."""
+    return ROW_KINDS.index(rows)
+
+
+def variable_names(groups: int) -> Sequence[str]:
+    """Returns the names of all variables of a plan with so many cache groups, by number."""
+    return (*ROW_KINDS, *(f"max_blocks.{g}" for g in range(groups)), *(f"blocks.{g}" for g in range(groups)))

@@ -1,0 +1,114 @@
+"""Builds for target cuda: for each SM a plan of our own kernels and cuBLASLt's products, and one file of weights.
+
+Triton compiles the kernels at build time, and no GPU is needed for it. An engine runs without Triton, without TensorRT.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.builder.emit.step_limits import make_limits, max_rows
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases
+from tensorwright.builder.target.interface import Emitted, Graphs
+from tensorwright.engine_format.file_names import CUDA_PLAN, CUDA_WEIGHTS
+from tensorwright.engine_format.targets import StepSizes
+from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
+from tensorwright.plugins.gpu.compile import SMS
+
+if TYPE_CHECKING:
+    from tensorwright.builder.measure.accuracy import Measurement
+
+__all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
+PIPELINE = WEIGHT_ONLY_PIPELINE
+BLOCK_SIZE = 32
+MIN_BFLOAT16_SM = 80
+
+
+def block_size(max_seq_len: int) -> int:
+    """Returns the positions in one block of the KV cache."""
+    return BLOCK_SIZE
+
+
+def check(options: BuildOptions) -> None:
+    """Raises InvalidOptionError for what no engine can have, MissingDependencyError without Triton."""
+    _step(options)
+    for sm in options.sm:
+        if sm not in SMS:
+            raise InvalidOptionError(
+                f"an engine cannot be built for SM {sm}: our GPU kernels are compiled for {', '.join(map(str, SMS))}; "
+                "say one of these"
+            )
+    if options.dtype == "bfloat16":
+        _check_bfloat16(options)
+    if options.kv_cache_dtype == "int4":
+        raise InvalidOptionError(
+            "kv_cache_dtype must be auto or int8 on target cuda, not int4; say --kv-cache-dtype int8"
+        )
+    if find_spec("triton") is None:
+        raise MissingDependencyError(
+            f"the kernels of target cuda are compiled by Triton, and triton is not installed: {install('gpu')}"
+        )
+
+
+def activation_dtype(options: BuildOptions, native: str) -> str:
+    """Returns bfloat16 for bfloat16 checkpoints, else float16. Raises InvalidOptionError if an SM lacks the type."""
+    if native != "bfloat16":
+        return "float16"
+    _check_bfloat16(options)
+    return "bfloat16"
+
+
+def emit(
+    writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
+) -> Emitted:
+    """Writes cuda/sm_<SM>.plan for each SM, and cuda/weights.bin."""
+    from tensorwright.builder.emit.cuda.emit import plan_graph
+    from tensorwright.builder.emit.cuda.plan_file import to_bytes
+
+    with phases.run("plan"):
+        planned = plan_graph(report.graph, checkpoint, report.graph.facts.dtype, _max_step(options))
+        for sm in options.sm:  # What an SM refuses is refused before anything is compiled.
+            planned.traced(sm)
+    notes: dict[str, Any] = {}
+    with phases.run("kernels") as advance:
+        for sm in sorted(options.sm):
+            plan, specs = planned.plan(sm, advance)
+            writer.write(CUDA_PLAN.format(sm), to_bytes(plan))
+            notes[str(sm)] = {"kernels": len(specs), "instructions": len(plan.instructions)}
+    writer.require_space(planned.emitter.file.total_bytes)
+    with phases.run("weights") as advance, writer.open(CUDA_WEIGHTS) as file:
+        planned.emitter.file.write(file, advance)
+    return Emitted(planned.record, planned.block_bytes, {"cuda": notes})
+
+
+def measure(
+    writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, task: Measurement, options: BuildOptions
+) -> dict[str, Any]:
+    """Runs the lowered graph in the interpreter with the engine's rounding, for want of a GPU; the record says so."""
+    from tensorwright.builder.measure.interpreter import measure_on_interpreter
+
+    return measure_on_interpreter(graphs, checkpoint, task, graphs.lowered.facts.dtype)
+
+
+def _step(options: BuildOptions) -> tuple[int, int]:
+    """Returns (sequences, tokens) of the largest step."""
+    usual = options.target_format.default_step or StepSizes(1, 1)
+    return make_limits(options.max_batch_size, options.max_num_tokens, usual)
+
+
+def _max_step(options: BuildOptions) -> tuple[int, int, int]:
+    """Returns the most tokens, rows of logits and sequences of a step."""
+    seqs, tokens = _step(options)
+    return tokens, max_rows(seqs, tokens), seqs
+
+
+def _check_bfloat16(options: BuildOptions) -> None:
+    below = [sm for sm in options.sm if sm < MIN_BFLOAT16_SM]
+    if below:
+        raise InvalidOptionError(f"SM {below[0]} has no bfloat16: say --dtype float16, or leave out that --sm")

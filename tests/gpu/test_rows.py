@@ -1,0 +1,24 @@
+"""The ops that compute rows from rows on a GPU, against the definitions in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support import gpu_rows
+
+pytestmark = pytest.mark.gpu
+LARGE = [
+    gpu_rows.embedding_case("bfloat16", 300, 4096, 1.0, None),
+    gpu_rows.table_case(list(range(0, 1_000_000, 997)), 64, 1.0),
+    gpu_rows.gated_case("bfloat16", 300, 14336, "silu"),
+    gpu_rows.elementwise_case("x0 x1 add", gpu_rows.SAME["bfloat16"], (300, 4096)),
+    gpu_rows.columns_case("bfloat16", 300, 48 * 128, 0, 32, 128, in_place=True),
+    gpu_rows.layer_norm_case("bfloat16", (70, 16384), with_sum=True, bias=True),
+]
+
+
+@pytest.mark.parametrize("case", [*gpu_rows.CASES, *LARGE], ids=str)
+def test_equals_the_definition(device: Any, case: gpu_rows.Case) -> None:
+    gpu_rows.run(device, case)

@@ -1,0 +1,74 @@
+"""The launches of ops that compute rows from rows, interpreted, against the definitions in numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from support import gpu_rows
+from support.gpu_rows import CASES, run
+from tensorwright.errors import GraphError, KernelError
+from tensorwright.plugins.elementwise import launch as elementwise
+from tensorwright.plugins.gpu.interpret import Interpreter, Memory
+from tensorwright.plugins.rms_norm import columns_launch
+from tensorwright.plugins.rotary import table_launch
+from tensorwright.plugins.swiglu import launch as swiglu
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) -> None:
+    run(interpreter, case)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed"),
+    [
+        (gpu_rows.embedding_case("float16", 5, 72, 1.0, 0), {"first": 1}),
+        (gpu_rows.embedding_case("float16", 5, 72, 1.0, None), {"scale": 1.01}),
+        (gpu_rows.table_case([999_983], 16, 1.0), {"scale": 1.000001}),
+        (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16), {"eps": 1.0}),
+        (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16, layer=True), {"weight_offset": 0.0}),
+        (gpu_rows.layer_norm_case("float16", (2, 64), with_sum=True, bias=True), {"eps": 1.0}),
+    ],
+    ids=str,
+)
+def test_the_comparison_notices_another_attribute(
+    interpreter: Interpreter, case: gpu_rows.Case, changed: dict[str, float]
+) -> None:
+    with pytest.raises(AssertionError):
+        run(interpreter, case, changed)
+
+
+def test_the_comparison_notices_another_function(interpreter: Interpreter) -> None:
+    right = gpu_rows.gated_case("float32", 2, 33, "gelu")
+    for wrong in (
+        dataclasses.replace(right, attrs={"activation": "gelu_tanh"}),
+        dataclasses.replace(right, expected=lambda x: {"y": right.expected({"x": x["x"][:, ::-1]})["y"]}),
+    ):
+        with pytest.raises(AssertionError):
+            run(interpreter, wrong)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    memory = Memory()
+    x = memory.put("x", np.zeros((2, 8)), "float16")
+    w = memory.put("w", np.zeros(8), "float32")
+    gaps = dataclasses.replace(x, strides=(16, 1))
+    program = {"program": "x0 w add"}
+    with pytest.raises(KernelError, match="w must be float32"):
+        elementwise.launches(program, {"x0": x, "w": dataclasses.replace(w, shape=(4,))}, {"y": x}, None, 80)
+    with pytest.raises(KernelError, match="must have strides"):
+        elementwise.launches(program, {"x0": gaps, "w": w}, {"y": x}, None, 80)
+    with pytest.raises(KernelError, match="reads w, x0; got x0, y"):
+        elementwise.launches(program, {"x0": x}, {"y": x}, None, 80)
+    with pytest.raises(GraphError, match="no word 'cosh'"):
+        elementwise.launches({"program": "x0 cosh"}, {"x0": x}, {"y": x}, None, 80)
+    with pytest.raises(KernelError, match="activation must be one of"):
+        swiglu.kernels({"activation": "relu2", "channels": 8}, {"x": "float16"}, 80)
+    with pytest.raises(KernelError, match="1 to 512 angles"):
+        table_launch.kernels({"half": 513}, {}, 80)
+    attrs = {"start": 4, "heads": 2, "eps": 1e-5, "weight_offset": 0.0}
+    with pytest.raises(KernelError, match="must lie in 8"):
+        columns_launch.launches(attrs, {"x": x, "w": dataclasses.replace(w, shape=(3,))}, {"y": x}, None, 80)

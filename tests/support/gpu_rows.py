@@ -1,0 +1,330 @@
+"""Cases of the GPU kernels that compute rows from rows: what an op gets, and what its definition makes of it.
+
+`run` starts a case's launches on a device or in the interpreter, and compares the results with the definition's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from tolerances import function_tolerance, rounding_tolerance, sum_tolerance
+
+from tensorwright.plugins.elementwise import launch as elementwise
+from tensorwright.plugins.elementwise import op as elementwise_op
+from tensorwright.plugins.embedding import launch as embedding
+from tensorwright.plugins.embedding.op import rows_of
+from tensorwright.plugins.gated import ACTIVATIONS, gated
+from tensorwright.plugins.gather_rows import launch as gather_rows
+from tensorwright.plugins.gpu.interpret import Interpreter, Memory
+from tensorwright.plugins.layer_norm import launch as layer_norm
+from tensorwright.plugins.layer_norm.op import normalise as centred
+from tensorwright.plugins.rms_norm import columns_launch
+from tensorwright.plugins.rms_norm.op import normalise
+from tensorwright.plugins.rotary import rotary_table, table_launch
+from tensorwright.plugins.swiglu import launch as swiglu
+
+DTYPES = ("float32", "float16", "bfloat16")
+Arrays = dict[str, np.ndarray]
+FLOATS = 4.0
+"""Inputs are normal numbers times this, so that activations are tested where they bend and where they are flat."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an op.
+
+    inputs: name -> (values, dtype). outputs: name -> (shape, dtype), or the name of the input that it lies in.
+    expected: the definition of every output, not rounded, of the inputs as they are stored. ulps: how far the kernel's
+    float32 arithmetic may be from it, in spacings of float32 at the largest number, before the last rounding.
+    """
+
+    name: str
+    launch: ModuleType
+    attrs: Mapping[str, Any]
+    of_kernels: Mapping[str, Any]
+    inputs: Mapping[str, tuple[np.ndarray, str]]
+    outputs: Mapping[str, tuple[tuple[int, ...], str] | str]
+    expected: Callable[[Arrays], Arrays]
+    ulps: float = 0.0
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """Outputs whose definition reads another output as it is stored."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None = None) -> None:
+    """Runs a case and compares. changed: attributes for the launches alone, which must make the comparison fail."""
+    memory = Memory()
+    inputs = {name: memory.put(name, values, dtype) for name, (values, dtype) in case.inputs.items()}
+    stored = {name: memory.array(name) for name in inputs}
+    outputs = {
+        name: inputs[kind] if isinstance(kind, str) else memory.empty(f"out.{name}", *kind)
+        for name, kind in case.outputs.items()
+    }
+    dtypes = {name: tensor.dtype for name, tensor in {**outputs, **inputs}.items()}
+    specs = case.launch.kernels({**case.attrs, **case.of_kernels}, dtypes, 80)
+    launches = case.launch.launches({**case.attrs, **(changed or {})}, inputs, outputs, None, 80)
+    interpreter.run(specs, launches, memory)
+    got = {name: memory.array(tensor.name) for name, tensor in outputs.items()}
+    compare(case, got, case.expected({**stored, **{name: got[name] for name in case.sums.values()}}), dtypes)
+
+
+def compare(case: Case, got: Arrays, wanted: Arrays, dtypes: Mapping[str, str]) -> None:
+    assert set(got) == set(wanted)
+    for name, exact in wanted.items():
+        largest = np.abs(exact[np.isfinite(exact)]).max(initial=0)
+        bound = function_tolerance("float32", float(largest), 1) * case.ulps
+        bound = bound + rounding_tolerance(dtypes[name], np.abs(np.nan_to_num(exact, posinf=0, neginf=0)))
+        np.testing.assert_array_equal(np.isnan(got[name]), np.isnan(exact))
+        finite = np.isfinite(exact)
+        np.testing.assert_array_equal(got[name][~finite], exact[~finite])
+        assert (np.abs(got[name].astype(np.float64) - exact)[finite] <= bound[finite]).all(), name
+
+
+def _floats(seed: int, *shape: int) -> np.ndarray:
+    return FLOATS * np.random.default_rng(seed).standard_normal(shape)
+
+
+# -- rows by their numbers --------------------------------------------------------------------------------------------
+
+
+def embedding_case(dtype: str, tokens: int, channels: int, scale: float, first: int | None, out: str = "") -> Case:
+    vocabulary = 11
+    ids = np.random.default_rng(tokens).integers(0, vocabulary, tokens)
+    attrs = {"scale": scale} if first is None else {"scale": scale, "first": first}
+    if first is not None:
+        ids = ids + first - 3  # some lie below the part of the table, none above
+
+    def expected(x: Arrays) -> Arrays:
+        rows, inside = rows_of(x["table"], x["ids"], first or 0, 0 if first is None else vocabulary)
+        return {"y": rows.astype(np.float64) * np.float32(scale) * inside}
+
+    return Case(
+        f"embedding-{dtype}-{out or 'same'}-{tokens}x{channels}-{scale}-{first}",
+        embedding,
+        attrs,
+        {"channels": channels},
+        {"table": (_floats(1, vocabulary, channels), dtype), "ids": (ids, "int32")},
+        {"y": ((tokens, channels), out or dtype)},
+        expected,
+        ulps=0.5,
+    )
+
+
+def gather_case(dtype: str, rows: int, channels: int) -> Case:
+    tokens = 9
+    chosen = np.random.default_rng(rows).integers(0, tokens, rows)
+    return Case(
+        f"gather_rows-{dtype}-{rows}x{channels}",
+        gather_rows,
+        {},
+        {"channels": channels},
+        {"x": (_floats(2, tokens, channels), dtype), "logit_rows": (chosen, "int32")},
+        {"y": ((rows, channels), dtype)},
+        lambda x: {"y": x["x"][x["logit_rows"]].astype(np.float64)},
+    )
+
+
+# -- rotary tables ----------------------------------------------------------------------------------------------------
+
+
+def table_case(positions: list[int], half: int, scale: float) -> Case:
+    frequencies = (10000.0 ** -(np.arange(half) / half)).astype(np.float32)
+
+    def expected(x: Arrays) -> Arrays:
+        angle = (x["positions"].astype(np.float32)[:, None] * x["inv_freq"]).astype(np.float64)
+        table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+        attrs = {"scale": scale}
+        (defined,) = rotary_table.reference([x["positions"], x["inv_freq"]], attrs, "float32")
+        np.testing.assert_allclose(table * scale, defined, atol=1e-6)
+        return {"table": table * np.float64(np.float32(scale))}
+
+    return Case(
+        f"rotary_table-{max(positions, default=0)}-{len(positions)}x{half}-{scale}",
+        table_launch,
+        {"scale": scale},
+        {"half": half},
+        {"positions": (np.array(positions, np.int32), "int32"), "inv_freq": (frequencies, "float32")},
+        {"table": ((len(positions), 2 * half), "float32")},
+        expected,
+        ulps=2.5,
+    )
+
+
+# -- element by element -----------------------------------------------------------------------------------------------
+
+
+def gated_case(dtype: str, tokens: int, channels: int, activation: str) -> Case:
+    return Case(
+        f"gated-{activation}-{dtype}-{tokens}x{channels}",
+        swiglu,
+        {"activation": activation},
+        {"channels": channels},
+        {"x": (_floats(3, tokens, 2 * channels), dtype)},
+        {"y": ((tokens, channels), dtype)},
+        lambda x: {"y": gated(x["x"], activation)},
+        ulps=8,
+    )
+
+
+def elementwise_case(
+    program: str,
+    dtypes: Mapping[str, str],
+    shape: tuple[int, ...],
+    per_row: str = "",
+    in_place: str = "",
+    ulps: float = 8,
+) -> Case:
+    """dtypes: of the operands and of y. Values are positive where the program takes roots."""
+    values = {}
+    for seed, name in enumerate(dtypes):
+        if name != "y":
+            size = shape[-1:] if name == "w" else (*shape[:-1], 1) if name in per_row.split() else shape
+            values[name] = _floats(seed, *size)
+    if "sqrt" in program:
+        values = {name: np.abs(x) + 0.25 for name, x in values.items()}
+
+    def expected(x: Arrays) -> Arrays:
+        given = [x.get(name) for name in elementwise_op.OPERANDS]
+        wide = [None if a is None else a.astype(np.float64) for a in given]
+        return {"y": np.broadcast_to(elementwise_op.evaluate(wide, program), shape)}
+
+    kinds = "-".join(f"{name}:{dtype}" for name, dtype in dtypes.items())
+    return Case(
+        f"elementwise-{program.replace(' ', '_')}-{kinds}-{'x'.join(map(str, shape))}{in_place}",
+        elementwise,
+        {"program": program},
+        {"channels": shape[-1], "per_row": per_row},
+        {name: (x, dtypes[name]) for name, x in values.items()},
+        {"y": in_place or (shape, dtypes["y"])},
+        expected,
+        ulps=ulps,
+    )
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------
+
+
+def _norm_ulps(width: int, largest: float) -> float:
+    """Half of the sum's error through the root, and a few roundings, in spacings at the largest number."""
+    return float(sum_tolerance("float32", width, largest) / function_tolerance("float32", largest, 1)) + 8
+
+
+def columns_case(
+    dtype: str,
+    rows: int,
+    columns: int,
+    start: int,
+    heads: int,
+    width: int,
+    *,
+    layer: bool = False,
+    per_head: bool = False,
+    bias: bool = False,
+    in_place: bool = False,
+) -> Case:
+    attrs = {"start": start, "heads": heads, "eps": 1e-5, "weight_offset": 1.0}
+    shape = (heads, width) if per_head else (width,)
+    inputs = {"x": (_floats(4, rows, columns) + 1.0, dtype), "w": (_floats(5, *shape), "float32")}
+    inputs |= {"b": (_floats(6, *shape), "float32")} if bias else {}
+
+    def expected(x: Arrays) -> Arrays:
+        y = x["x"].astype(np.float64)
+        runs = y[:, start : start + heads * width].reshape(rows, heads, width)
+        made = centred(runs, x["w"], x.get("b"), 1e-5, 1.0) if layer else normalise(runs, x["w"], 1e-5, 1.0)
+        y[:, start : start + heads * width] = made.reshape(rows, heads * width)
+        return {"y": y}
+
+    form = ("layer" if layer else "rms") + "-per_head" * per_head + "-bias" * bias + "-in_place" * in_place
+    more = {"channels": width, "per_head": per_head} if layer else {"width": width}
+    return Case(
+        f"columns-{form}-{dtype}-{rows}x{columns}-{start}-{heads}x{width}",
+        layer_norm if layer else columns_launch,
+        attrs,
+        {**more, "columns": columns, "in_place": in_place},
+        inputs,
+        {"y": "x" if in_place else ((rows, columns), dtype)},
+        expected,
+        ulps=_norm_ulps(width, 1.0),
+    )
+
+
+def layer_norm_case(dtype: str, shape: tuple[int, ...], *, with_sum: bool, bias: bool, per_head: bool = False) -> Case:
+    of_w = shape[-2:] if per_head else shape[-1:]
+    inputs = {"x": (_floats(7, *shape) + 1.0, dtype), "w": (_floats(8, *of_w), "float32")}
+    inputs |= {"b": (_floats(9, *of_w), "float32")} if bias else {}
+    inputs |= {"residual": (_floats(10, *shape), dtype)} if with_sum else {}
+
+    def expected(x: Arrays) -> Arrays:
+        rows = x["x"].astype(np.float64)
+        if not with_sum:
+            return {"y": centred(rows, x["w"], x.get("b"), 1e-5, 0.0)}
+        stored = x["sum"].astype(np.float64)
+        return {"y": centred(stored, x["w"], x.get("b"), 1e-5, 0.0), "sum": rows + x["residual"]}
+
+    heads = {"per_head": True, "heads": shape[-2]} if per_head else {}
+    return Case(
+        f"layer_norm-{dtype}-{'x'.join(map(str, shape))}" + "-sum" * with_sum + "-bias" * bias + "-heads" * per_head,
+        layer_norm,
+        {"eps": 1e-5, "weight_offset": 0.0},
+        {"channels": shape[-1], **heads},
+        inputs,
+        {"y": (shape, dtype), **({"sum": (shape, dtype)} if with_sum else {})},
+        expected,
+        ulps=_norm_ulps(shape[-1], 1.0),
+        sums={"y": "sum"} if with_sum else {},
+    )
+
+
+SAME = {dtype: dict.fromkeys(("x0", "x1", "y"), dtype) for dtype in DTYPES}
+CASES = [
+    *(embedding_case(dtype, 5, 72, 3.7, None) for dtype in DTYPES),
+    embedding_case("bfloat16", 3, 65, 1.0, None),
+    embedding_case("bfloat16", 2, 1100, 1.0, None, "float32"),
+    embedding_case("float16", 9, 64, 0.5, 20),
+    embedding_case("float16", 4, 8, 1.0, -2),
+    embedding_case("float16", 0, 64, 1.0, None),
+    *(gather_case(dtype, 4, 64) for dtype in DTYPES),
+    gather_case("float16", 1, 1),
+    gather_case("bfloat16", 3, 1025),
+    table_case([0, 1, 2, 17, 4095], 32, 1.0),
+    table_case([999_983, 524_287, 131_071], 64, 1.1386),
+    table_case([7], 5, 1.0),
+    table_case([], 8, 1.0),
+    *(gated_case(dtype, 3, 48, "silu") for dtype in DTYPES),
+    *(gated_case("float32", 2, 33, activation) for activation in ACTIVATIONS),
+    gated_case("bfloat16", 2, 1030, "gelu_tanh"),
+    gated_case("float16", 0, 8, "silu"),
+    *(elementwise_case("x0 x1 add", SAME[dtype], (3, 40)) for dtype in DTYPES),
+    elementwise_case("x0 30.0 div tanh 30.0 mul", {"x0": "float32", "y": "float32"}, (2, 600), in_place="x0"),
+    elementwise_case("x0", {"x0": "bfloat16", "y": "float32"}, (3, 33), ulps=0),
+    elementwise_case("x0", {"x0": "float32", "y": "float16"}, (2, 64), ulps=0),
+    elementwise_case("x0 w mul", {"x0": "float16", "w": "float32", "y": "float16"}, (3, 24)),
+    elementwise_case("x0 x1 sigmoid mul x2 add x3 sub", {**dict.fromkeys(("x0", "x1", "x2", "x3", "y"), "bfloat16")},
+                     (5, 17), per_row="x1"),
+    elementwise_case("x0 x1 mul", SAME["float16"], (2, 3, 16), per_row="x0"),
+    elementwise_case("x0 0.5 maximum 2.0 minimum", {"x0": "float32", "y": "float32"}, (1, 1)),
+    *(elementwise_case(f"x0 {word}", {"x0": "float32", "y": "float32"}, (1, 1030)) for word in elementwise_op.UNARY),
+    *(elementwise_case(f"x0 x1 {word}", SAME["float32"], (1, 64)) for word in elementwise_op.BINARY),
+    elementwise_case("x0 x1 add", SAME["float16"], (0, 64)),
+    *(columns_case(dtype, 3, 96, 16, 3, 16) for dtype in DTYPES),
+    *(columns_case(dtype, 3, 96, 16, 3, 16, in_place=True) for dtype in DTYPES),
+    columns_case("bfloat16", 2, 3 * 128, 0, 3, 128),
+    columns_case("float16", 2, 37, 5, 4, 7, in_place=True),
+    columns_case("float16", 2, 2300, 4, 1, 1100),
+    columns_case("float32", 2, 40, 0, 40, 1),
+    columns_case("float16", 0, 40, 0, 1, 8),
+    columns_case("bfloat16", 2, 96, 16, 3, 16, layer=True),
+    columns_case("float32", 2, 90, 7, 9, 7, layer=True, per_head=True, bias=True),
+    columns_case("float16", 2, 64, 0, 2, 16, layer=True, bias=True, in_place=True),
+    *(layer_norm_case(dtype, (3, 64), with_sum=False, bias=True) for dtype in DTYPES),
+    *(layer_norm_case(dtype, (3, 63), with_sum=True, bias=True) for dtype in DTYPES),
+    layer_norm_case("float16", (2, 4096), with_sum=True, bias=False),
+    layer_norm_case("float16", (2, 3, 24), with_sum=False, bias=True, per_head=True),
+    layer_norm_case("float16", (0, 64), with_sum=True, bias=True),
+]  # fmt: skip
