@@ -2,7 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <utility>
+#include <vector>
 
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/cuda_executor.h"
@@ -72,6 +74,23 @@ Logits run_step(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions
   return copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size);
 }
 
+// Runs a step again and again. Returns the seconds of each run.
+std::vector<double> step_seconds(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions,
+                                 nb::handle seq_starts, nb::handle context_lens, nb::handle logit_rows,
+                                 const Groups& groups, int repeats) {
+  CudaExecutor& executor = self.get();
+  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  const nb::gil_scoped_release release;
+  executor.begin_thread();
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    executor.run(step);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return seconds;
+}
+
 Facts device_facts(int device) {
   const DeviceFacts facts = Driver(device).facts();
   Facts result;
@@ -117,6 +136,10 @@ void bind_cuda(nb::module_& m) {
       .def("step", &run_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a, "logit_rows"_a,
            "groups"_a,
            "Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.")
+      .def("step_seconds", &step_seconds, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
+           "logit_rows"_a, "groups"_a, "repeats"_a,
+           "Runs a step so many times, as step does. Returns the seconds of each, its logits in the host's "
+           "memory.")
       .def("counters", &executor_counters,
            "How many steps ran without a graph (eager), were captured, and were replayed.")
       .def(

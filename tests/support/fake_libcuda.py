@@ -22,9 +22,7 @@ _RUNNER = ctypes.CFUNCTYPE(
 def compile_libcuda(folder: Path) -> Path:
     """Returns the library, which is both libcuda and libcublasLt."""
     library = folder / "libcuda.so.1"
-    subprocess.run(
-        ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE], check=True
-    )
+    subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
     return library
 
 

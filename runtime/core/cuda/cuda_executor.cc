@@ -151,10 +151,14 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
 CudaExecutor::~CudaExecutor() {
   try {
     driver_.bind();  // what is freed belongs to the context
+    settle();
   } catch (const DeviceError&) {
     // The context is gone, and everything in it: the driver refuses what follows, and nobody is harmed.
   }
 }
+
+// Waits for what was started: nobody may free or write over what the device still reads.
+void CudaExecutor::settle() const noexcept { driver_.stream_synchronize(stream_.get()); }
 
 // Reads a piece of the file while the one before it travels.
 void CudaExecutor::load_weights(const std::string& path) {
@@ -283,6 +287,17 @@ LogitRows CudaExecutor::run(const Step& step) {
   const Prepared prepared = prepare(shape_of(step, graph));
   if (prepared.layout.bytes > packed_.bytes())
     refuse("run: the block tables are wider than the longest sequence");
+  try {
+    start_step(step, prepared, graph);
+  } catch (...) {
+    settle();
+    throw;
+  }
+  stream_.synchronize();
+  return {reinterpret_cast<const float*>(logits_.data()), facts_.vocab_size, step.rows()};
+}
+
+void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph) {
   pack_step(step, prepared.shape, spare_, facts_.block_size, prepared.layout, packed_.data());
   driver_.check(
       driver_.copy_to_device_async(metadata_.address(), packed_.data(), prepared.layout.bytes, stream_.get()),
@@ -299,8 +314,6 @@ LogitRows CudaExecutor::run(const Step& step) {
                                              row_bytes * static_cast<size_t>(step.rows()), stream_.get()),
                   "cuMemcpyDtoHAsync");
   }
-  stream_.synchronize();
-  return {reinterpret_cast<const float*>(logits_.data()), facts_.vocab_size, step.rows()};
 }
 
 // The first step of a shape runs as it is: it makes the libraries choose their kernels, which a capture may

@@ -79,6 +79,8 @@ class CudaExecutor : public Executor {
   Prepared prepare(const StepShape& shape) const;
   bool decodes(const Step& step) const;
   StepShape shape_of(const Step& step, bool bucket) const;
+  void settle() const noexcept;
+  void start_step(const Step& step, const Prepared& prepared, bool graph);
   void start_all(const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);

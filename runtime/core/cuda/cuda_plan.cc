@@ -17,6 +17,16 @@ constexpr size_t kMostBytes = size_t{1} << 30;
 constexpr uint32_t kMostWarps = 32, kMostShared = 256 << 10;
 constexpr uint32_t kMostLimit = 1 << 24;
 
+// Returns the CRC-32 of zlib and gzip (RFC 1952, section 8).
+uint32_t crc32(std::span<const std::byte> bytes) {
+  uint32_t crc = 0xFFFFFFFF;
+  for (const std::byte byte : bytes) {
+    crc ^= static_cast<uint32_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1 ? 0xEDB88320 : 0);
+  }
+  return ~crc;
+}
+
 // Reads the file in sequence, and refuses what runs over its end.
 class PlanReader {
  public:
@@ -59,6 +69,7 @@ class PlanReader {
     return index;
   }
   bool done() const { return at_ == bytes_.size(); }
+  std::span<const std::byte> rest() const { return bytes_.subspan(at_); }
 
  private:
   const std::byte* take(size_t size) {
@@ -102,6 +113,8 @@ class PlanParser {
     const uint32_t version = in_.u32();
     if (version != kVersion) in_.refuse(concat("it has version ", version, ", this is ", kVersion));
     in_.require(in_.u64() == file_bytes, "it is truncated");
+    const uint32_t checksum = in_.u32();
+    in_.require(crc32(in_.rest()) == checksum, "it is altered");
     plan_.sm = in_.u32();
     plan_.vocab_size = in_.u32();
     plan_.max_seq_len = in_.u32();
