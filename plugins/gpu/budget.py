@@ -21,6 +21,8 @@ from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
 from tensorwright.plugins.rotary import table_launch
 from tensorwright.plugins.swiglu import launch as swiglu
+from tensorwright.plugins.take_columns import launch as take_columns
+from tensorwright.plugins.take_columns import slice_launch
 
 SHOWN_SMS = (80, 86, 89, 90, 120)
 MAX_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
@@ -41,6 +43,8 @@ class Budget:
 BUDGETS = {
     # Kernels of rows and elements hold a few registers, so that a multiprocessor is full of their threads.
     "gather_rows_kernel": Budget(32, 0),
+    "take_columns_kernel": Budget(40, 0),
+    "copy_columns_kernel": Budget(32, 0),
     "rotary_table_kernel": Budget(40, 0),
     "gated_kernel": Budget(40, 0),
     "elementwise_kernel": Budget(64, 0),
@@ -110,9 +114,14 @@ def _rows(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
     runs = {"start": 0, "heads": 32, "width": 128, "columns": 6144, "in_place": True}
     kinds = {**half, "table": "float16"}
     softcap = {"program": "x0 30.0 div tanh 30.0 mul", "channels": 4096}
+    half_of_a_row = {"start": 0, "end": 2048, "step": 1, "columns": 4096}
     summed = {**kinds, "residual": "float16", "b": "float32"}
     return [
         *_named("rows of a table, 4096 columns", embedding.kernels({"channels": 4096}, kinds, 80)),
+        *_named(
+            "columns of a list, 4096 of 4096", take_columns.kernels({"columns": 4096, "channels": 4096}, kinds, 80)
+        ),
+        *_named("a range of columns", slice_launch.kernels(half_of_a_row, kinds, 80)),
         *_named("rotary table, heads of 128", table_launch.kernels({"half": 64}, kinds, 80)),
         *_named("gate, 14336 columns", swiglu.kernels({"activation": "silu", "channels": 14336}, kinds, 80)),
         *_named(
