@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tolerances import function_tolerance, rounding_tolerance, sum_tolerance
 
+from tensorwright.plugins.concat import launch as concat
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.elementwise import op as elementwise_op
 from tensorwright.plugins.embedding import launch as embedding
@@ -26,6 +27,8 @@ from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm.op import normalise
 from tensorwright.plugins.rotary import rotary_table, table_launch
 from tensorwright.plugins.swiglu import launch as swiglu
+from tensorwright.plugins.take_columns import launch as take_columns
+from tensorwright.plugins.take_columns import slice_launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 Arrays = dict[str, np.ndarray]
@@ -58,7 +61,7 @@ class Case:
 
 
 def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None = None) -> None:
-    """Runs a case and compares. changed: attributes for the launches alone, which must make the comparison fail."""
+    """Runs a case and compares. changed: other attributes, which must make the comparison fail."""
     memory = Memory()
     inputs = {name: memory.put(name, values, dtype) for name, (values, dtype) in case.inputs.items()}
     stored = {name: memory.array(name) for name in inputs}
@@ -67,8 +70,9 @@ def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None 
         for name, kind in case.outputs.items()
     }
     dtypes = {name: tensor.dtype for name, tensor in {**outputs, **inputs}.items()}
-    specs = case.launch.kernels({**case.attrs, **case.of_kernels}, dtypes, 80)
-    launches = case.launch.launches({**case.attrs, **(changed or {})}, inputs, outputs, None, 80)
+    attrs = {**case.attrs, **(changed or {})}
+    specs = case.launch.kernels({**attrs, **case.of_kernels}, dtypes, 80)
+    launches = case.launch.launches(attrs, inputs, outputs, None, 80)
     interpreter.run(specs, launches, memory)
     got = {name: memory.array(tensor.name) for name, tensor in outputs.items()}
     compare(case, got, case.expected({**stored, **{name: got[name] for name in case.sums.values()}}), dtypes)
@@ -127,6 +131,44 @@ def gather_case(dtype: str, rows: int, channels: int) -> Case:
         {"x": (_floats(2, tokens, channels), dtype), "logit_rows": (chosen, "int32")},
         {"y": ((rows, channels), dtype)},
         lambda x: {"y": x["x"][x["logit_rows"]].astype(np.float64)},
+    )
+
+
+def take_case(dtype: str, rows: int, columns: int, taken: int) -> Case:
+    chosen = np.random.default_rng(taken).integers(0, columns, taken)
+    return Case(
+        f"take_columns-{dtype}-{rows}x{columns}-{taken}",
+        take_columns,
+        {},
+        {"columns": columns, "channels": taken},
+        {"x": (_floats(11, rows, columns), dtype), "columns": (chosen, "float32")},
+        {"y": ((rows, taken), dtype)},
+        lambda x: {"y": x["x"][:, x["columns"].astype(np.int64)].astype(np.float64)},
+    )
+
+
+def slice_case(dtype: str, rows: int, columns: int, start: int, end: int, step: int = 1, out: str = "") -> Case:
+    count = len(range(columns)[start:end:step])
+    return Case(
+        f"slice-{dtype}-{out or 'same'}-{rows}x{columns}-{start}-{end}-{step}",
+        slice_launch,
+        {"start": start, "end": end, "step": step},
+        {"columns": columns},
+        {"x": (_floats(12, rows, columns), dtype)},
+        {"y": ((rows, count), out or dtype)},
+        lambda x: {"y": x["x"][:, start:end:step].astype(np.float64)},
+    )
+
+
+def concat_case(dtype: str, rows: int, *channels: int) -> Case:
+    return Case(
+        f"concat-{dtype}-{rows}x{'+'.join(map(str, channels))}",
+        concat,
+        {},
+        {"channels": channels},
+        {f"x{at}": (_floats(13 + at, rows, count), dtype) for at, count in enumerate(channels)},
+        {"y": ((rows, sum(channels)), dtype)},
+        lambda x: {"y": np.concatenate([x[f"x{at}"] for at in range(len(channels))], axis=1).astype(np.float64)},
     )
 
 
@@ -292,6 +334,15 @@ CASES = [
     *(gather_case(dtype, 4, 64) for dtype in DTYPES),
     gather_case("float16", 1, 1),
     gather_case("bfloat16", 3, 1025),
+    *(take_case(dtype, 3, 40, 48) for dtype in DTYPES),
+    take_case("float16", 2, 3, 1100),
+    *(slice_case(dtype, 3, 64, 16, 48) for dtype in DTYPES),
+    slice_case("bfloat16", 2, 37, 3, -1, 3, "float32"),
+    slice_case("float16", 2, 2100, 1000, 2**63 - 1),
+    slice_case("float16", 0, 8, 0, 4),
+    *(concat_case(dtype, 3, 64, 32) for dtype in DTYPES),
+    concat_case("float16", 2, 1, 7, 1030, 2, 3),
+    concat_case("float16", 0, 8, 8),
     table_case([0, 1, 2, 17, 4095], 32, 1.0),
     table_case([999_983, 524_287, 131_071], 64, 1.1386),
     table_case([7], 5, 1.0),
