@@ -7,7 +7,6 @@ compute in float32 inside their kernels, and round once to A.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, Handler
 from tensorwright.engine_format.weight_formats import WeightFormat
@@ -87,7 +86,7 @@ def _norm_weights(e: CudaEmitter, w: Value, b: Value | None) -> dict[str, Tensor
 
 
 def _columns_norm(e: CudaEmitter, node: Node) -> Results:
-    """Normalises runs of columns: in place where nothing else reads the row, else beside copies of the other columns."""
+    """Normalises runs of columns: in place where nothing else reads the row, else with a copy of the others."""
     x = e.activation(node.operand(0), "x")
     in_place = e.only_use(node.operand(0))
     y = e.activation(node.operand(0), "y") if in_place else e.result(node.output, "y")
