@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from tensorwright.errors import KernelError
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
+from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as attention
+from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.quantized_matmul import launch as int4
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
@@ -57,6 +59,9 @@ BUDGETS = {
     # more: 4 bytes are one register, written and read once for each tile.
     "int4_gemv_kernel": Budget(152, 33792, 32),
     "int4_gemm_kernel": Budget(176, 49152, 32),
+    # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256.
+    "bytes_gemm_kernel": Budget(176, 49152, 32),
+    "quantized_rows_kernel": Budget(40, 0),
     "int4_reduce_kernel": Budget(64, 0),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
@@ -105,6 +110,7 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
             rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
         ),
         *((_int4_name(spec), spec) for spec in products),
+        *_bytes(half),
         *_attention(sm),
     ]
 
@@ -130,6 +136,19 @@ def _rows(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
         ),
         *_named("norm of heads of 128, in place", columns_launch.kernels(runs, kinds, 80)),
         *_named("sum and layer norm, 4096 channels", layer_norm.kernels({"channels": 4096}, summed, 80)),
+    ]
+
+
+def _bytes(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of weights of 8 bits: all of int8 in groups, and the largest of fp8."""
+    product = {"n": 4096, "k": 4096, "group": 128, "kind": "int"}
+    sums = bytes_launch.kernels(product, half, 80)[:-1]
+    fp8 = bytes_launch.kernels({**product, "group": 0, "kind": "fp"}, half, 80)[-2]
+    table = {"channels": 4096, "group": 128}
+    return [
+        *((f"int8 GEMM, groups of 128, {dict(spec.constants)['ROWS']} rows", spec) for spec in sums),
+        (f"fp8 GEMM, {dict(fp8.constants)['ROWS']} rows", fp8),
+        *_named("rows of an int8 table, 4096 columns", quantized_embedding.kernels(table, half, 80)),
     ]
 
 
