@@ -73,14 +73,20 @@ def emit(
 
     with phases.run("plan"):
         planned = plan_graph(report.graph, checkpoint, report.graph.facts.dtype, _max_step(options))
-        for sm in options.sm:  # What an SM refuses is refused before anything is compiled.
-            planned.traced(sm)
+        traced = {sm: planned.traced(sm) for sm in sorted(options.sm)}
     notes: dict[str, Any] = {}
     with phases.run("kernels") as advance:
-        for sm in sorted(options.sm):
-            plan, specs = planned.plan(sm, advance)
-            writer.write(CUDA_PLAN.format(sm), to_bytes(plan))
-            notes[str(sm)] = {"kernels": len(specs), "instructions": len(plan.instructions)}
+        total, done = sum(len(planner.specs) for planner, _ in traced.values()), 0
+        for sm, (planner, instructions) in traced.items():
+            before = done
+
+            def count(compiled: int, of: int, before: int = before) -> None:
+                advance(before + compiled, total)
+
+            kernels = planner.compiled(count)
+            done += len(kernels)
+            writer.write(CUDA_PLAN.format(sm), to_bytes(planned.plan(sm, instructions, kernels)))
+            notes[str(sm)] = {"kernels": len(kernels), "instructions": len(instructions)}
     writer.require_space(planned.emitter.file.total_bytes)
     with phases.run("weights") as advance, writer.open(CUDA_WEIGHTS) as file:
         planned.emitter.file.write(file, advance)

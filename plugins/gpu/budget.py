@@ -9,12 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.errors import KernelError
+from tensorwright.plugins.elementwise import launch as elementwise
+from tensorwright.plugins.embedding import launch as embedding
+from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
+from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as attention
+from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.quantized_matmul import launch as int4
+from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
+from tensorwright.plugins.rotary import table_launch
+from tensorwright.plugins.swiglu import launch as swiglu
+from tensorwright.plugins.take_columns import launch as take_columns
+from tensorwright.plugins.take_columns import slice_launch
 
 SHOWN_SMS = (80, 86, 89, 90, 120)
 MAX_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
@@ -33,13 +43,25 @@ class Budget:
 
 
 BUDGETS = {
+    # Kernels of rows and elements hold a few registers, so that a multiprocessor is full of their threads.
+    "gather_rows_kernel": Budget(32, 0),
+    "take_columns_kernel": Budget(40, 0),
+    "copy_columns_kernel": Budget(32, 0),
+    "rotary_table_kernel": Budget(40, 0),
+    "gated_kernel": Budget(40, 0),
+    "elementwise_kernel": Budget(64, 0),
     "rms_norm_kernel": Budget(96, 1024),
     "add_rms_norm_kernel": Budget(96, 1024),
+    "columns_norm_kernel": Budget(96, 1024),
+    "add_layer_norm_kernel": Budget(96, 1024),
     "rotary_kv_write_kernel": Budget(64, 4096),
     # A multiprocessor holds 3 blocks of 128 threads, of the GEMM 1 of 256. Where ptxas spills it does so for one block
     # more: 4 bytes are one register, written and read once for each tile.
     "int4_gemv_kernel": Budget(152, 33792, 32),
     "int4_gemm_kernel": Budget(176, 49152, 32),
+    # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256.
+    "bytes_gemm_kernel": Budget(176, 49152, 32),
+    "quantized_rows_kernel": Budget(40, 0),
     "int4_reduce_kernel": Budget(64, 0),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
@@ -81,13 +103,52 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
             "sum and RMS norm, 4096 channels",
             rms_norm.kernels({"channels": 4096}, {**half, "residual": "float16"}, 80),
         ),
+        *_rows(half),
         *_named("rotary and KV write, heads of 128", rotary.kernels({**heads, "rotary_dim": 128}, half, 80)),
         *_named(
             "the same, int8 cache, half of a head turned",
             rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
         ),
         *((_int4_name(spec), spec) for spec in products),
+        *_bytes(half),
         *_attention(sm),
+    ]
+
+
+def _rows(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of rows and of single elements. `half`: a type for each name of a tensor."""
+    runs = {"start": 0, "heads": 32, "width": 128, "columns": 6144, "in_place": True}
+    kinds = {**half, "table": "float16"}
+    softcap = {"program": "x0 30.0 div tanh 30.0 mul", "channels": 4096}
+    half_of_a_row = {"start": 0, "end": 2048, "step": 1, "columns": 4096}
+    summed = {**kinds, "residual": "float16", "b": "float32"}
+    return [
+        *_named("rows of a table, 4096 columns", embedding.kernels({"channels": 4096}, kinds, 80)),
+        *_named(
+            "columns of a list, 4096 of 4096", take_columns.kernels({"columns": 4096, "channels": 4096}, kinds, 80)
+        ),
+        *_named("a range of columns", slice_launch.kernels(half_of_a_row, kinds, 80)),
+        *_named("rotary table, heads of 128", table_launch.kernels({"half": 64}, kinds, 80)),
+        *_named("gate, 14336 columns", swiglu.kernels({"activation": "silu", "channels": 14336}, kinds, 80)),
+        *_named(
+            "elementwise, a soft cap of float32",
+            elementwise.kernels(softcap, dict.fromkeys(("x0", "y"), "float32"), 80),
+        ),
+        *_named("norm of heads of 128, in place", columns_launch.kernels(runs, kinds, 80)),
+        *_named("sum and layer norm, 4096 channels", layer_norm.kernels({"channels": 4096}, summed, 80)),
+    ]
+
+
+def _bytes(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of weights of 8 bits: all of int8 in groups, and the largest of fp8."""
+    product = {"n": 4096, "k": 4096, "group": 128, "kind": "int"}
+    sums = bytes_launch.kernels(product, half, 80)[:-1]
+    fp8 = bytes_launch.kernels({**product, "group": 0, "kind": "fp"}, half, 80)[-2]
+    table = {"channels": 4096, "group": 128}
+    return [
+        *((f"int8 GEMM, groups of 128, {dict(spec.constants)['ROWS']} rows", spec) for spec in sums),
+        (f"fp8 GEMM, {dict(fp8.constants)['ROWS']} rows", fp8),
+        *_named("rows of an int8 table, 4096 columns", quantized_embedding.kernels(table, half, 80)),
     ]
 
 

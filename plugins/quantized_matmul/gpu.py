@@ -23,7 +23,7 @@ def _nibble(words, j):
 
 
 @triton.jit
-def _store(y, parts, bias, acc, rows, columns, part, splits, tokens, N):
+def store_columns(y, parts, bias, acc, rows, columns, part, splits, tokens, N):
     """Stores acc [rows, columns] with the bias in y [tokens, N], or without it in a part of [splits, tokens, N]."""
     mask = (rows < tokens)[:, None] & (columns < N)[None, :]
     at = rows.to(tl.int64)[:, None] * N + columns[None, :]
@@ -85,12 +85,12 @@ def int4_gemv_kernel(
         acc2 += sum2 * scale
         acc3 += sum3 * scale
     one = row + tl.arange(0, 1)
-    _store(y, parts, bias, tl.sum(acc0, 0)[None, :], one, columns, part, splits, tokens, N)
+    store_columns(y, parts, bias, tl.sum(acc0, 0)[None, :], one, columns, part, splits, tokens, N)
     if TOKENS > 1:
-        _store(y, parts, bias, tl.sum(acc1, 0)[None, :], one + 1, columns, part, splits, tokens, N)
+        store_columns(y, parts, bias, tl.sum(acc1, 0)[None, :], one + 1, columns, part, splits, tokens, N)
     if TOKENS > 2:
-        _store(y, parts, bias, tl.sum(acc2, 0)[None, :], one + 2, columns, part, splits, tokens, N)
-        _store(y, parts, bias, tl.sum(acc3, 0)[None, :], one + 3, columns, part, splits, tokens, N)
+        store_columns(y, parts, bias, tl.sum(acc2, 0)[None, :], one + 2, columns, part, splits, tokens, N)
+        store_columns(y, parts, bias, tl.sum(acc3, 0)[None, :], one + 3, columns, part, splits, tokens, N)
 
 
 @triton.jit
@@ -136,7 +136,7 @@ def int4_gemm_kernel(
         product = tl.dot(tl.reshape(w, (COLUMNS, DEPTH)), tl.trans(tl.reshape(a, (ROWS, DEPTH))))
         acc += product * tl.reshape(scale, (COLUMNS,))[:, None]
     acc = tl.permute(tl.reshape(acc, (TILES, WARPS, 2, 8, ROWS)), (4, 1, 3, 0, 2))
-    _store(y, parts, bias, tl.reshape(acc, (ROWS, COLUMNS)), rows, columns, part, splits, tokens, N)
+    store_columns(y, parts, bias, tl.reshape(acc, (ROWS, COLUMNS)), rows, columns, part, splits, tokens, N)
 
 
 @triton.jit

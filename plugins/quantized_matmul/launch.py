@@ -62,7 +62,7 @@ def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tup
         products = [_gemv(attrs, dtypes, tokens) for tokens in _gemv_tokens(attrs)]
     else:
         products = [_gemm(attrs, dtypes, rows) for rows in GEMM_ROWS]
-    return (*products, _reduce(attrs, dtypes))
+    return (*products, reduce_spec(attrs, dtypes))
 
 
 def launches(
@@ -99,7 +99,7 @@ def launches(
     if splits > 1:
         bias = {"bias": inputs["bias"]} if "bias" in inputs else {}
         grid = grid_of(ceil_div(tokens * attrs["n"], REDUCE_BLOCK))
-        found.append(make_launch(_reduce(attrs, dtypes), grid, {"parts": parts, "y": y, **bias, **sizes}))
+        found.append(make_launch(reduce_spec(attrs, dtypes), grid, {"parts": parts, "y": y, **bias, **sizes}))
     return found
 
 
@@ -159,7 +159,7 @@ def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) ->
     require_dense(*inputs.values(), y)
 
 
-def _tensors(dtypes: Mapping[str, str], names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def pointers(dtypes: Mapping[str, str], names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Returns the signature's pointers, with the bias only if there is one."""
     kinds = {**dtypes, "packed": "int32", "parts": "float32"}
     return tuple((name, POINTERS[kinds[name]]) for name in names if name in kinds)
@@ -169,7 +169,7 @@ def _product(
     kernel: str, attrs: Mapping[str, Any], dtypes: Mapping[str, str], sizes: dict[str, int], warps: int, stages: int
 ) -> KernelSpec:
     k, group = attrs["k"], attrs["group"]
-    tensors = _tensors(dtypes, ("x", "packed", "scales", "bias", "y", "parts"))
+    tensors = pointers(dtypes, ("x", "packed", "scales", "bias", "y", "parts"))
     integers = ("tokens", "N", "K", "splits", "words_of_a_split")
     wide = ["words_of_a_split", *(["N"] if _is_wide(attrs) else []), *(["K"] if k % 16 == 0 else [])]
     return KernelSpec(
@@ -204,8 +204,8 @@ def _gemm(attrs: Mapping[str, Any], dtypes: Mapping[str, str], rows: int) -> Ker
     return _product("int4_gemm_kernel", attrs, dtypes, sizes, warps=warps, stages=GEMM_STAGES)
 
 
-def _reduce(attrs: Mapping[str, Any], dtypes: Mapping[str, str]) -> KernelSpec:
-    tensors = _tensors(dtypes, ("parts", "bias", "y"))
+def reduce_spec(attrs: Mapping[str, Any], dtypes: Mapping[str, str]) -> KernelSpec:
+    tensors = pointers(dtypes, ("parts", "bias", "y"))
     aligned = (*(name for name, _ in tensors), *(("N",) if _is_wide(attrs) else ()))
     return KernelSpec(
         kernel="int4_reduce_kernel",

@@ -13,19 +13,27 @@ from typing import Any
 import numpy as np
 from tolerances import function_tolerance, rounding_tolerance, sum_tolerance
 
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.plugins.concat import launch as concat
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.elementwise import op as elementwise_op
 from tensorwright.plugins.embedding import launch as embedding
+from tensorwright.plugins.embedding import quantized_launch
 from tensorwright.plugins.embedding.op import rows_of
 from tensorwright.plugins.gated import ACTIVATIONS, gated
 from tensorwright.plugins.gather_rows import launch as gather_rows
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.layer_norm.op import normalise as centred
+from tensorwright.plugins.quantized_matmul import bytes_launch
+from tensorwright.plugins.quantized_matmul.fp8 import from_codes, to_codes
+from tensorwright.plugins.quantized_matmul.quantize import quantize_weights
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm.op import normalise
 from tensorwright.plugins.rotary import rotary_table, table_launch
 from tensorwright.plugins.swiglu import launch as swiglu
+from tensorwright.plugins.take_columns import launch as take_columns
+from tensorwright.plugins.take_columns import slice_launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 Arrays = dict[str, np.ndarray]
@@ -50,15 +58,19 @@ class Case:
     outputs: Mapping[str, tuple[tuple[int, ...], str] | str]
     expected: Callable[[Arrays], Arrays]
     ulps: float = 0.0
+    error: Callable[[Arrays], np.ndarray] | None = None
+    """How far the result may be from the definition before the last rounding, beside `ulps`, of the stored inputs."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """Outputs whose definition reads another output as it is stored."""
+    starts: tuple[str, ...] | None = None
+    """The kernels that the case is there to start; None means that it does not matter."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None = None) -> None:
-    """Runs a case and compares. changed: attributes for the launches alone, which must make the comparison fail."""
+    """Runs a case and compares. changed: other attributes, which must make the comparison fail."""
     memory = Memory()
     inputs = {name: memory.put(name, values, dtype) for name, (values, dtype) in case.inputs.items()}
     stored = {name: memory.array(name) for name in inputs}
@@ -67,18 +79,23 @@ def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None 
         for name, kind in case.outputs.items()
     }
     dtypes = {name: tensor.dtype for name, tensor in {**outputs, **inputs}.items()}
-    specs = case.launch.kernels({**case.attrs, **case.of_kernels}, dtypes, 80)
-    launches = case.launch.launches({**case.attrs, **(changed or {})}, inputs, outputs, None, 80)
+    attrs = {**case.attrs, **(changed or {})}
+    specs = case.launch.kernels({**attrs, **case.of_kernels}, dtypes, 80)
+    size = case.launch.workspace_bytes(attrs, {name: tensor.shape for name, tensor in inputs.items()})
+    workspace = memory.empty("workspace", (size,), "int8") if size else None
+    launches = case.launch.launches(attrs, inputs, outputs, workspace, 80)
+    assert case.starts is None or [launch.kernel for launch in launches] == list(case.starts)
     interpreter.run(specs, launches, memory)
     got = {name: memory.array(tensor.name) for name, tensor in outputs.items()}
-    compare(case, got, case.expected({**stored, **{name: got[name] for name in case.sums.values()}}), dtypes)
+    wanted = case.expected({**stored, **{name: got[name] for name in case.sums.values()}})
+    compare(case, got, wanted, dtypes, case.error(stored) if case.error else np.zeros(()))
 
 
-def compare(case: Case, got: Arrays, wanted: Arrays, dtypes: Mapping[str, str]) -> None:
+def compare(case: Case, got: Arrays, wanted: Arrays, dtypes: Mapping[str, str], error: np.ndarray) -> None:
     assert set(got) == set(wanted)
     for name, exact in wanted.items():
         largest = np.abs(exact[np.isfinite(exact)]).max(initial=0)
-        bound = function_tolerance("float32", float(largest), 1) * case.ulps
+        bound = function_tolerance("float32", float(largest), 1) * case.ulps + error
         bound = bound + rounding_tolerance(dtypes[name], np.abs(np.nan_to_num(exact, posinf=0, neginf=0)))
         np.testing.assert_array_equal(np.isnan(got[name]), np.isnan(exact))
         finite = np.isfinite(exact)
@@ -127,6 +144,44 @@ def gather_case(dtype: str, rows: int, channels: int) -> Case:
         {"x": (_floats(2, tokens, channels), dtype), "logit_rows": (chosen, "int32")},
         {"y": ((rows, channels), dtype)},
         lambda x: {"y": x["x"][x["logit_rows"]].astype(np.float64)},
+    )
+
+
+def take_case(dtype: str, rows: int, columns: int, taken: int) -> Case:
+    chosen = np.random.default_rng(taken).integers(0, columns, taken)
+    return Case(
+        f"take_columns-{dtype}-{rows}x{columns}-{taken}",
+        take_columns,
+        {},
+        {"columns": columns, "channels": taken},
+        {"x": (_floats(11, rows, columns), dtype), "columns": (chosen, "float32")},
+        {"y": ((rows, taken), dtype)},
+        lambda x: {"y": x["x"][:, x["columns"].astype(np.int64)].astype(np.float64)},
+    )
+
+
+def slice_case(dtype: str, rows: int, columns: int, start: int, end: int, step: int = 1, out: str = "") -> Case:
+    count = len(range(columns)[start:end:step])
+    return Case(
+        f"slice-{dtype}-{out or 'same'}-{rows}x{columns}-{start}-{end}-{step}",
+        slice_launch,
+        {"start": start, "end": end, "step": step},
+        {"columns": columns},
+        {"x": (_floats(12, rows, columns), dtype)},
+        {"y": ((rows, count), out or dtype)},
+        lambda x: {"y": x["x"][:, start:end:step].astype(np.float64)},
+    )
+
+
+def concat_case(dtype: str, rows: int, *channels: int) -> Case:
+    return Case(
+        f"concat-{dtype}-{rows}x{'+'.join(map(str, channels))}",
+        concat,
+        {},
+        {"channels": channels},
+        {f"x{at}": (_floats(13 + at, rows, count), dtype) for at, count in enumerate(channels)},
+        {"y": ((rows, sum(channels)), dtype)},
+        lambda x: {"y": np.concatenate([x[f"x{at}"] for at in range(len(channels))], axis=1).astype(np.float64)},
     )
 
 
@@ -281,6 +336,85 @@ def layer_norm_case(dtype: str, shape: tuple[int, ...], *, with_sum: bool, bias:
     )
 
 
+# -- weights of 8 bits ------------------------------------------------------------------------------------------------
+
+
+def restored(x: Arrays, fmt: WeightFormat, columns: int) -> np.ndarray:
+    """Returns the rows of values [N, S] and scales [N, groups], in float64."""
+    numbers = from_codes(x["values"].view(np.uint8)) if fmt.kind == "fp" else x["values"]
+    group = fmt.group or columns
+    scales = np.repeat(x["scales"].astype(np.float64), group, axis=1)[:, :columns]
+    return numbers[:, :columns].astype(np.float64) * scales
+
+
+def weights_of(fmt: WeightFormat, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns int8 values [N, S] and float32 scales. Bytes that are behind a row of K are large, and no zeros."""
+    made = quantize_weights(np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32), fmt)
+    rows = made.values.reshape(n, -1)
+    values = to_codes(rows).view(np.int8) if fmt.kind == "fp" else rows.copy()
+    values[:, k:] = 99
+    return values, made.scales.reshape(n, -1)
+
+
+def bytes_case(
+    dtype: str,
+    tokens: int,
+    n: int,
+    k: int,
+    fmt: WeightFormat,
+    *,
+    bias: str = "",
+    out: str = "",
+    split: bool | None = None,
+) -> Case:
+    values, scales = weights_of(fmt, n, k)
+    inputs = {"x": (_floats(20, tokens, k), dtype), "values": (values, "int8"), "scales": (scales, dtype)}
+    inputs |= {"bias": (_floats(21, n), bias)} if bias else {}
+
+    def expected(x: Arrays) -> Arrays:
+        y = x["x"].astype(np.float64) @ restored(x, fmt, k).T
+        return {"y": y + x["bias"].astype(np.float64) if bias else y}
+
+    def error(x: Arrays) -> np.ndarray:
+        magnitude = np.abs(x["x"].astype(np.float64)) @ np.abs(restored(x, fmt, k)).T
+        magnitude += np.abs(x["bias"].astype(np.float64)) if bias else 0.0
+        return sum_tolerance("float32", k + 1, magnitude)
+
+    kernels = ("bytes_gemm_kernel", *(("int4_reduce_kernel",) if split else ()))
+    return Case(
+        f"bytes-{fmt}-{dtype}-{out or 'same'}-{tokens}-{n}x{k}" + f"-{bias}" * bool(bias),
+        bytes_launch,
+        {"n": n, "k": k, "kind": fmt.kind, "group": fmt.group},
+        {},
+        inputs,
+        {"y": ((tokens, n), out or dtype)},
+        expected,
+        error=error,
+        starts=None if split is None else kernels,
+    )
+
+
+def quantized_embedding_case(dtype: str, tokens: int, channels: int, group: int, first: int = 0) -> Case:
+    fmt, vocabulary = WeightFormat(8, group), 9
+    values, scales = weights_of(fmt, vocabulary, channels)
+    ids = np.random.default_rng(tokens).integers(-2, vocabulary, tokens) + first
+
+    def expected(x: Arrays) -> Arrays:
+        rows, inside = rows_of(restored(x, fmt, channels), x["ids"], first, vocabulary)
+        return {"y": rows * np.float64(np.float32(1.7)) * inside}
+
+    return Case(
+        f"quantized_embedding-{dtype}-{tokens}x{channels}-{group}-{first}",
+        quantized_launch,
+        {"group": group, "scale": 1.7, "first": first},
+        {"channels": channels},
+        {"values": (values, "int8"), "scales": (scales, dtype), "ids": (ids, "int32")},
+        {"y": ((tokens, channels), dtype)},
+        expected,
+        ulps=1,
+    )
+
+
 SAME = {dtype: dict.fromkeys(("x0", "x1", "y"), dtype) for dtype in DTYPES}
 CASES = [
     *(embedding_case(dtype, 5, 72, 3.7, None) for dtype in DTYPES),
@@ -292,6 +426,25 @@ CASES = [
     *(gather_case(dtype, 4, 64) for dtype in DTYPES),
     gather_case("float16", 1, 1),
     gather_case("bfloat16", 3, 1025),
+    *(bytes_case(dtype, 3, 40, 128, WeightFormat(8, 64), bias=dtype, out="float32") for dtype in DTYPES),
+    *(bytes_case(dtype, 5, 33, 96, WeightFormat(8, 0, "fp"), bias="float32") for dtype in DTYPES),
+    *(bytes_case("bfloat16", tokens, 130, 256, WeightFormat(8, 128)) for tokens in (0, 1, 8, 16, 17)),
+    bytes_case("float16", 2, 3, 101, WeightFormat(8, 32), bias="float16"),
+    bytes_case("float16", 2, 16, 200, WeightFormat(8, 128, "fp")),
+    bytes_case("bfloat16", 64, 48, 1080, WeightFormat(8, 32), bias="bfloat16", split=True),
+    bytes_case("float32", 9, 48, 1536, WeightFormat(8, 0, "fp"), split=True),
+    bytes_case("float16", 65, 48, 1024, WeightFormat(8, 128), split=False),
+    *(quantized_embedding_case(dtype, 6, 72, 32) for dtype in DTYPES),
+    quantized_embedding_case("float16", 3, 1100, 128, 50),
+    *(take_case(dtype, 3, 40, 48) for dtype in DTYPES),
+    take_case("float16", 2, 3, 1100),
+    *(slice_case(dtype, 3, 64, 16, 48) for dtype in DTYPES),
+    slice_case("bfloat16", 2, 37, 3, -1, 3, "float32"),
+    slice_case("float16", 2, 2100, 1000, 2**63 - 1),
+    slice_case("float16", 0, 8, 0, 4),
+    *(concat_case(dtype, 3, 64, 32) for dtype in DTYPES),
+    concat_case("float16", 2, 1, 7, 1030, 2, 3),
+    concat_case("float16", 0, 8, 8),
     table_case([0, 1, 2, 17, 4095], 32, 1.0),
     table_case([999_983, 524_287, 131_071], 64, 1.1386),
     table_case([7], 5, 1.0),

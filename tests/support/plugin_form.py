@@ -33,12 +33,20 @@ STEPS = ((12, 0, 5), (1, 8, 4), (1, 1, 1), (7, 0, 4))
 """A prefill, one beside decode steps, decode alone, and a second chunk: past every window of the tiny models."""
 
 
-def lower(cached: Graph, dtype: str, quantize: str | None = None, kv: str = "auto") -> Graph:
+def lower(
+    cached: Graph,
+    dtype: str,
+    quantize: str | None = None,
+    kv: str = "auto",
+    *,
+    block: int = BLOCK,
+    target: str = "tensorrt",
+) -> Graph:
     """What the emitter takes, of a graph at stage "cached" as insert_kv_cache left it."""
     graph = cached.clone()
-    graph.facts.update(dtype=dtype, block_size=BLOCK, kv_cache_dtype=kv)
+    graph.facts.update(dtype=dtype, block_size=block, kv_cache_dtype=kv)
     if quantize is not None:
-        graph.facts.quantize = TARGETS["tensorrt"].parse_quantize(quantize)
+        graph.facts.quantize = TARGETS[target].parse_quantize(quantize)
     for step in (quantize_weights, quantize_kv_cache, lower_weight_only):
         step(graph)
     verify(graph, "cached")
@@ -139,21 +147,26 @@ class OnnxSteps:
         return np.split(results["logits"].astype(np.float64), np.cumsum(counts)[:-1])
 
     def _metadata(self, counts: Sequence[int]) -> dict[str, np.ndarray]:
-        given = {name: np.asarray(x) for name, x in self.adapter.inputs(counts).items() if "kv_cache" not in name}
-        step = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
-        present = [i for i, n in enumerate(counts) if n]
-        spans = [range(self.adapter.done[i], self.adapter.done[i] + counts[i]) for i in present]
-        found = {name: given.get(name, np.zeros(0, np.int32)) for name in step}
-        found["positions"] = np.array([p for span in spans for p in span], np.int32)
-        tables = self.adapter.tables[present]
-        for group in range(len(self.model.io["groups"])):
-            # Every group has pages of its own, in another order.
-            own = np.where(tables < self.adapter.blocks, (self.adapter.blocks - 1 - tables) + group, -1)
-            own = own if group % 2 else np.where(tables < self.adapter.blocks, tables, -1)
-            found[f"block_tables.{group}"] = own.astype(np.int32)
-            slots = [own[i, p // BLOCK] * BLOCK + p % BLOCK for i, span in enumerate(spans) for p in span]
-            found[f"slots.{group}"] = np.array(slots, np.int32)
-        return found
+        return step_metadata(self.adapter, counts, len(self.model.io["groups"]))
+
+
+def step_metadata(adapter: RaggedAdapter, counts: Sequence[int], groups: int) -> dict[str, np.ndarray]:
+    """What an executor makes of a step: with slots and block tables for each cache group."""
+    given = {name: np.asarray(x) for name, x in adapter.inputs(counts).items() if "kv_cache" not in name}
+    step = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
+    present = [i for i, n in enumerate(counts) if n]
+    spans = [range(adapter.done[i], adapter.done[i] + counts[i]) for i in present]
+    found = {name: given.get(name, np.zeros(0, np.int32)) for name in step}
+    found["positions"] = np.array([p for span in spans for p in span], np.int32)
+    tables, block = adapter.tables[present], adapter.block_size
+    for group in range(groups):
+        # Every group has pages of its own, in another order.
+        own = np.where(tables < adapter.blocks, (adapter.blocks - 1 - tables) + group, -1)
+        own = own if group % 2 else np.where(tables < adapter.blocks, tables, -1)
+        found[f"block_tables.{group}"] = own.astype(np.int32)
+        slots = [own[i, p // block] * block + p % block for i, span in enumerate(spans) for p in span]
+        found[f"slots.{group}"] = np.array(slots, np.int32)
+    return found
 
 
 def unwritten(dtype: str, shape: list[int]) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Writes engines of target cuda: plans of GPU kernels, whose grids and arguments are expressions over a step's sizes."""
+"""Writes engines of target cuda: plans of GPU kernels, whose grids are expressions over the sizes of a step."""

@@ -32,8 +32,8 @@ class LaunchModule(Protocol):
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of an operation's launch.py. attrs: with the sizes that its kernels are compiled for. workspace: bytes for
-    the largest step."""
+    """One call of an operation's launch.py. attrs: with the sizes that its kernels are compiled for. workspace: bytes
+    for the largest step."""
 
     text: str
     module: LaunchModule

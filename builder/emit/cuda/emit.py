@@ -12,13 +12,12 @@ from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
 from tensorwright.builder.emit.onnx.refuse_states import refuse_states
-from tensorwright.builder.phases import Advance
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import LoweringError
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.plugins.gpu.launch import KernelSpec
+from tensorwright.plugins.gpu.bundle import CompiledKernel
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,11 @@ class PlannedGraph:
         planner = Planner(self.emitter.expressions, self.slot_of, sm)
         return planner, tuple(planner.instruction(call) for call in self.emitter.calls)
 
-    def plan(self, sm: int, advance: Advance = lambda done, total: None) -> tuple[Plan, tuple[KernelSpec, ...]]:
-        """Returns the plan for an SM, and the specification of each of its kernels. Raises LoweringError, and KernelError
-        for kernels that cannot be compiled."""
-        planner, instructions = self.traced(sm)
+    def plan(self, sm: int, instructions: tuple[Any, ...], kernels: tuple[CompiledKernel, ...]) -> Plan:
+        """Returns the plan for an SM, from what `traced` gives and the kernels of its planner, compiled."""
         emitter, facts = self.emitter, self.emitter.graph.facts
         windows = {layer.group: (layer.window, layer.chunked) for layer in facts.kv_layers}
-        plan = Plan(
+        return Plan(
             sm=sm,
             vocab_size=facts.vocab_size,
             max_seq_len=facts.max_seq_len,
@@ -64,12 +61,11 @@ class PlannedGraph:
             layers=kv_layers(facts, emitter.dtype),
             slots=tuple((slot_kind(slot.rows), slot.row_bytes) for slot in self.slots),
             weights=emitter.file.places,
-            kernels=planner.compiled(advance),
+            kernels=kernels,
             expressions=tuple(emitter.expressions.items),
             instructions=instructions,
             logits_slot=self.logits_slot,
         )
-        return plan, tuple(planner.specs)
 
 
 def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple[int, int, int]) -> PlannedGraph:

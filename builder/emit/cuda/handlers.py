@@ -7,25 +7,28 @@ compute in float32 inside their kernels, and round once to A.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, Handler
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.ops import ELEMENTWISE
+from tensorwright.plugins.concat import launch as concat
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.elementwise.op import BINARY, UNARY
 from tensorwright.plugins.embedding import launch as embedding
+from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
 from tensorwright.plugins.gather_rows import launch as gather_rows
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as paged_attention
-from tensorwright.plugins.quantized_matmul import launch as weight_only
+from tensorwright.plugins.quantized_matmul import bytes_launch as byte_product
+from tensorwright.plugins.quantized_matmul import launch as int4_product
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary_kv_write
 from tensorwright.plugins.rotary import table_launch as rotary_table
 from tensorwright.plugins.swiglu import launch as gate
+from tensorwright.plugins.take_columns import slice_launch as slice_columns
 
 Results = list[Tensor | None]
 
@@ -34,6 +37,17 @@ def _embedding(e: CudaEmitter, node: Node) -> Results:
     table, y = e.plain(node.operand(0), "table"), e.result(node.output, "y")
     attrs = {**node.attrs, "channels": table.shape[1]}
     e.call(node, embedding, attrs, {"table": table, "ids": e.activation(node.operand(1), "ids")}, {"y": y})
+    return [y]
+
+
+def _quantized_embedding(e: CudaEmitter, node: Node) -> Results:
+    """Restores rows of int8 when they are gathered."""
+    fmt: WeightFormat = node.attrs["format"]
+    values, scales = e.weights.grouped_rows(node.operand(0), fmt)
+    y, rest = e.result(node.output, "y"), {key: value for key, value in node.attrs.items() if key != "format"}
+    inputs = {"values": e.file.tensor(values, "values"), "scales": e.file.tensor(scales, "scales")}
+    inputs["ids"] = e.activation(node.operand(1), "ids")
+    e.call(node, quantized_embedding, {**rest, "group": fmt.group, "channels": y.shape[-1]}, inputs, {"y": y})
     return [y]
 
 
@@ -87,7 +101,7 @@ def _norm_weights(e: CudaEmitter, w: Value, b: Value | None) -> dict[str, Tensor
 
 
 def _columns_norm(e: CudaEmitter, node: Node) -> Results:
-    """Normalises runs of columns: in place where nothing else reads the row, else beside copies of the other columns."""
+    """Normalises runs of columns: in place where nothing else reads the row, else with a copy of the others."""
     x = e.activation(node.operand(0), "x")
     in_place = e.only_use(node.operand(0))
     y = e.activation(node.operand(0), "y") if in_place else e.result(node.output, "y")
@@ -147,15 +161,21 @@ def _linear(e: CudaEmitter, node: Node) -> Results:
 
 def _weight_only_linear(e: CudaEmitter, node: Node) -> Results:
     fmt: WeightFormat = node.attrs["format"]
-    if fmt.bits != 4 or fmt.group not in weight_only.GROUPS:
-        raise e.refusal(node, f"a product with {fmt} weights has no kernel for target cuda")
     w, bias, y = node.operand(1), node.optional(2), e.wide_result(node.output, "y")
     n, k = (int(size) for size in w.shape)
-    packed, scales = e.weights.words(w, fmt)
-    inputs = {"x": e.activation(node.operand(0), "x"), "packed": e.file.tensor(packed, "packed")}
+    sizes = {"n": n, "k": k, "group": fmt.group}
+    if fmt.bits == 4 and fmt.kind == "int":
+        module, (values, scales), name = int4_product, e.weights.words(w, fmt), "packed"
+    elif fmt.bits == 8 and fmt.kind in byte_product.KINDS:
+        stored = e.weights.fp8_rows(w, fmt) if fmt.kind == "fp" else e.weights.grouped_rows(w, fmt)
+        module, (values, scales), name = byte_product, stored, "values"
+        sizes["kind"] = fmt.kind
+    else:
+        raise e.refusal(node, f"a product with {fmt} weights has no kernel for target cuda")
+    inputs = {"x": e.activation(node.operand(0), "x"), name: e.file.tensor(values, name)}
     inputs["scales"] = e.file.tensor(scales, "scales")
     inputs |= {} if bias is None else {"bias": e.plain(bias, "bias", y.dtype)}
-    e.call(node, weight_only, {"n": n, "k": k, "group": fmt.group}, inputs, {"y": y})
+    e.call(node, module, sizes, inputs, {"y": y})
     return [y]
 
 
@@ -225,6 +245,29 @@ def _clamp(e: CudaEmitter, node: Node) -> Results:
     return _program(e, node, [node.operand(0)], " ".join(words))
 
 
+def _slice(e: CudaEmitter, node: Node) -> Results:
+    x = e.activation(node.operand(0), "x")
+    _require_columns(e, node, x)
+    y = e.make(node.output.shape, "y", x.dtype)
+    attrs = {key: int(node.attrs[key]) for key in ("start", "end", "step")}
+    e.call(node, slice_columns, {**attrs, "columns": x.shape[1]}, {"x": x}, {"y": y})
+    return [y]
+
+
+def _concat(e: CudaEmitter, node: Node) -> Results:
+    parts = {f"x{i}": e.activation(node.operand(i), f"x{i}") for i in range(len(node.inputs))}
+    y = e.result(node.output, "y")
+    _require_columns(e, node, y)
+    e.call(node, concat, {"channels": tuple(part.shape[1] for part in parts.values())}, parts, {"y": y})
+    return [y]
+
+
+def _require_columns(e: CudaEmitter, node: Node, tensor: Tensor) -> None:
+    """Refuses what moves anything but columns of rows."""
+    if len(tensor.shape) != 2 or node.attrs["dim"] not in (1, -1):
+        raise e.refusal(node, f"{node.op} of other dimensions than columns has no kernel for target cuda")
+
+
 def _cast(e: CudaEmitter, node: Node) -> Results:
     """Returns the operand of a cast between floating types, since every activation has its type already."""
     if node.attrs["dtype"] not in ("float32", "float16", "bfloat16"):
@@ -255,6 +298,9 @@ HANDLERS: dict[str, Handler] = {
     "gather_rows": _gather_rows,
     "linear": _linear,
     "weight_only_linear": _weight_only_linear,
+    "quantized_embedding": _quantized_embedding,
+    "slice": _slice,
+    "concat": _concat,
     **dict.fromkeys((*ELEMENTWISE, "square", "rsqrt", "silu", "gelu"), _elementwise),
     "clamp": _clamp,
     "cast": _cast,

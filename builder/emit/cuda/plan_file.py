@@ -1,7 +1,7 @@
 """Writes a plan of target cuda, cuda/sm_<SM>.plan: all that the runtime needs to start the kernels of a step.
 
-Numbers are little-endian: u32, i64, u64, f64. text: u32 length, then bytes in UTF-8. list(T): u32 count, then the items.
-The file is read strictly in sequence.
+Numbers are little-endian: u32, i64, u64, f64. text: u32 length, then bytes in UTF-8. list(T): u32 count, then the
+items. The file is read strictly in sequence.
 
     magic "TWCUDAPL", u32 version, u64 bytes of the whole file, u32 CRC-32 (zlib's) of what follows
     u32 sm; u32 vocab_size; u32 max_seq_len; u32 block_size; u32 dtype of the activations (DTYPE_NUMBERS); u64 bytes of
@@ -11,11 +11,11 @@ The file is read strictly in sequence.
     list(KV layer): u32 group; list(u64 bytes of one block), one for each page tensor: K, V and, where there are, scales
     list(slot): u32 kind (0 a row for each token, 1 for each row of logits, 2 for each sequence); u64 bytes of a row
     list(weight): u64 offset, a multiple of 256; u64 bytes; both of weights.bin
-    list(kernel): text entry point; u32 num_warps; u32 shared_bytes; list(u32 parameter: 0 pointer, 1 i32, 2 i64, 3 f32),
-        with the two null pointers that every kernel takes last; text cubin
-    list(expression): u32 operation (sizes.py); i64 a; i64 b: numbers of earlier expressions, but the value of a constant,
-        and for a variable its number: 0 tokens, 1 rows, 2 seqs, 3 + g the columns of the block table of cache group g,
-        3 + G + g the blocks in the pool of group g, of G groups
+    list(kernel): text entry point; u32 num_warps; u32 shared_bytes; list(u32 parameter: 0 pointer, 1 i32, 2 i64,
+        3 f32), with the two null pointers that every kernel takes last; text cubin
+    list(expression): u32 operation (sizes.py); i64 a; i64 b: numbers of earlier expressions, but the value of a
+        constant, and for a variable its number: 0 tokens, 1 rows, 2 seqs, 3 + g the columns of the block table of cache
+        group g, 3 + G + g the blocks in the pool of group g, of G groups
     list(instruction): text for messages; u32 kind
         kind 0, launches: list(node): u32 type
             0 branch: u32 condition (an expression), u32 node if it is not 0, u32 node if it is 0
@@ -23,12 +23,12 @@ The file is read strictly in sequence.
             2 refused: text why
             Node 0 is the root. A branch leads to later nodes.
             arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0
-            token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g its
-            block table; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression a; or
-            6: the number b
-        kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype of
-            D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k], bias
-            [n], C [m, n], D [m, n], all dense
+            token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g
+            its block table; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression
+            a; or 6: the number b
+        kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype
+            of D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k],
+            bias [n], C [m, n], D [m, n], all dense. With m 0 nothing is computed.
     u32 slot of the logits: float32, vocab_size columns
 """
 
@@ -108,8 +108,8 @@ class KvLayerPages:
 
 @dataclass(frozen=True)
 class Plan:
-    """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); slots: (kind, bytes of a
-    row); weights: (offset, bytes); expressions: as `Expressions.items`."""
+    """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); slots: (kind, bytes of
+    a row); weights: (offset, bytes); expressions: as `Expressions.items`."""
 
     sm: int
     vocab_size: int

@@ -1,8 +1,9 @@
 """Computes with sizes of a step that are unknown at build time: `Size` stands where launch.py files have an int.
 
-Arithmetic on sizes makes expressions, and equal expressions are one (`Expressions`). A comparison that the bounds of the
-variables decide is a plain bool. Any other is a `Condition`: as soon as it is used as a truth value, the path that is being
-followed decides it (`Path`), so that plain Python such as `if tokens > 1` is followed on both sides by trace_launches.py.
+Arithmetic on sizes makes expressions, and equal expressions are one (`Expressions`). A comparison that the bounds of
+the variables decide is a plain bool. Any other is a `Condition`: as soon as it is used as a truth value, the path that
+is being followed decides it (`Path`), so that trace_launches.py can follow plain Python such as `if tokens > 1` on both
+sides.
 
     expressions = Expressions((Variable("tokens", 1, 8192),))
     tokens = expressions.variable(0)

@@ -1,8 +1,9 @@
 """Gives activations their memory: each buffer gets a slot, and buffers that are never needed at once share one.
 
-A buffer is written by one instruction and needed until the last one that names it. A slot has rows for tokens, for rows of
-logits or for sequences, as all of its buffers have. Instructions run in order, and a kernel of an instruction may write
-results before all of its operands are read; so a slot is free only after the instruction that needs its buffer last.
+A buffer is written by one instruction and needed until the last one that names it. A slot has rows for tokens, for rows
+of logits or for sequences, as all of its buffers have. Instructions run in order, and a kernel of an instruction may
+write results before all of its operands are read; so a slot is free only after the instruction that needs its buffer
+last.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Branch:
-    """A comparison, by the number of its expression, and the numbers of the nodes that follow if it is true or false."""
+    """A comparison, by the number of its expression, and the nodes that follow if it is true or false."""
 
     condition: int
     if_true: int

@@ -3,7 +3,8 @@
 matrix          [K, N] of the activation type
 dequantizable   int4 and int8: [K', N] and scales [K' / group, N], K' whole groups; fp8: [K, N] and scales [N]
 words           int4: int32 [ceil(K / 8), N], element k in bits 4 (k % 8), and scales [ceil(K / group), N]
-grouped_rows    int8 [V, K'] and scales [V, K' / group]: an embedding
+grouped_rows    int8 [V, K'] and scales [V, K' / group]: an embedding, or a matrix that is not transposed
+fp8_rows        int8 [N, K], the bytes of E4M3, and scales [N, 1]
 """
 
 from __future__ import annotations
@@ -79,6 +80,14 @@ class PluginWeights(Weights):
         values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
+    def fp8_rows(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
+        """Returns a weight's bytes of E4M3 as int8 [N, K], and its scales [N, 1]."""
+        n, k = (int(d) for d in value.shape)
+        tensors = [(f".{fmt}.rows", "int8", (n, k)), (".rows.scales", self.dtype, (n, 1))]
+        chunks = partial(self._fp8_by_rows, expression_of(value, "a quantized matrix"), n, k)
+        values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
+        return values, scales
+
     def _keep(
         self,
         value: Value,
@@ -131,16 +140,25 @@ class PluginWeights(Weights):
         for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
             block = self._floats(expr, (0, n), (start, end), np.float32)
             largest = np.maximum(largest, np.abs(block).max(axis=1, initial=0))
-        if not np.isfinite(largest).all():
-            raise CheckpointError(f"{expr} holds an infinity or a NaN, which no scale can carry; it cannot be fp8")
-        scales = fp8_scales(largest)
+        scales = _fp8_scales(expr, largest)
         for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
             block = self._floats(expr, (0, n), (start, end), np.float32)
             codes = to_codes(block / scales[:, None])
-            lost = (from_codes(codes) * scales[:, None] - block).astype(np.float64)
-            total.add(float(np.square(lost).sum()), float(np.square(block.astype(np.float64)).sum()))
+            _add_fp8_error(total, codes, scales, block)
             yield 0, codes.T
         yield 1, scales_of(str(expr), scales, self.dtype)
+
+    def _fp8_by_rows(self, expr: WeightExpr, n: int, k: int) -> Chunks:
+        total, scales = self.errors.setdefault((expr, "fp8"), RelativeError()), []
+        step = max(1, _CHUNK_ELEMENTS // (8 * k))
+        for start in range(0, n, step):
+            block = self._floats(expr, (start, min(n, start + step)), (0, k), np.float32)
+            found = _fp8_scales(expr, np.abs(block).max(axis=1, initial=0))
+            codes = to_codes(block / found[:, None])
+            _add_fp8_error(total, codes, found, block)
+            scales.append(found[:, None])
+            yield 0, codes
+        yield 1, scales_of(str(expr), np.concatenate(scales), self.dtype)
 
     def _floats(
         self, expr: WeightExpr, rows: tuple[int, int], columns: tuple[int, int], dtype: type | None = None
@@ -149,6 +167,18 @@ class PluginWeights(Weights):
         tensor: Tensor = read_part(expr, self.checkpoint, (rows, columns))
         kept = "bfloat16" if tensor.dtype == "bfloat16" and dtype is None else "float32"
         return np.ascontiguousarray(convert(tensor, kept).data)
+
+
+def _fp8_scales(expr: WeightExpr, largest: np.ndarray) -> np.ndarray:
+    """Returns the scale of each row. Raises CheckpointError for a row that no scale can carry."""
+    if not np.isfinite(largest).all():
+        raise CheckpointError(f"{expr} holds an infinity or a NaN, which no scale can carry; it cannot be fp8")
+    return fp8_scales(largest)
+
+
+def _add_fp8_error(total: RelativeError, codes: np.ndarray, scales: np.ndarray, block: np.ndarray) -> None:
+    lost = (from_codes(codes) * scales[:, None] - block).astype(np.float64)
+    total.add(float(np.square(lost).sum()), float(np.square(block.astype(np.float64)).sum()))
 
 
 def quantized(name: str, fmt: WeightFormat, block: np.ndarray, total: RelativeError) -> Quantized:

@@ -382,8 +382,8 @@ class BuildFields:
         targets=GPU_TARGETS,
         at=_everywhere(
             At(
-                "GPUs: compute capability that the engine is for, such as 90. May be repeated for cuda and tensorrt-rtx; "
-                f"tensorrt needs one. [default: {_default_sms()} on cuda, else those that the library chooses]"
+                "GPUs: compute capability that the engine is for, such as 90. May be repeated for cuda and "
+                f"tensorrt-rtx; tensorrt needs one. [default: {_default_sms()} on cuda, else those that the library chooses]"
             )
         ),
     )

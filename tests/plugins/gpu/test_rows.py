@@ -9,12 +9,15 @@ import pytest
 
 from support import gpu_rows
 from support.gpu_rows import CASES, run
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError, KernelError
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
+from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rotary import table_launch
 from tensorwright.plugins.swiglu import launch as swiglu
+from tensorwright.plugins.take_columns import slice_launch
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -27,6 +30,9 @@ def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) ->
     [
         (gpu_rows.embedding_case("float16", 5, 72, 1.0, 0), {"first": 1}),
         (gpu_rows.embedding_case("float16", 5, 72, 1.0, None), {"scale": 1.01}),
+        (gpu_rows.slice_case("float16", 3, 64, 16, 48), {"start": 15, "end": 47}),
+        (gpu_rows.quantized_embedding_case("float16", 3, 64, 32), {"first": 1}),
+        (gpu_rows.bytes_case("float16", 2, 16, 128, WeightFormat(8, 64)), {"kind": "fp"}),
         (gpu_rows.table_case([999_983], 16, 1.0), {"scale": 1.000001}),
         (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16), {"eps": 1.0}),
         (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16, layer=True), {"weight_offset": 0.0}),
@@ -39,6 +45,14 @@ def test_the_comparison_notices_another_attribute(
 ) -> None:
     with pytest.raises(AssertionError):
         run(interpreter, case, changed)
+
+
+def test_the_comparison_notices_columns_in_another_order(interpreter: Interpreter) -> None:
+    right = gpu_rows.concat_case("float16", 3, 16, 16)
+    swapped = dataclasses.replace(right, inputs={"x0": right.inputs["x1"], "x1": right.inputs["x0"]})
+    wrong = dataclasses.replace(swapped, expected=lambda x: right.expected({"x0": x["x1"], "x1": x["x0"]}))
+    with pytest.raises(AssertionError):
+        run(interpreter, wrong)
 
 
 def test_the_comparison_notices_another_function(interpreter: Interpreter) -> None:
@@ -69,6 +83,15 @@ def test_what_does_not_fit_is_refused() -> None:
         swiglu.kernels({"activation": "relu2", "channels": 8}, {"x": "float16"}, 80)
     with pytest.raises(KernelError, match="1 to 512 angles"):
         table_launch.kernels({"half": 513}, {}, 80)
+    with pytest.raises(KernelError, match="must lie in 8"):
+        slice_launch.kernels({"start": 9, "end": 12, "step": 1, "columns": 8}, {"x": "float16", "y": "float16"}, 80)
+    with pytest.raises(KernelError, match="group one of"):
+        bytes_launch.kernels({"n": 8, "k": 8, "kind": "int", "group": 16}, {"x": "float16", "y": "float16"}, 80)
+    product = gpu_rows.bytes_case("bfloat16", 2, 48, 1080, WeightFormat(8, 32), split=True)
+    tensors = {name: memory.put(f"p.{name}", values, dtype) for name, (values, dtype) in product.inputs.items()}
+    y = memory.empty("p.y", (2, 48), "bfloat16")
+    with pytest.raises(KernelError, match="need a workspace of"):
+        bytes_launch.launches(product.attrs, tensors, {"y": y}, None, 80)
     attrs = {"start": 4, "heads": 2, "eps": 1e-5, "weight_offset": 0.0}
     with pytest.raises(KernelError, match="must lie in 8"):
         columns_launch.launches(attrs, {"x": x, "w": dataclasses.replace(w, shape=(3,))}, {"y": x}, None, 80)

@@ -1,0 +1,30 @@
+"""Plans of target cuda compute what their graphs do, over ragged steps: kernels interpreted, products in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from support.cuda_model import CudaModel
+from support.plugin_form import lower
+
+BLOCK = 16
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "quantize", "kv"),
+    [
+        ("gpt2", "float32", None, "auto"),
+        ("gemma2", "bfloat16", None, "auto"),
+        ("qwen2", "float16", "int4", "auto"),
+        ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
+        ("qwen3", "bfloat16", None, "int8"),
+    ],
+)
+def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize, kv) -> None:
+    """The kernels round where the interpreter does, but the sums between are in another order: two results of equal
+    rounding that share none of it are apart by root two of what each is from the exact one."""
+    made = case(variant, **({"hidden_size": 64} if variant == "gpt2" else {"head_dim": 16}))
+    graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
+    assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)

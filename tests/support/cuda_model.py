@@ -1,0 +1,174 @@
+"""Engines of target cuda without a GPU: a step's launches in Triton's interpreter, its products in numpy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from support.cuda_plan import (
+    ABSENT,
+    FLOAT,
+    METADATA,
+    METADATA_NAMES,
+    PAGES,
+    SLOT,
+    WEIGHT,
+    WORKSPACE,
+    Argument,
+    Instruction,
+    chosen,
+    evaluate,
+    read_plan,
+)
+from support.plugin_form import SEQUENCES, STEPS, PluginModel, step_metadata
+from tensorwright.builder.emit.cuda.emit import PlannedGraph, plan_graph
+from tensorwright.builder.emit.cuda.plan_file import to_bytes
+from tensorwright.ir import Graph
+from tensorwright.ir.ragged import RaggedAdapter
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.gpu.bundle import CompiledKernel
+from tensorwright.plugins.gpu.interpret import Block, Interpreter, Memory
+from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor
+
+MAX_STEP = (64, 64, 8)
+"""The most tokens, rows and sequences of the engines of tests."""
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def uncompiled(spec: KernelSpec, sm: int) -> CompiledKernel:
+    """What a plan says of a kernel, without code."""
+    parameters = (*(kind for _, kind in spec.signature), SCRATCH, SCRATCH)
+    return CompiledKernel(spec.kernel, spec.variant, sm, spec.kernel, spec.num_warps, 0, 0, 0, parameters, b"", "")
+
+
+def plan_without_code(planned: PlannedGraph, sm: int) -> tuple[bytes, list[KernelSpec]]:
+    """The file of a plan whose kernels have no code, and their specifications."""
+    planner, instructions = planned.traced(sm)
+    specs = list(planner.specs)
+    return to_bytes(planned.plan(sm, instructions, tuple(uncompiled(spec, sm) for spec in specs))), specs
+
+
+class CudaModel(PluginModel):
+    """A plan of a graph after the passes, its weights, and the graph: both run the same ragged steps."""
+
+    def __init__(self, checkpoint: Checkpoint, graph: Graph, interpreter: Interpreter, *, sm: int = 90):
+        self.checkpoint, self.graph, self.dtype = checkpoint, graph, graph.facts.dtype
+        self.interpreter = interpreter
+        self.planned = plan_graph(graph, checkpoint, self.dtype, MAX_STEP)
+        data, self.specs = plan_without_code(self.planned, sm)
+        self.plan = read_plan(data)
+        file = io.BytesIO()
+        self.planned.emitter.file.write(file, lambda done, total: None)
+        self.weights = file.getvalue()
+
+    def logits(self, name: str = "") -> list[np.ndarray]:
+        steps = CudaSteps(self)
+        pieces = [steps.run(counts) for counts in STEPS]
+        return [np.concatenate([piece[i] for piece in pieces]) for i in range(len(SEQUENCES))]
+
+
+class CudaSteps:
+    """What the runtime does: memory at fixed addresses, pages that stay, and a plan that is evaluated for each step."""
+
+    def __init__(self, model: CudaModel):
+        self.model, self.plan = model, model.plan
+        self.adapter = RaggedAdapter(model.graph, SEQUENCES, block_size=self.plan.facts["block_size"])
+        self.memory = Memory()
+        self.groups = len(self.plan.groups)
+        self.blocks = [self.adapter.blocks + group for group in range(self.groups)]
+        self._reserve()
+
+    def run(self, counts: Sequence[int]) -> list[np.ndarray]:
+        """Logits [counts[i], vocab] float64 of every sequence."""
+        given = step_metadata(self.adapter, counts, self.groups)
+        self._put_metadata(given)
+        tokens, seqs, rows = (len(given[name]) for name in ("token_ids", "context_lens", "logit_rows"))
+        tables = [given[f"block_tables.{group}"].shape[1] for group in range(self.groups)]
+        values = [tokens, rows, seqs, *tables, *self.blocks]
+        started: list[Launch] = []
+        for instruction in self.plan.instructions:
+            if instruction.product is None:
+                started += self._launches(instruction, values)
+                continue
+            self._start(started)
+            started = []
+            self._multiply(instruction, values)
+        self._start(started)
+        self.adapter.done = [d + n for d, n in zip(self.adapter.done, counts, strict=True)]
+        vocab = self.plan.facts["vocab_size"]
+        logits = self._view(Argument(SLOT, self.plan.logits_slot, 0.0), "float32", rows * vocab).reshape(rows, vocab)
+        return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
+
+    def _reserve(self) -> None:
+        """Makes all memory but metadata; what nobody wrote is NaN or 0xFF."""
+        sizes = self.plan.facts["max_step"]
+        for number, (kind, row_bytes) in enumerate(self.plan.slots):
+            self.memory.empty(f"{SLOT} {number}", (sizes[kind] * row_bytes,), "int8")
+        for number, (offset, size) in enumerate(self.plan.weights):
+            data = np.frombuffer(self.model.weights, np.int8, size, offset)
+            self.memory.put(f"{WEIGHT} {number}", data, "int8")
+        for layer, (group, tensors) in enumerate(self.plan.layers):
+            for place, block_bytes in enumerate(tensors):
+                self.memory.empty(f"{PAGES} {layer * 256 + place}", (self.blocks[group] * block_bytes,), "int8")
+        self.memory.empty(f"{WORKSPACE} 0", (self.plan.facts["workspace_bytes"],), "int8")
+
+    def _put_metadata(self, given: dict[str, np.ndarray]) -> None:
+        names = [*METADATA_NAMES, *(f"slots.{g}" for g in range(self.groups))]
+        names += [f"block_tables.{g}" for g in range(self.groups)]
+        for number, name in enumerate(names):
+            self.memory.blocks.pop(f"{METADATA} {number}", None)
+            self.memory.put(f"{METADATA} {number}", given[name], "int32")
+
+    def _block(self, arg: Argument) -> Block:
+        return self.memory.blocks[f"{arg.kind} {arg.a}"]
+
+    def _launches(self, instruction: Instruction, values: Sequence[int]) -> list[Launch]:
+        return [
+            Launch(
+                self.model.specs[launch.kernel].kernel,
+                self.model.specs[launch.kernel].variant,
+                (launch.grid[0], launch.grid[1], launch.grid[2]),
+                tuple(self._value(arg) for arg in launch.args),
+            )
+            for launch in chosen(self.plan, instruction, values)
+        ]
+
+    def _value(self, arg: Argument) -> Any:
+        if arg.kind == FLOAT:
+            return arg.b
+        if arg.kind > WORKSPACE:
+            return arg.a
+        address = self._block(arg).tensor.address + int(arg.b)
+        return Tensor(f"{arg.kind} {arg.a}", address, (), (), "int8")
+
+    def _start(self, launches: list[Launch]) -> None:
+        """Runs launches, with the memory that they name alone."""
+        if not launches:
+            return
+        named = {arg.name for launch in launches for arg in launch.args if isinstance(arg, Tensor)}
+        part = Memory()
+        part.blocks = {name: self.memory.blocks[name] for name in sorted(named)}
+        self.model.interpreter.run(self.model.specs, launches, part)
+
+    def _view(self, arg: Argument, dtype: str, count: int) -> np.ndarray:
+        start, size = int(arg.b), count * np.dtype(TYPES[dtype]).itemsize
+        data: np.ndarray = self._block(arg).data
+        return data.reshape(-1).view(np.int8)[start : start + size].view(TYPES[dtype])
+
+    def _multiply(self, instruction: Instruction, values: Sequence[int]) -> None:
+        p = instruction.product
+        assert p is not None
+        m = evaluate(self.plan.expressions, p.m, values)
+        x, w, bias, c, d = p.operands
+        left = self._view(x, p.dtype, m * p.k).reshape(m, p.k).astype(np.float32)
+        right = self._view(w, p.dtype, p.n * p.k).reshape(p.n, p.k).astype(np.float32)
+        y = left @ right.T
+        if bias.kind != ABSENT:
+            y = y + self._view(bias, p.out_dtype, p.n).astype(np.float32)
+        if c.kind != ABSENT:
+            y = y + self._view(c, p.out_dtype, m * p.n).reshape(m, p.n).astype(np.float32)
+        self._view(d, p.out_dtype, m * p.n)[:] = y.astype(TYPES[p.out_dtype]).ravel()

@@ -1,0 +1,204 @@
+"""Reads plans of target cuda strictly, and evaluates them: the leaf that a step takes, its grids and its integers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"TWCUDAPL"
+DTYPES = ("float32", "bfloat16", "float16")
+SLOT, WEIGHT, METADATA, PAGES, WORKSPACE, INTEGER, FLOAT, ABSENT = 0, 1, 2, 3, 4, 5, 6, 255
+METADATA_NAMES = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
+
+
+@dataclass(frozen=True)
+class Argument:
+    kind: int
+    a: int
+    b: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: int
+    grid: tuple[int, ...]
+    args: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """Of kind 0 a branch (condition, if true, if false), 1 launches, 2 a refusal."""
+
+    kind: int
+    branch: tuple[int, int, int] = (0, 0, 0)
+    launches: tuple[Launch, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Product:
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    operands: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    text: str
+    nodes: tuple[Node, ...] = ()
+    product: Product | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    num_warps: int
+    shared_bytes: int
+    parameters: tuple[int, ...]
+    cubin: bytes
+
+
+@dataclass
+class CudaPlan:
+    """The content of a plan, by the names of plan_file.py."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    groups: tuple[tuple[int, int], ...] = ()
+    layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    slots: tuple[tuple[int, int], ...] = ()
+    weights: tuple[tuple[int, int], ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    expressions: tuple[tuple[int, int, int], ...] = ()
+    instructions: tuple[Instruction, ...] = ()
+    logits_slot: int = 0
+
+
+class _Reader:
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    def take(self, form: str) -> Any:
+        found = struct.unpack_from(f"<{form}", self.data, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return found if len(found) > 1 else found[0]
+
+    def bytes(self) -> bytes:
+        size = self.take("I")
+        found = self.data[self.at : self.at + size]
+        assert len(found) == size, "the file ends early"
+        self.at += size
+        return found
+
+    def text(self) -> str:
+        return self.bytes().decode()
+
+    def list(self, item: Callable[[], Any]) -> tuple[Any, ...]:
+        return tuple(item() for _ in range(self.take("I")))
+
+
+def read_plan(source: bytes | Path) -> CudaPlan:
+    """Reads a whole plan; anything left over or missing is an AssertionError or a struct.error."""
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    r = _Reader(data)
+    assert r.take("8s") == MAGIC
+    assert r.take("I") == 1
+    assert r.take("Q") == len(data)
+    plan = CudaPlan()
+    for name in ("sm", "vocab_size", "max_seq_len", "block_size"):
+        plan.facts[name] = r.take("I")
+    plan.facts["dtype"] = DTYPES[r.take("I")]
+    plan.facts["weights_bytes"] = r.take("Q")
+    plan.facts["max_step"] = r.take("3I")
+    plan.facts["workspace_bytes"] = r.take("Q")
+    plan.groups = r.list(lambda: r.take("2I"))
+    plan.layers = r.list(lambda: (r.take("I"), r.list(lambda: r.take("Q"))))
+    plan.slots = r.list(lambda: r.take("IQ"))
+    plan.weights = r.list(lambda: r.take("2Q"))
+    plan.kernels = r.list(lambda: Kernel(r.text(), *r.take("2I"), r.list(lambda: r.take("I")), r.bytes()))
+    plan.expressions = r.list(lambda: r.take("I2q"))
+    plan.instructions = r.list(lambda: _instruction(r))
+    plan.logits_slot = r.take("I")
+    assert r.at == len(data), "something follows the plan"
+    _check(plan)
+    return plan
+
+
+def _instruction(r: _Reader) -> Instruction:
+    text, kind = r.text(), r.take("I")
+    if kind == 0:
+        return Instruction(text, r.list(lambda: _node(r)))
+    assert kind == 1, kind
+    m, n, k, dtype, out_dtype = r.take("5I")
+    operands = tuple(Argument(*r.take("Iqd")) for _ in range(5))
+    return Instruction(text, product=Product(m, n, k, DTYPES[dtype], DTYPES[out_dtype], operands))
+
+
+def _node(r: _Reader) -> Node:
+    kind = r.take("I")
+    if kind == 0:
+        return Node(0, branch=r.take("3I"))
+    if kind == 1:
+        return Node(1, launches=r.list(lambda: _launch(r)))
+    assert kind == 2, kind
+    return Node(2, why=r.text())
+
+
+def _launch(r: _Reader) -> Launch:
+    return Launch(r.take("I"), r.take("3I"), r.list(lambda: Argument(*r.take("Iqd"))))
+
+
+def _check(plan: CudaPlan) -> None:
+    """What a runtime relies on: each number names something that exists, and trees and expressions have no circles."""
+    for number, (op, a, b) in enumerate(plan.expressions):
+        assert op <= 12
+        assert op in (0, 1) or max(a, b) < number
+    for offset, size in plan.weights:
+        assert offset % 256 == 0
+        assert offset + size <= plan.facts["weights_bytes"]
+    for instruction in plan.instructions:
+        for number, node in enumerate(instruction.nodes):
+            assert node.kind != 0 or number < min(node.branch[1:]) <= max(node.branch[1:]) < len(instruction.nodes)
+            for launch in node.launches:
+                assert len(launch.args) + 2 == len(plan.kernels[launch.kernel].parameters)
+                assert max(launch.grid) < len(plan.expressions)
+
+
+def evaluate(expressions: Sequence[tuple[int, int, int]], number: int, values: Sequence[int]) -> int:
+    """The value of an expression in a step. values: those of the variables."""
+    op, a, b = expressions[number]
+    if op == 0:
+        return a
+    if op == 1:
+        return values[a]
+    x, y = evaluate(expressions, a, values), 0 if op == 9 else evaluate(expressions, b, values)
+    results: Mapping[int, Callable[[], int]] = {
+        2: lambda: x + y, 3: lambda: x - y, 4: lambda: x * y, 5: lambda: x // y, 6: lambda: x % y,
+        7: lambda: min(x, y), 8: lambda: max(x, y), 9: x.bit_length, 10: lambda: int(x < y), 11: lambda: int(x <= y),
+        12: lambda: int(x == y),
+    }  # fmt: skip
+    return results[op]()
+
+
+def chosen(plan: CudaPlan, instruction: Instruction, values: Sequence[int]) -> tuple[Launch, ...]:
+    """The launches of a step, with the values of grids and integers in place of expressions."""
+    node = instruction.nodes[0]
+    while node.kind == 0:
+        condition, if_true, if_false = node.branch
+        node = instruction.nodes[if_true if evaluate(plan.expressions, condition, values) else if_false]
+    assert node.kind == 1, node.why
+    return tuple(_valued(plan, launch, values) for launch in node.launches)
+
+
+def _valued(plan: CudaPlan, launch: Launch, values: Sequence[int]) -> Launch:
+    def known(arg: Argument) -> Argument:
+        value = evaluate(plan.expressions, arg.a, values) if arg.kind == INTEGER else arg.a
+        return Argument(arg.kind, value, arg.b)
+
+    grid = tuple(evaluate(plan.expressions, size, values) for size in launch.grid)
+    return Launch(launch.kernel, grid, tuple(known(arg) for arg in launch.args))
