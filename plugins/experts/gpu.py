@@ -43,7 +43,9 @@ def expert_order_kernel(
 
 
 @triton.jit
-def _tile(starts, order, number, E: tl.constexpr, E_BLOCK: tl.constexpr, ORDER_STRIDE: tl.constexpr, ROWS: tl.constexpr):
+def _tile(
+    starts, order, number, E: tl.constexpr, E_BLOCK: tl.constexpr, ORDER_STRIDE: tl.constexpr, ROWS: tl.constexpr
+):
     """Returns (expert, pairs, which of them there are) of tile `number`; expert is E if there is no such tile."""
     at = tl.arange(0, E_BLOCK)
     begins = tl.load(starts + at, mask=at < E, other=0)
@@ -61,33 +63,29 @@ def _tile(starts, order, number, E: tl.constexpr, E_BLOCK: tl.constexpr, ORDER_S
 
 @triton.jit
 def _sloped(x, slope, ACTIVATION: tl.constexpr, SLOPED: tl.constexpr):
-    if SLOPED:
-        y = x / (1.0 + tl.exp(-slope * x))
-    else:
-        y = activate(x, ACTIVATION)
-    return y
+    return x / (1.0 + tl.exp(-slope * x)) if SLOPED else activate(x, ACTIVATION)
 
 
 @triton.jit
 def experts_up_kernel(
     x, weights, up, bias, starts, order, inner, slope, limit, up_offset,
-    E: tl.constexpr, E_BLOCK: tl.constexpr, K: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
+    E: tl.constexpr, E_BLOCK: tl.constexpr, K: tl.constexpr, H: tl.constexpr, INNER: tl.constexpr,
     ORDER_STRIDE: tl.constexpr, INNER_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPED: tl.constexpr,
     GATED: tl.constexpr, SQUARED: tl.constexpr, LIMITED: tl.constexpr, LIMITS_ACTIVATED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, c) computes COLUMNS columns of inner [pairs, I] for the pairs of tile b: the gate of up x + bias.
+    """Program (b, c) computes COLUMNS columns of inner [pairs, INNER] for the pairs of tile b: the gate of up x + bias.
 
-    x [T, H], up [E, 2 I, H] with the gate's rows first, or [E, I, H]; bias likewise, float32, or absent. weights [T, K]
-    are multiplied into x unless they are absent.
+    x [T, H], up [E, 2 INNER, H] with the gate's rows first, or [E, INNER, H]; bias likewise, float32, or absent.
+    weights [T, K] are multiplied into x unless they are absent.
     """
     expert, pair, valid = _tile(starts, order, tl.program_id(0), E, E_BLOCK, ORDER_STRIDE, ROWS)
     if expert == E:
         return
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < I
+    inside = column < INNER
     element: tl.constexpr = x.dtype.element_ty
-    matrix = expert.to(tl.int64) * ((2 if GATED else 1) * I)
+    matrix = expert.to(tl.int64) * ((2 if GATED else 1) * INNER)
     rows_of_x = x + (pair // K).to(tl.int64)[:, None] * H
     rows_of_w = up + (matrix + column)[:, None] * H
     if weights is not None:
@@ -103,12 +101,12 @@ def experts_up_kernel(
         mask = inside[:, None] & (k < H)[None, :]
         first = tl.dot(tl.load(rows_of_w + k[None, :], mask=mask, other=0.0), a, first, input_precision="ieee")
         if GATED:
-            w = tl.load(rows_of_w + I * H + k[None, :], mask=mask, other=0.0)
+            w = tl.load(rows_of_w + INNER * H + k[None, :], mask=mask, other=0.0)
             second = tl.dot(w, a, second, input_precision="ieee")
     if bias is not None:
         first += tl.load(bias + matrix + column, mask=inside, other=0.0)[:, None]
         if GATED:
-            second += tl.load(bias + matrix + I + column, mask=inside, other=0.0)[:, None]
+            second += tl.load(bias + matrix + INNER + column, mask=inside, other=0.0)[:, None]
     if LIMITED and not LIMITS_ACTIVATED:
         first = tl.minimum(first, limit)
     y = _sloped(first, slope, ACTIVATION, SLOPED)
@@ -127,12 +125,12 @@ def experts_up_kernel(
 @triton.jit
 def experts_down_kernel(
     inner, weights, down, bias, starts, order, parts,
-    E: tl.constexpr, E_BLOCK: tl.constexpr, H: tl.constexpr, I: tl.constexpr, ORDER_STRIDE: tl.constexpr,
+    E: tl.constexpr, E_BLOCK: tl.constexpr, H: tl.constexpr, INNER: tl.constexpr, ORDER_STRIDE: tl.constexpr,
     INNER_STRIDE: tl.constexpr, PARTS_STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (b, c) computes COLUMNS columns of parts [pairs, H] for the pairs of tile b: the pair's weight times
-    (down inner + bias). down [E, H, I]; bias [E, H] float32 may be absent, and so may weights [T, K], which are 1 then.
+    (down inner + bias). down [E, H, INNER]; bias [E, H] float32 may be absent, and so may weights [T, K], 1 then.
     """
     expert, pair, valid = _tile(starts, order, tl.program_id(0), E, E_BLOCK, ORDER_STRIDE, ROWS)
     if expert == E:
@@ -140,12 +138,14 @@ def experts_down_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < H
     wide = pair.to(tl.int64)
-    rows_of_w = down + (expert.to(tl.int64) * H + column)[:, None] * I
+    rows_of_w = down + (expert.to(tl.int64) * H + column)[:, None] * INNER
     acc = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for begin in range(0, I, DEPTH):
+    for begin in range(0, INNER, DEPTH):
         k = begin + tl.arange(0, DEPTH)
-        a = tl.load(inner + wide[:, None] * INNER_STRIDE + k[None, :], mask=valid[:, None] & (k < I)[None, :], other=0.0)
-        w = tl.load(rows_of_w + k[None, :], mask=inside[:, None] & (k < I)[None, :], other=0.0)
+        a = tl.load(
+            inner + wide[:, None] * INNER_STRIDE + k[None, :], mask=valid[:, None] & (k < INNER)[None, :], other=0.0
+        )
+        w = tl.load(rows_of_w + k[None, :], mask=inside[:, None] & (k < INNER)[None, :], other=0.0)
         acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
     if bias is not None:
         acc += tl.load(bias + expert * H + column, mask=inside, other=0.0)[:, None]

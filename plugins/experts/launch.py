@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
 from tensorwright.engine_format.dtypes import ITEM_BYTES
@@ -34,7 +34,7 @@ from tensorwright.plugins.gpu.launch import (
 MODULE = "tensorwright.plugins.experts.gpu"
 MAX_EXPERTS = 2048
 ROWS = (16, 64)
-"""The pairs of a tile, in each specialisation: the second where an expert has more than those of the first on average."""
+"""The pairs of a tile, in each specialisation. Experts with more pairs than the first, on average, get the second."""
 COLUMNS = 64
 WARPS = {16: 4, 64: 8}
 DEPTH = {16: 64, 64: 64}
@@ -117,9 +117,12 @@ def launches(
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
-    """Returns enough for every number of tokens up to that of shapes_max["x"], for activations of 4 bytes."""
+    """Returns enough for every number of tokens up to that of shapes_max["x"].
+
+    shapes_max has the shapes of x, index and down. attrs["dtype"]: the type of x; absent, it is taken for float32.
+    """
     (tokens, hidden), (experts, _, inner) = shapes_max["x"], shapes_max["down"]
-    sizes = Sizes(experts, hidden, inner, shapes_max["index"][1], "float32")
+    sizes = Sizes(experts, hidden, inner, shapes_max["index"][1], attrs.get("dtype", "float32"))
     return sizes.starts_bytes + tokens * sizes.k * sizes.record_bytes
 
 
@@ -221,7 +224,7 @@ def _product(
             ("E", sizes.experts),
             ("E_BLOCK", next_power_of_2(sizes.experts)),
             ("H", sizes.hidden),
-            ("I", sizes.inner),
+            ("INNER", sizes.inner),
             ("ORDER_STRIDE", sizes.record_bytes // 4),
             ("INNER_STRIDE", sizes.record_bytes // item),
             *constants.items(),

@@ -69,9 +69,7 @@ def route_kernel(
         choice += tl.load(bias + at, mask=inside, other=0.0)
     choice = tl.where(choice == choice, choice, float("inf"))
     if GROUPS > 1:
-        choice = _without_groups(
-            choice, inside, at, GROUPS, GROUP_BLOCK, BLOCK, GROUP_LIMIT, GROUP_BEST, KEEPS_OTHERS
-        )
+        choice = _without_groups(choice, inside, at, GROUPS, GROUP_BLOCK, BLOCK, GROUP_LIMIT, GROUP_BEST, KEEPS_OTHERS)
     waits = inside
     slot = tl.arange(0, K_BLOCK)
     chosen = tl.zeros((K_BLOCK,), tl.int32)
