@@ -122,7 +122,7 @@ def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bo
 
     def opened() -> Any:
         return _runtime.CudaExecutor(
-            str(out / f"sm_{facts['sm']}.plan"), str(weights), 0, cublaslt=find_cublaslt(), graphs=graphs
+            str(out / f"sm_{facts['sm']}.plan"), str(weights), 0, cublaslt=find_cublaslt(), graphs=graphs, threads=0
         )
 
     executor = opened()

@@ -6,8 +6,7 @@
 #include <new>
 
 #include "runtime/core/base/error.h"
-#include "runtime/core/cuda/driver.h"
-#include "runtime/core/interface/ranks.h"
+#include "runtime/core/interface/fatal_error.h"
 
 namespace nb = nanobind;
 
@@ -23,10 +22,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     set_error(error.type().c_str(), error.what());
-  } catch (const RankError& error) {
-    set_error("RankError", error.what());
-  } catch (const DeviceError& error) {
-    set_error("DeviceError", error.what());
+  } catch (const FatalError& error) {
+    set_error(error.type(), error.what());
   } catch (const std::bad_alloc&) {
     set_error("OutOfMemoryError",
               "the process can get no more memory; lower the limits the engine is loaded with");

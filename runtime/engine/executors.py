@@ -91,7 +91,8 @@ def _limits_of_tensorrt(engine: EngineDir) -> dict[str, int]:
 def _open_cuda(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.cuda.executor import CudaExecutor
 
-    return CudaExecutor(engine, device=opening.device or 0, graphs=os.environ.get(CUDA_GRAPHS, "1") != "0")
+    graphs = os.environ.get(CUDA_GRAPHS, "1") != "0"
+    return CudaExecutor(engine, device=opening.device or 0, threads=opening.threads, graphs=graphs)
 
 
 def _describe_cuda(engine: EngineDir) -> dict[str, Any]:

@@ -137,6 +137,7 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
     : plan_(read_cuda_plan(plan_path)),
       facts_(plan_.facts()),
       graphs_wanted_(options.graphs),
+      team_(options.threads),
       driver_(options.device),
       stream_(bound(driver_)),
       kernels_(driver_, fitting(plan_, driver_.facts(), plan_path)),
@@ -254,6 +255,14 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   checker_ = std::make_unique<StepChecker>(facts_, limits_, blocks);
 }
 
+// The tasks compute with denormals, as threads outside of the team do.
+void CudaExecutor::run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
+  team_.run(tasks, [&](int task, int thread) {
+    const DenormalGuard guard(false);
+    fn(task, thread);
+  });
+}
+
 bool CudaExecutor::decodes(const Step& step) const {
   return graphs_wanted_ && step.tokens() == step.seqs() && step.rows() == step.seqs();
 }
@@ -272,12 +281,10 @@ StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
 }
 
 CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
-  Prepared step{shape, MetadataLayout(shape), {}};
   std::vector<int64_t> variables{shape.tokens, shape.rows, shape.seqs};
   variables.insert(variables.end(), shape.max_blocks.begin(), shape.max_blocks.end());
   for (const int32_t count : blocks_) variables.push_back(int64_t{count} + 1);
-  evaluate(plan_.expressions, variables, step.values);
-  return step;
+  return {shape, MetadataLayout(shape), {plan_.expressions, variables}};
 }
 
 LogitRows CudaExecutor::run(const Step& step) {

@@ -3,11 +3,14 @@
 #define TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_EXECUTOR_H_
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "runtime/core/base/thread_team.h"
 #include "runtime/core/cuda/cuda_plan.h"
 #include "runtime/core/cuda/device_memory.h"
 #include "runtime/core/cuda/driver.h"
@@ -25,6 +28,8 @@ struct CudaExecutorOptions {
   // Whether steps in which every sequence has one token are captured as CUDA graphs, one for each bucket of
   // sequences and blocks, and replayed.
   bool graphs = true;
+  // The threads that draw tokens, and do other work between steps; 0: one per usable processor.
+  int threads = 1;
 };
 
 // What run() did.
@@ -45,6 +50,8 @@ class CudaExecutor : public Executor {
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
                 int32_t state_slots) override;
   void begin_thread() override { driver_.bind(); }
+  int threads() const override { return team_.threads(); }
+  void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   LogitRows run(const Step& step) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
@@ -70,7 +77,7 @@ class CudaExecutor : public Executor {
   struct Prepared {
     StepShape shape;
     MetadataLayout layout;
-    std::vector<int64_t> values;  // of all expressions
+    ExpressionValues values;
   };
   class Graph;
 
@@ -91,6 +98,7 @@ class CudaExecutor : public Executor {
   const CudaPlan plan_;
   const ModelFacts facts_;
   const bool graphs_wanted_;
+  ThreadTeam team_;
   const Driver driver_;
   const Stream stream_;
   const Kernels kernels_;

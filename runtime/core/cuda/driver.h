@@ -5,18 +5,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 
 #include "runtime/core/cuda/library.h"
+#include "runtime/core/interface/fatal_error.h"
 
 namespace tensorwright {
 
 // What is thrown when the device or the driver fails while steps run. Such errors stay: no later call of the
-// process can use the device's memory. So it is no Error of one step, and the engine stops.
-class DeviceError : public std::logic_error {
+// process can use the device's memory.
+class DeviceError : public FatalError {
  public:
-  using std::logic_error::logic_error;
+  explicit DeviceError(const std::string& message) : FatalError("DeviceError", message) {}
 };
 
 using DevicePointer = uint64_t;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
@@ -10,70 +11,69 @@ namespace tensorwright {
 
 namespace {
 
-[[noreturn]] void refuse(size_t index, const char* why) {
-  throw Error("EngineError",
-              concat("[cuda] expression ", index, " of the plan ", why, "; rebuild the engine"));
-}
-
-int64_t computed(const Expression& e, int64_t a, int64_t b, size_t index) {
-  int64_t result = 0;
-  switch (e.op) {
+// Computes an operation. Returns whether it has a value.
+bool compute(ExpressionOp op, int64_t a, int64_t b, int64_t& result) {
+  switch (op) {
     case ExpressionOp::kAdd:
-      if (__builtin_add_overflow(a, b, &result)) refuse(index, "does not fit 64 bits");
-      return result;
+      return !__builtin_add_overflow(a, b, &result);
     case ExpressionOp::kSubtract:
-      if (__builtin_sub_overflow(a, b, &result)) refuse(index, "does not fit 64 bits");
-      return result;
+      return !__builtin_sub_overflow(a, b, &result);
     case ExpressionOp::kMultiply:
-      if (__builtin_mul_overflow(a, b, &result)) refuse(index, "does not fit 64 bits");
-      return result;
+      return !__builtin_mul_overflow(a, b, &result);
     case ExpressionOp::kFloorDivide:
     case ExpressionOp::kModulo: {
-      if (b == 0 || b == -1) {
-        if (b == 0) refuse(index, "divides by zero");
-        if (e.op == ExpressionOp::kModulo) return 0;
-        if (__builtin_sub_overflow(int64_t{0}, a, &result)) refuse(index, "does not fit 64 bits");
-        return result;
-      }
+      if (b == 0 || (b == -1 && a == std::numeric_limits<int64_t>::min())) return false;
       const int64_t quotient = a / b - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0);
-      return e.op == ExpressionOp::kFloorDivide ? quotient : a - quotient * b;
+      result = op == ExpressionOp::kFloorDivide ? quotient : a - quotient * b;
+      return true;
     }
     case ExpressionOp::kMin:
-      return std::min(a, b);
+      result = std::min(a, b);
+      return true;
     case ExpressionOp::kMax:
-      return std::max(a, b);
+      result = std::max(a, b);
+      return true;
     case ExpressionOp::kBitLength:
-      if (a < 0) refuse(index, "counts the bits of a negative number");
-      return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(a)));
+      result = static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(a)));
+      return a >= 0;
     case ExpressionOp::kLess:
-      return a < b;
+      result = a < b;
+      return true;
     case ExpressionOp::kLessEqual:
-      return a <= b;
+      result = a <= b;
+      return true;
     case ExpressionOp::kEqual:
-      return a == b;
+      result = a == b;
+      return true;
     case ExpressionOp::kConstant:
     case ExpressionOp::kVariable:
       break;
   }
-  refuse(index, "has an unknown operation");
+  return false;
 }
 
 }  // namespace
 
-void evaluate(std::span<const Expression> expressions, std::span<const int64_t> variables,
-              std::vector<int64_t>& values) {
-  values.resize(expressions.size());
+ExpressionValues::ExpressionValues(std::span<const Expression> expressions,
+                                   std::span<const int64_t> variables)
+    : values_(expressions.size()), known_(expressions.size()) {
   for (size_t i = 0; i < expressions.size(); ++i) {
     const Expression& e = expressions[i];
-    if (e.op == ExpressionOp::kConstant) {
-      values[i] = e.a;
-    } else if (e.op == ExpressionOp::kVariable) {
-      values[i] = variables[static_cast<size_t>(e.a)];
-    } else {
-      const int64_t b = e.op == ExpressionOp::kBitLength ? 0 : values[static_cast<size_t>(e.b)];
-      values[i] = computed(e, values[static_cast<size_t>(e.a)], b, i);
+    if (e.op == ExpressionOp::kConstant || e.op == ExpressionOp::kVariable) {
+      values_[i] = e.op == ExpressionOp::kConstant ? e.a : variables[static_cast<size_t>(e.a)];
+      known_[i] = 1;
+      continue;
     }
+    const auto a = static_cast<size_t>(e.a),
+               b = e.op == ExpressionOp::kBitLength ? a : static_cast<size_t>(e.b);
+    known_[i] = known_[a] && known_[b] && compute(e.op, values_[a], values_[b], values_[i]);
   }
+}
+
+void ExpressionValues::refuse(uint32_t index) {
+  throw Error("EngineError",
+              concat("[cuda] expression ", index,
+                     " of the plan has no value in a step of these sizes; rebuild the engine"));
 }
 
 }  // namespace tensorwright

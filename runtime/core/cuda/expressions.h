@@ -31,10 +31,25 @@ struct Expression {
   int64_t a, b;  // numbers of earlier expressions, but for constants and variables
 };
 
-// Computes all expressions from the variables. Throws Error{"EngineError"} if one divides by zero, counts the
-// bits of a negative number, or does not fit 64 bits.
-void evaluate(std::span<const Expression> expressions, std::span<const int64_t> variables,
-              std::vector<int64_t>& values);
+// The values of expressions at the sizes of one step. One that has none there, since it divides by zero,
+// counts the bits of a negative number or does not fit 64 bits, is an error only for who asks for it: an
+// expression may belong to launches that steps of these sizes do not make.
+class ExpressionValues {
+ public:
+  ExpressionValues(std::span<const Expression> expressions, std::span<const int64_t> variables);
+
+  // Throws Error{"EngineError"} if the expression has no value.
+  int64_t operator[](uint32_t index) const {
+    if (!known_[index]) refuse(index);
+    return values_[index];
+  }
+
+ private:
+  [[noreturn]] static void refuse(uint32_t index);
+
+  std::vector<int64_t> values_;
+  std::vector<uint8_t> known_;
+};
 
 }  // namespace tensorwright
 

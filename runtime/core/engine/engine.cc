@@ -10,7 +10,7 @@
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
 #include "runtime/core/base/start_thread.h"
-#include "runtime/core/interface/ranks.h"
+#include "runtime/core/interface/fatal_error.h"
 
 namespace tensorwright {
 
@@ -260,8 +260,8 @@ bool Engine::round() {
     stop("was shut down");
   } catch (const InvariantError& error) {
     stop("died of: ", error.what(), 1);
-  } catch (const RankError& error) {
-    stop("died of: ", error.what(), 0, "RankError");
+  } catch (const FatalError& error) {
+    stop("died of: ", error.what(), 0, error.type());
   } catch (const std::exception& error) {
     stop("died of: ", error.what());
   } catch (...) {

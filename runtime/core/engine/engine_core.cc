@@ -11,7 +11,7 @@
 
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
-#include "runtime/core/interface/ranks.h"
+#include "runtime/core/interface/fatal_error.h"
 #include "runtime/core/speculation/measure_steps.h"
 
 namespace tensorwright {
@@ -365,7 +365,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     ran = true;
     logits = execute(plan, wanted);
     if (drafter_) drafter_->computed(plan);
-  } catch (const RankError&) {  // no step can be computed any more
+  } catch (const FatalError&) {  // no step can be computed any more
     throw;
   } catch (const std::exception& error) {
     const int64_t first = plan.chunks[0].sequence->id;

@@ -7,16 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
+
+#include "runtime/core/interface/fatal_error.h"
 
 namespace tensorwright {
 
 // What is thrown when the ranks can compute no further step together: one of them ended, does not answer, or
-// does not agree. It is no Error of one step, so the engine stops.
-class RankError : public std::logic_error {
+// does not agree.
+class RankError : public FatalError {
  public:
-  using std::logic_error::logic_error;
+  explicit RankError(const std::string& message) : FatalError("RankError", message) {}
 };
 
 struct Outgoing {

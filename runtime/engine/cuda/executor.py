@@ -19,18 +19,20 @@ _ARCH_SPECIFIC = 90
 
 
 class CudaExecutor(_runtime.CudaExecutor):
-    """The executor that `_runtime.Engine` takes over. device: the number of the GPU, as CUDA counts.
+    """The executor that `_runtime.Engine` takes over. device: the number of the GPU, as CUDA counts. threads: those
+    that draw tokens.
 
     Raises MissingDependencyError without a driver or cuBLASLt, EngineError for an engine without code for this GPU, or
     with wrong files, and OutOfMemoryError if its weights do not fit.
     """
 
-    def __init__(self, engine: EngineDir, *, device: int = 0, graphs: bool = True):
+    def __init__(self, engine: EngineDir, *, device: int = 0, threads: int = 1, graphs: bool = True):
         facts = _runtime.cuda_device(device)
         plan = CUDA_PLAN.format(choose_sm(engine, int(facts["sm"]), str(facts["name"])))
         super().__init__(
-            str(engine.file(plan)), str(engine.file(CUDA_WEIGHTS)), device, cublaslt=find_cublaslt(), graphs=graphs
-        )
+            str(engine.file(plan)), str(engine.file(CUDA_WEIGHTS)), device,
+            cublaslt=find_cublaslt(), graphs=graphs, threads=threads,
+        )  # fmt: skip
 
     def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
         """Returns the GPU's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.

@@ -27,6 +27,7 @@ from support.made_cuda_plan import (
     made_plan,
     write_plan,
 )
+from support.waiting import wait_until
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages
 from tensorwright.errors import (
     DeviceError,
@@ -273,7 +274,8 @@ def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: P
     (event,) = [e for e in engine.wait_events(20.0) if e.finish]
     assert event.finish == "error"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in event.error
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in engine.cause()
+    wait_until(lambda: engine.stopped)
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in engine.cause
     with pytest.raises(EngineStoppedError):
         engine.submit(4, [1], sampling)
     engine.shutdown(False)
