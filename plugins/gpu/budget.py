@@ -12,6 +12,7 @@ from tensorwright.errors import KernelError
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
+from tensorwright.plugins.experts import launch as experts
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
 from tensorwright.plugins.layer_norm import launch as layer_norm
@@ -22,6 +23,7 @@ from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
 from tensorwright.plugins.rotary import table_launch
+from tensorwright.plugins.route import launch as route
 from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import launch as take_columns
 from tensorwright.plugins.take_columns import slice_launch
@@ -60,8 +62,14 @@ BUDGETS = {
     "int4_gemv_kernel": Budget(152, 33792, 32),
     "int4_gemm_kernel": Budget(176, 49152, 32),
     # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256.
-    "bytes_gemm_kernel": Budget(176, 49152, 32),
+    "bytes_gemm_kernel": Budget(200, 49152, 32),
     "quantized_rows_kernel": Budget(40, 0),
+    "route_kernel": Budget(64, 1024),
+    "expert_order_kernel": Budget(64, 1024),
+    # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256; two stages of two matrices wait in shared memory.
+    "experts_up_kernel": Budget(184, 65536, 64),
+    "experts_down_kernel": Budget(168, 49152, 32),
+    "experts_sum_kernel": Budget(40, 0),
     "int4_reduce_kernel": Budget(64, 0),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
@@ -111,6 +119,7 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
         ),
         *((_int4_name(spec), spec) for spec in products),
         *_bytes(half),
+        *_mixture(half),
         *_attention(sm),
     ]
 
@@ -149,6 +158,20 @@ def _bytes(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
         *((f"int8 GEMM, groups of 128, {dict(spec.constants)['ROWS']} rows", spec) for spec in sums),
         (f"fp8 GEMM, {dict(fp8.constants)['ROWS']} rows", fp8),
         *_named("rows of an int8 table, 4096 columns", quantized_embedding.kernels(table, half, 80)),
+    ]
+
+
+def _mixture(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of a mixture of 128 experts of 768, of which a token takes 8, beside rows of 2048."""
+    chosen = {"k": 8, "normalise": True, "experts": 128}
+    attrs = {"activation": "silu", "experts": 128, "hidden": 2048, "inner": 768, "k": 8}
+    order, *products, total = experts.kernels(attrs, half, 80)
+    stage = {"experts_up_kernel": "first product", "experts_down_kernel": "second product"}
+    return [
+        *_named("route, 8 of 128 experts", route.kernels(chosen, {"logits": "float32"}, 80)),
+        ("experts, order of the pairs", order),
+        *((f"experts, {stage[spec.kernel]}, {dict(spec.constants)['ROWS']} rows", spec) for spec in products),
+        ("experts, sum of the slots", total),
     ]
 
 

@@ -4,7 +4,8 @@
     decode    takes those of one token                     (seqs, KV heads, splits)
     combine   adds up decode's splits                      (seqs, heads)
 The device decides which kernel takes a sequence, so a mixed step starts all three. Each leaves the other rows alone.
-Shapes rule some out: one token is a decode, one sequence of more tokens a prefill, and one split needs no sum.
+Shapes rule some out, since every sequence has tokens: as many tokens as sequences are decodes, one sequence of more
+tokens is a prefill, and one split needs no sum.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def launches(
     if tokens == 0 or seqs == 0:
         return []
     started = []
-    if tokens > 1:
+    if tokens > seqs:
         started.append(_prefill(op, inputs, outputs["out"], sm))
     if tokens == 1 or seqs > 1:
         started += _decode(op, inputs, outputs["out"], workspace, sm)

@@ -1,4 +1,4 @@
-"""Computes weight-only products of 8 bits: y = x w^T + bias, w as int8 or E4M3 numbers with a scale for each group of K.
+"""Computes weight-only products of 8 bits: y = x w^T + bias, w as int8 or E4M3 numbers with a scale per group of K.
 
 values [N, S]: a row of w, S >= K bytes, is a row of the checkpoint's matrix; scales [N, groups]. A weight takes one
 byte and 2 / group bytes of its scale. Rows are read along K, 16 bytes per thread, with DEPTH elements at once.

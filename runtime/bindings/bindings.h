@@ -19,6 +19,7 @@ void bind_dispatch(nanobind::module_& m);    // the processor's features, and wh
 void bind_ceilings(nanobind::module_& m);    // the rates that the machine reaches at most
 void bind_build(nanobind::module_& m);       // what a build does in C++
 void bind_executor(nanobind::module_& m);    // one step at a time, for build-time accuracy and tests
+void bind_cuda(nanobind::module_& m);        // engines of target cuda
 void bind_plan(nanobind::module_& m);        // what the steps of a plan cost
 void bind_adapter(nanobind::module_& m);     // the adapters of an engine
 void bind_sampling(nanobind::module_& m);    // the sampling parameters of a request

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "runtime/core/base/error.h"
+#include "runtime/core/cuda/driver.h"
 #include "runtime/core/interface/ranks.h"
 
 namespace nb = nanobind;
@@ -24,6 +25,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     set_error(error.type().c_str(), error.what());
   } catch (const RankError& error) {
     set_error("RankError", error.what());
+  } catch (const DeviceError& error) {
+    set_error("DeviceError", error.what());
   } catch (const std::bad_alloc&) {
     set_error("OutOfMemoryError",
               "the process can get no more memory; lower the limits the engine is loaded with");

@@ -10,6 +10,7 @@
 #include "runtime/bindings/adapters.h"
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/conversions.h"
+#include "runtime/bindings/cuda_executor.h"
 #include "runtime/bindings/live_engines.h"
 #include "runtime/bindings/prefix_transfers.h"
 #include "runtime/bindings/rank_options.h"
@@ -69,19 +70,15 @@ class PyEngine {
     std::unique_ptr<Proposer> proposer = make_proposer(options, *cpu);
     start(lead_ranks(std::move(cpu), options.ranks, timeline_), options, nullptr, std::move(proposer));
   }
+  PyEngine(PyCudaExecutor& executor, const PyEngineOptions& options) {
+    refuse_cpu_options(options);
+    make_timeline(options);
+    std::unique_ptr<CudaExecutor> cuda = executor.take();
+    const nb::gil_scoped_release release;
+    start(std::move(cuda), options, nullptr);
+  }
   PyEngine(nb::object executor, const PyEngineOptions& options) {
-    if (options.load != "map") {
-      throw Error("InvalidOptionError", "[engine] load is an option of the cpu executor, got '" +
-                                            options.load + "' for an executor of its own; leave it out");
-    }
-    if (numa_of(options.numa) == Numa::split || numa_of(options.numa) == Numa::interleave) {
-      throw Error("InvalidOptionError", "[engine] numa is an option of the cpu executor, got '" +
-                                            options.numa + "' for an executor of its own; leave it out");
-    }
-    if (!options.proposer.empty()) {
-      throw Error("InvalidOptionError", "[engine] only the cpu executor verifies proposals, got proposer '" +
-                                            options.proposer + "' for an executor of its own; leave it out");
-    }
+    refuse_cpu_options(options);
     make_timeline(options);
     auto python = std::make_unique<PythonExecutor>(std::move(executor), options.threads);
     PythonExecutor* raw = python.get();
@@ -170,6 +167,17 @@ class PyEngine {
   }
 
  private:
+  static void refuse_cpu_options(const PyEngineOptions& options) {
+    const auto refuse = [](const std::string& what) {
+      throw Error("InvalidOptionError", "[engine] " + what + "' for an executor of its own; leave it out");
+    };
+    if (options.load != "map") refuse("load is an option of the cpu executor, got '" + options.load);
+    if (numa_of(options.numa) == Numa::split || numa_of(options.numa) == Numa::interleave)
+      refuse("numa is an option of the cpu executor, got '" + options.numa);
+    if (!options.proposer.empty())
+      refuse("only the cpu executor verifies proposals, got proposer '" + options.proposer);
+  }
+
   void make_timeline(const PyEngineOptions& options) {
     if (options.trace || options.trace_steps) timeline_ = std::make_shared<Timeline>();
   }
@@ -424,6 +432,8 @@ void bind_engine(nb::module_& m) {
                        "The served engine: in-flight batching on a thread of its own. Thread-safe.")
       .def(nb::init<const std::string&, const std::string&, const PyEngineOptions&>(), "plan_path"_a,
            "weights_path"_a, "options"_a, "Raises EngineError, InvalidOptionError, OutOfMemoryError.")
+      .def(nb::init<PyCudaExecutor&, const PyEngineOptions&>(), "executor"_a, "options"_a,
+           "An executor of target cuda, which the engine takes over.")
       .def(
           nb::init<nb::object, const PyEngineOptions&>(), "executor"_a, "options"_a,
           "An executor written in Python: facts, allocate, run, copy_block and close, called by the engine's "

@@ -12,6 +12,7 @@ NB_MODULE(_runtime, m) {
   tensorwright::bind_ceilings(m);
   tensorwright::bind_build(m);
   tensorwright::bind_executor(m);
+  tensorwright::bind_cuda(m);
   tensorwright::bind_plan(m);
   tensorwright::bind_adapter(m);
   tensorwright::bind_sampling(m);

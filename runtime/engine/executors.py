@@ -1,7 +1,8 @@
 """Chooses the executor of an engine by its target, and resolves the options that depend on the target.
 
-Engines of target cpu run in the C++ core. Other engines have an executor in Python, which the C++ engine calls. An
-executor is an object with facts, allocate, run, copy_block and close (runtime/bindings/python_executor.h), and
+Engines of target cpu run in the C++ core, and those of target cuda, whose executor Python opens. Other engines have an
+executor in Python, which the C++ engine calls: an object with facts, allocate, run, copy_block and close
+(runtime/bindings/python_executor.h). Every executor that Python opens has
 kv_cache_bytes(asked, max_batch_size=, max_num_tokens=, max_rows=), which returns the bytes of its cache. The packages
 of an executor are imported when an engine is opened to run.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.engine_format.targets import TARGETS, TENSORRT_TARGETS
+from tensorwright.engine_format.targets import GPU_TARGETS, TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.engine import DEFAULT_LIMITS
 from tensorwright.runtime.base.host import choose_threads
@@ -24,6 +25,8 @@ from tensorwright.runtime.engine.ranks.group import RankGroup
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
+CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
+"""The environment variable that is "0" where engines of target cuda start every kernel by itself."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,32 @@ def _limits_of_tensorrt(engine: EngineDir) -> dict[str, int]:
     return {LIMITS[symbol]: manifest.limit(symbol) for symbol in ("seqs", "tokens")}
 
 
+def _open_cuda(engine: EngineDir, opening: Opening) -> Any:
+    from tensorwright.runtime.engine.cuda.executor import CudaExecutor
+
+    return CudaExecutor(engine, device=opening.device or 0, graphs=os.environ.get(CUDA_GRAPHS, "1") != "0")
+
+
+def _describe_cuda(engine: EngineDir) -> dict[str, Any]:
+    from tensorwright.runtime.engine.cuda.executor import describe
+
+    return describe(engine)
+
+
+def _limits_of_cuda(engine: EngineDir) -> dict[str, int]:
+    from tensorwright.runtime.engine.cuda.executor import read_limits
+
+    return read_limits(engine)
+
+
 _TENSORRT = ExecutorKind(_open_tensorrt, _describe_tensorrt, _limits_of_tensorrt, _check_tensorrt_ranks)
 EXECUTORS: dict[str, ExecutorKind] = {
     "onnx": ExecutorKind(_open_onnx),
+    "cuda": ExecutorKind(_open_cuda, _describe_cuda, _limits_of_cuda),
     "tensorrt": _TENSORRT,
     "tensorrt-rtx": _TENSORRT,
 }
-"""The executors of each target. A target that is not in this table runs in the C++ core."""
+"""What opens the executor of each target, and what is known of it before. Target cpu is not in this table."""
 
 
 def describe_engine(engine: EngineDir) -> dict[str, Any]:
@@ -113,9 +135,9 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             f"load={options.load!r}: only engines of target cpu have the choice, this one is of target "
             f"{target.name!r}, which loads its weights itself; leave it out"
         )
-    if options.devices is not None and target.name not in TENSORRT_TARGETS:
+    if options.devices is not None and target.name not in GPU_TARGETS:
         raise InvalidOptionError(
-            f"devices={options.devices!r}: only engines of the TensorRT targets run on a GPU that is chosen so, this "
+            f"devices={options.devices!r}: only engines of the targets {', '.join(GPU_TARGETS)} run on a GPU that is chosen so, this "
             f"one is of target {target.name!r}; leave it out"
         )
     if options.numa in ("split", "interleave"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_rows
+from support import gpu_mixtures, gpu_rows
 
 pytestmark = pytest.mark.gpu
 LARGE = [
@@ -16,9 +16,12 @@ LARGE = [
     gpu_rows.elementwise_case("x0 x1 add", gpu_rows.SAME["bfloat16"], (300, 4096)),
     gpu_rows.columns_case("bfloat16", 300, 48 * 128, 0, 32, 128, in_place=True),
     gpu_rows.layer_norm_case("bfloat16", (70, 16384), with_sum=True, bias=True),
-]
+    gpu_mixtures.experts_case("bfloat16", 700, 256, 192, 16, 4),
+    gpu_mixtures.route_case("float32", 700, 256, k=8, bias=True, score="sigmoid", by_scores=True, groups=8,
+                            group_limit=4, group_best=2),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*gpu_rows.CASES, *LARGE], ids=str)
+@pytest.mark.parametrize("case", [*gpu_rows.CASES, *gpu_mixtures.CASES, *LARGE], ids=str)
 def test_equals_the_definition(device: Any, case: gpu_rows.Case) -> None:
     gpu_rows.run(device, case)

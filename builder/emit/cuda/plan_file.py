@@ -3,7 +3,7 @@
 Numbers are little-endian: u32, i64, u64, f64. text: u32 length, then bytes in UTF-8. list(T): u32 count, then the
 items. The file is read strictly in sequence.
 
-    magic "TWCUDAPL", u32 version, u64 bytes of the whole file
+    magic "TWCUDAPL", u32 version, u64 bytes of the whole file, u32 CRC-32 (zlib's) of what follows
     u32 sm; u32 vocab_size; u32 max_seq_len; u32 block_size; u32 dtype of the activations (DTYPE_NUMBERS); u64 bytes of
         weights.bin
     u32 max_tokens; u32 max_rows; u32 max_seqs: the largest step; u64 bytes of the workspace for it
@@ -35,6 +35,7 @@ items. The file is read strictly in sequence.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -146,7 +147,7 @@ def to_bytes(plan: Plan) -> bytes:
     ]
     body = b"".join(parts)
     head = MAGIC + _u32(VERSION)
-    return head + struct.pack("<Q", len(head) + 8 + len(body)) + body
+    return head + struct.pack("<QI", len(head) + 12 + len(body), zlib.crc32(body)) + body
 
 
 def _used_expressions(plan: Plan) -> dict[int, int]:

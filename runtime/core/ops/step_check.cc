@@ -82,7 +82,7 @@ void StepChecker::check_sequences(const Step& step) const {
   for (size_t seq = 0; seq < step.context_lens.size(); ++seq) {
     const int32_t start = step.seq_starts[seq], end = step.seq_starts[seq + 1],
                   context = step.context_lens[seq];
-    require(start <= end && end <= step.tokens(), "seq_starts must not fall, goes from ", start, " to ", end,
+    require(start < end && end <= step.tokens(), "seq_starts must rise, goes from ", start, " to ", end,
             " at sequence ", seq);
     require(context >= end - start && context <= facts_.max_seq_len, "context_lens[", seq, "] must be ",
             end - start, " to ", facts_.max_seq_len, ", is ", context);

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from support import gpu_rows
+from support import gpu_mixtures, gpu_rows
 from support.gpu_rows import CASES, run
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError, KernelError
@@ -16,11 +16,12 @@ from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rotary import table_launch
+from tensorwright.plugins.route import launch as route
 from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import slice_launch
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *gpu_mixtures.CASES], ids=str)
 def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) -> None:
     run(interpreter, case)
 
@@ -33,6 +34,11 @@ def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) ->
         (gpu_rows.slice_case("float16", 3, 64, 16, 48), {"start": 15, "end": 47}),
         (gpu_rows.quantized_embedding_case("float16", 3, 64, 32), {"first": 1}),
         (gpu_rows.bytes_case("float16", 2, 16, 128, WeightFormat(8, 64)), {"kind": "fp"}),
+        (gpu_mixtures.route_case("float32", 3, 8, k=2), {"scale": 1.001}),
+        (gpu_mixtures.route_case("float32", 3, 8, k=2), {"normalise": False}),
+        (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2), {"activation": "relu"}),
+        (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2), {"first": 1}),
+        (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2), {"scales_input": True}),
         (gpu_rows.table_case([999_983], 16, 1.0), {"scale": 1.000001}),
         (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16), {"eps": 1.0}),
         (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16, layer=True), {"weight_offset": 0.0}),
@@ -87,6 +93,8 @@ def test_what_does_not_fit_is_refused() -> None:
         slice_launch.kernels({"start": 9, "end": 12, "step": 1, "columns": 8}, {"x": "float16", "y": "float16"}, 80)
     with pytest.raises(KernelError, match="group one of"):
         bytes_launch.kernels({"n": 8, "k": 8, "kind": "int", "group": 16}, {"x": "float16", "y": "float16"}, 80)
+    with pytest.raises(KernelError, match="the score must be one of softmax, sigmoid"):
+        route.kernels({"k": 2, "normalise": True, "score": "sparsemixer", "experts": 8}, {"logits": "float32"}, 80)
     product = gpu_rows.bytes_case("bfloat16", 2, 48, 1080, WeightFormat(8, 32), split=True)
     tensors = {name: memory.put(f"p.{name}", values, dtype) for name, (values, dtype) in product.inputs.items()}
     y = memory.empty("p.y", (2, 48), "bfloat16")

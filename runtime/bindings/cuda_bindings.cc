@@ -1,0 +1,155 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "runtime/bindings/bindings.h"
+#include "runtime/bindings/cuda_executor.h"
+#include "runtime/bindings/steps.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/cuda/driver.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tensorwright {
+
+PyCudaExecutor::PyCudaExecutor(const std::string& plan, const std::string& weights, int device,
+                               const std::string& cublaslt, bool graphs) {
+  const nb::gil_scoped_release release;
+  executor_ = std::make_unique<CudaExecutor>(plan, weights, CudaExecutorOptions{device, cublaslt, graphs});
+}
+
+CudaExecutor& PyCudaExecutor::get() const {
+  if (executor_) return *executor_;
+  throw Error("EngineStoppedError", "[cuda] the executor is closed, or an engine has taken it");
+}
+
+std::unique_ptr<CudaExecutor> PyCudaExecutor::take() {
+  get();
+  return std::move(executor_);
+}
+
+namespace {
+
+Facts executor_facts(const PyCudaExecutor& self) {
+  const CudaExecutor& executor = self.get();
+  const ModelFacts& facts = executor.facts();
+  Facts result;
+  result["vocab_size"] = facts.vocab_size;
+  result["max_seq_len"] = facts.max_seq_len;
+  result["block_size"] = facts.block_size;
+  result["block_bytes"] = facts.block_bytes;
+  result["group_windows"] = facts.group_windows;
+  result["device"] = executor.device().name;
+  result["sm"] = executor.device().sm;
+  result["max_num_tokens"] = executor.plan().max_tokens;
+  result["max_batch_size"] = executor.plan().max_seqs;
+  result["max_rows"] = executor.plan().max_rows;
+  return result;
+}
+
+Facts executor_counters(const PyCudaExecutor& self) {
+  const CudaCounters& counters = self.get().counters();
+  Facts result;
+  result["eager"] = counters.eager;
+  result["captured"] = counters.captured;
+  result["replayed"] = counters.replayed;
+  return result;
+}
+
+Logits run_step(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
+                nb::handle context_lens, nb::handle logit_rows, const Groups& groups) {
+  CudaExecutor& executor = self.get();
+  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  LogitRows rows;
+  {
+    const nb::gil_scoped_release release;
+    executor.begin_thread();
+    rows = executor.run(step);
+  }
+  return copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size);
+}
+
+// Runs a step again and again. Returns the seconds of each run.
+std::vector<double> step_seconds(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions,
+                                 nb::handle seq_starts, nb::handle context_lens, nb::handle logit_rows,
+                                 const Groups& groups, int repeats) {
+  CudaExecutor& executor = self.get();
+  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  const nb::gil_scoped_release release;
+  executor.begin_thread();
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    executor.run(step);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return seconds;
+}
+
+Facts device_facts(int device) {
+  const DeviceFacts facts = Driver(device).facts();
+  Facts result;
+  result["name"] = facts.name;
+  result["sm"] = facts.sm;
+  result["multiprocessors"] = facts.multiprocessors;
+  result["memory"] = facts.memory;
+  return result;
+}
+
+}  // namespace
+
+void bind_cuda(nb::module_& m) {
+  m.def("cuda_device", &device_facts, "device"_a,
+        "name, sm, multiprocessors and memory (bytes) of a GPU. Raises MissingDependencyError without a "
+        "driver, "
+        "InvalidOptionError without such a GPU.");
+  nb::class_<PyCudaExecutor>(
+      m, "CudaExecutor",
+      "Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a "
+      "time.")
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&, bool>(), "plan_path"_a,
+           "weights_path"_a, "device"_a = 0, "cublaslt"_a = "", "graphs"_a = true,
+           "cublaslt: the file of the library, empty for its usual names. graphs: whether decode steps are "
+           "replayed as CUDA graphs. Raises EngineError, MissingDependencyError, OutOfMemoryError.")
+      .def("facts", &executor_facts, "Facts of the model, the limits of a step, and the GPU's name and sm.")
+      .def(
+          "free_memory", [](const PyCudaExecutor& self) { return self.get().free_memory(); },
+          "The bytes of the GPU that are free.")
+      .def(
+          "step_bytes",
+          [](const PyCudaExecutor& self, int32_t tokens, int32_t rows, int32_t seqs) {
+            return self.get().step_bytes(tokens, rows, seqs);
+          },
+          "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
+          "The bytes of the GPU that steps of these sizes take beside the cache.")
+      .def(
+          "allocate",
+          [](PyCudaExecutor& self, const std::vector<int32_t>& blocks, int32_t tokens, int32_t rows,
+             int32_t seqs) { self.get().allocate(blocks, tokens, rows, seqs, 0); },
+          "blocks"_a, "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
+          "Makes room, once: blocks is a list with one count per cache group.")
+      .def("step", &run_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a, "logit_rows"_a,
+           "groups"_a,
+           "Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.")
+      .def("step_seconds", &step_seconds, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
+           "logit_rows"_a, "groups"_a, "repeats"_a,
+           "Runs a step so many times, as step does. Returns the seconds of each, its logits in the host's "
+           "memory.")
+      .def("counters", &executor_counters,
+           "How many steps ran without a graph (eager), were captured, and were replayed.")
+      .def(
+          "copy_block",
+          [](PyCudaExecutor& self, int32_t group, int32_t source, int32_t target) {
+            self.get().copy_block(group, source, target);
+          },
+          "group"_a, "source"_a, "target"_a, "Copies one KV block in all layers of a cache group.")
+      .def("close", &PyCudaExecutor::close,
+           "Frees the GPU's memory, unless an engine has taken the executor.");
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,466 @@
+#include "runtime/core/cuda/cuda_executor.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+
+namespace tensorwright {
+
+namespace {
+
+constexpr size_t kUpload = size_t{32} << 20;  // bytes of weights that are read while others travel
+constexpr size_t kMostGraphs = 64;
+
+size_t aligned(size_t bytes) { return (bytes + kCudaAlignment - 1) / kCudaAlignment * kCudaAlignment; }
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error("InvalidRequestError", concat("[cuda] ", what));
+}
+
+// Returns the columns of the widest block table.
+int32_t most_blocks(const ModelFacts& facts) {
+  return (facts.max_seq_len + facts.block_size - 1) / facts.block_size;
+}
+
+// Returns the size of the graph that takes a step of so many sequences: few sizes, and at most a seventh of
+// the rows are padding from 8 sequences on.
+int32_t bucket_of(int32_t seqs) {
+  if (seqs <= 8) return seqs;
+  const auto whole = static_cast<uint32_t>(seqs - 1);
+  const auto unit = static_cast<int32_t>(std::bit_floor(whole) / 8);
+  return (seqs + unit - 1) / unit * unit;
+}
+
+// A file that is closed when this goes.
+class OpenFile {
+ public:
+  explicit OpenFile(const std::string& path) : path_(path), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (file_ < 0) fail(std::strerror(errno));
+  }
+  ~OpenFile() { close(file_); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  uint64_t bytes() const {
+    struct stat facts = {};
+    if (fstat(file_, &facts) != 0) fail(std::strerror(errno));
+    return static_cast<uint64_t>(facts.st_size);
+  }
+  void read(char* to, size_t bytes, uint64_t from) const {
+    while (bytes > 0) {
+      const ssize_t got = pread(file_, to, bytes, static_cast<off_t>(from));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) fail(got == 0 ? "it is truncated" : std::strerror(errno));
+      to += got;
+      from += static_cast<uint64_t>(got);
+      bytes -= static_cast<size_t>(got);
+    }
+  }
+  [[noreturn]] void fail(const std::string& why) const {
+    throw Error("EngineError", concat(path_, ": cannot be read: ", why));
+  }
+
+ private:
+  const std::string path_;
+  const int file_;
+};
+
+}  // namespace
+
+// A captured step.
+class CudaExecutor::Graph {
+ public:
+  // Captures what `start` starts on the stream.
+  template <typename Start>
+  Graph(const Driver& driver, const Stream& stream, Start start) : driver_(driver) {
+    constexpr int kThreadLocal = 1;
+    driver.check(driver.stream_begin_capture(stream.get(), kThreadLocal), "cuStreamBeginCapture");
+    CudaGraph* graph = nullptr;
+    try {
+      start();
+    } catch (...) {
+      driver.stream_end_capture(stream.get(), &graph);
+      if (graph) driver.graph_destroy(graph);
+      throw;
+    }
+    driver.check(driver.stream_end_capture(stream.get(), &graph), "cuStreamEndCapture");
+    const int result = driver.graph_instantiate(&graph_, graph, 0);
+    driver.graph_destroy(graph);
+    driver.check(result, "cuGraphInstantiate");
+  }
+  ~Graph() {
+    if (graph_) driver_.graph_exec_destroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch(const Stream& stream) const {
+    driver_.check(driver_.graph_launch(graph_, stream.get()), "cuGraphLaunch");
+  }
+
+ private:
+  const Driver& driver_;
+  CudaGraphExec* graph_ = nullptr;
+};
+
+namespace {
+
+// Makes the device's context the calling thread's, before anything else uses it.
+const Driver& bound(const Driver& driver) {
+  driver.bind();
+  return driver;
+}
+
+// Returns a plan whose code runs on the device.
+const CudaPlan& fitting(const CudaPlan& plan, const DeviceFacts& device, const std::string& path) {
+  const auto sm = static_cast<int>(plan.sm);
+  // Code for SM 90 and above runs on no other SM, other code on later ones of its generation.
+  const bool runs = sm == device.sm || (sm < 90 && sm / 10 == device.sm / 10 && sm < device.sm);
+  if (runs) return plan;
+  throw Error("EngineError", concat(path, ": has code for SM ", sm, ", and ", device.name, " has SM ",
+                                    device.sm, "; build the model with --sm ", device.sm));
+}
+
+}  // namespace
+
+CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weights_path,
+                           const CudaExecutorOptions& options)
+    : plan_(read_cuda_plan(plan_path)),
+      facts_(plan_.facts()),
+      graphs_wanted_(options.graphs),
+      driver_(options.device),
+      stream_(bound(driver_)),
+      kernels_(driver_, fitting(plan_, driver_.facts(), plan_path)),
+      products_(driver_, options.cublaslt) {
+  for (const CudaPlan::KvLayer& layer : plan_.layers) {
+    first_page_.push_back(pages_.size());
+    for (const uint64_t bytes : layer.page_bytes) pages_.push_back({layer.group, bytes, {}});
+  }
+  load_weights(weights_path);
+}
+
+CudaExecutor::~CudaExecutor() {
+  try {
+    driver_.bind();  // what is freed belongs to the context
+    settle();
+  } catch (const DeviceError&) {
+    // The context is gone, and everything in it: the driver refuses what follows, and nobody is harmed.
+  }
+}
+
+// Waits for what was started: nobody may free or write over what the device still reads.
+void CudaExecutor::settle() const noexcept { driver_.stream_synchronize(stream_.get()); }
+
+// Reads a piece of the file while the one before it travels.
+void CudaExecutor::load_weights(const std::string& path) {
+  const OpenFile file(path);
+  if (file.bytes() != plan_.weights_bytes) {
+    file.fail(concat("it has ", file.bytes(), " bytes, the plan names ", plan_.weights_bytes,
+                     "; rebuild the engine with build-engine"));
+  }
+  weights_ = DeviceMemory(driver_, plan_.weights_bytes, "weights");
+  const size_t piece = std::min<size_t>(kUpload, plan_.weights_bytes);
+  const PinnedMemory halves(driver_, 2 * piece, "upload of weights");
+  size_t half = 0;
+  for (uint64_t at = 0; at < plan_.weights_bytes; half = 1 - half) {
+    const size_t bytes = std::min<uint64_t>(piece, plan_.weights_bytes - at);
+    char* from = halves.data() + half * piece;
+    file.read(from, bytes, at);
+    stream_.synchronize();  // the other half has arrived
+    driver_.check(driver_.copy_to_device_async(weights_.address() + at, from, bytes, stream_.get()),
+                  "cuMemcpyHtoD");
+    at += bytes;
+  }
+  stream_.synchronize();
+}
+
+size_t CudaExecutor::free_memory() const { return bound(driver_).free_memory(); }
+
+void CudaExecutor::check_limits(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const {
+  const auto check = [](const char* option, int32_t asked, uint32_t built) {
+    if (asked < 1 || static_cast<uint32_t>(asked) > built) {
+      throw Error("InvalidOptionError",
+                  concat(option, ": the engine was built for steps of at most ", built, ", got ", asked,
+                         "; ask for less, or build it with a larger --", option));
+    }
+  };
+  check("max-num-tokens", max_tokens, plan_.max_tokens);
+  check("max-batch-size", max_seqs, plan_.max_seqs);
+  if (max_rows < 1 || static_cast<uint32_t>(max_rows) > plan_.max_rows) {
+    throw Error("InvalidOptionError", concat("the engine was built for logits of at most ", plan_.max_rows,
+                                             " tokens of a step, got ", max_rows));
+  }
+}
+
+size_t CudaExecutor::step_bytes(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const {
+  size_t bytes = plan_.workspace_bytes;
+  for (const CudaPlan::Slot& slot : plan_.slots) {
+    const int32_t rows = slot.kind == RowKind::kTokens ? max_tokens
+                         : slot.kind == RowKind::kRows ? max_rows
+                                                       : max_seqs;
+    bytes += aligned(slot.row_bytes * static_cast<size_t>(rows));
+  }
+  const int32_t blocks = most_blocks(facts_);
+  const StepShape largest{max_tokens, max_rows, max_seqs, std::vector<int32_t>(plan_.groups.size(), blocks)};
+  return bytes + MetadataLayout(largest).bytes;
+}
+
+void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
+                            int32_t max_seqs, int32_t state_slots) {
+  if (checker_) refuse("allocate: may be called once only");
+  if (blocks.size() != plan_.groups.size()) refuse("allocate: every cache group needs its number of blocks");
+  if (state_slots != 0) refuse("allocate: the model has no states");
+  check_limits(max_tokens, max_rows, max_seqs);
+  bound(driver_);
+  limits_ = {max_tokens, max_rows, max_seqs, 0};
+  size_t bytes = 0;
+  std::vector<size_t> offsets;
+  for (const CudaPlan::Slot& slot : plan_.slots) {
+    const int32_t rows = slot.kind == RowKind::kTokens ? max_tokens
+                         : slot.kind == RowKind::kRows ? max_rows
+                                                       : max_seqs;
+    offsets.push_back(bytes);
+    bytes += aligned(slot.row_bytes * static_cast<size_t>(rows));
+  }
+  activations_ = DeviceMemory(driver_, bytes, "activations");
+  for (const size_t offset : offsets) slots_.push_back(activations_.address() + offset);
+  workspace_ = DeviceMemory(driver_, plan_.workspace_bytes, "workspace of kernels");
+  const int32_t most = most_blocks(facts_);
+  const StepShape largest{max_tokens, max_rows, max_seqs, std::vector<int32_t>(blocks.size(), most)};
+  const size_t packed = MetadataLayout(largest).bytes;
+  metadata_ = DeviceMemory(driver_, packed, "metadata of steps");
+  packed_ = PinnedMemory(driver_, packed, "metadata of steps");
+  logits_ = PinnedMemory(driver_, plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows),
+                         "logits");
+  blocks_ = blocks;
+  for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
+  for (PageTensor& tensor : pages_) {
+    tensor.memory = DeviceMemory(
+        driver_, tensor.block_bytes * (static_cast<size_t>(blocks[tensor.group]) + 1), "KV cache");
+    // Attention multiplies the value of a masked position by 0, so the value must not be NaN.
+    driver_.check(driver_.set_bytes_async(tensor.memory.address(), 0, tensor.memory.bytes(), stream_.get()),
+                  "cuMemsetD8Async");
+  }
+  stream_.synchronize();
+  checker_ = std::make_unique<StepChecker>(facts_, limits_, blocks);
+}
+
+bool CudaExecutor::decodes(const Step& step) const {
+  return graphs_wanted_ && step.tokens() == step.seqs() && step.rows() == step.seqs();
+}
+
+StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
+  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}};
+  for (const GroupTables& group : step.groups) shape.max_blocks.push_back(group.max_blocks);
+  if (!bucket) return shape;
+  shape.seqs = std::min({bucket_of(step.seqs()), limits_.seqs, limits_.tokens, limits_.rows});
+  shape.tokens = shape.rows = shape.seqs;
+  const int32_t most = most_blocks(facts_);
+  for (int32_t& blocks : shape.max_blocks)
+    blocks =
+        std::max(blocks, std::min(static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(blocks))), most));
+  return shape;
+}
+
+CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
+  Prepared step{shape, MetadataLayout(shape), {}};
+  std::vector<int64_t> variables{shape.tokens, shape.rows, shape.seqs};
+  variables.insert(variables.end(), shape.max_blocks.begin(), shape.max_blocks.end());
+  for (const int32_t count : blocks_) variables.push_back(int64_t{count} + 1);
+  evaluate(plan_.expressions, variables, step.values);
+  return step;
+}
+
+LogitRows CudaExecutor::run(const Step& step) {
+  if (!checker_) refuse("run: allocate() must be called first");
+  checker_->check(step);
+  const bool graph = decodes(step);
+  const Prepared prepared = prepare(shape_of(step, graph));
+  if (prepared.layout.bytes > packed_.bytes())
+    refuse("run: the block tables are wider than the longest sequence");
+  try {
+    start_step(step, prepared, graph);
+  } catch (...) {
+    settle();
+    throw;
+  }
+  stream_.synchronize();
+  return {reinterpret_cast<const float*>(logits_.data()), facts_.vocab_size, step.rows()};
+}
+
+void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph) {
+  pack_step(step, prepared.shape, spare_, facts_.block_size, prepared.layout, packed_.data());
+  driver_.check(
+      driver_.copy_to_device_async(metadata_.address(), packed_.data(), prepared.layout.bytes, stream_.get()),
+      "cuMemcpyHtoDAsync");
+  if (graph) {
+    replay(prepared);
+  } else {
+    start_all(prepared);
+    ++counters_.eager;
+  }
+  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes;
+  if (step.rows() > 0) {
+    driver_.check(driver_.copy_to_host_async(logits_.data(), slots_[plan_.logits_slot],
+                                             row_bytes * static_cast<size_t>(step.rows()), stream_.get()),
+                  "cuMemcpyDtoHAsync");
+  }
+}
+
+// The first step of a shape runs as it is: it makes the libraries choose their kernels, which a capture may
+// not see. The second is captured.
+void CudaExecutor::replay(const Prepared& step) {
+  const auto found = graphs_.find(step.shape);
+  if (found == graphs_.end()) {
+    if (graphs_.size() >= kMostGraphs) graphs_.clear();
+    start_all(step);
+    graphs_.emplace(step.shape, nullptr);
+    ++counters_.eager;
+    return;
+  }
+  if (!found->second) {
+    found->second = std::make_unique<Graph>(driver_, stream_, [&] { start_all(step); });
+    ++counters_.captured;
+  }
+  found->second->launch(stream_);
+  ++counters_.replayed;
+}
+
+void CudaExecutor::start_all(const Prepared& step) {
+  for (const CudaInstruction& instruction : plan_.instructions) {
+    try {
+      start(instruction, step);
+    } catch (const DeviceError& error) {
+      throw DeviceError(concat(error.what(), ", in ", instruction.name));
+    } catch (const Error& error) {
+      throw Error(error.type(), concat(error.what(), ", in ", instruction.name));
+    }
+  }
+}
+
+void CudaExecutor::start(const CudaInstruction& instruction, const Prepared& step) {
+  if (instruction.decisions.empty()) {
+    const ProductRecord& record = instruction.product;
+    const auto optional = [&](const Place& place) { return place.absent() ? 0 : address(place, step); };
+    const Product product{step.values[record.m],
+                          record.n,
+                          record.k,
+                          record.dtype,
+                          record.out_dtype,
+                          address(record.x, step),
+                          address(record.w, step),
+                          optional(record.bias),
+                          optional(record.c),
+                          address(record.d, step)};
+    if (product.m > 0) products_.start(product, stream_.get());
+    return;
+  }
+  const DecisionNode* node = instruction.decisions.data();
+  while (node->type == DecisionNode::kBranch)
+    node = &instruction.decisions[step.values[node->condition] ? node->yes : node->no];
+  if (node->type == DecisionNode::kRefused) refuse(concat("a step of this size is refused: ", node->why));
+  for (const LaunchRecord& launch : node->launches) start(launch, step);
+}
+
+void CudaExecutor::start(const LaunchRecord& launch, const Prepared& step) {
+  const int64_t grid[] = {step.values[launch.grid[0]], step.values[launch.grid[1]],
+                          step.values[launch.grid[2]]};
+  uint64_t values[kMostParameters];
+  for (size_t i = 0; i < launch.arguments.size(); ++i) {
+    const LaunchArgument& argument = launch.arguments[i];
+    switch (argument.kind) {
+      case LaunchArgument::kPlace:
+        values[i] = address(argument.place, step);
+        break;
+      case LaunchArgument::kInteger:
+        values[i] = static_cast<uint64_t>(step.values[argument.expression]);
+        break;
+      case LaunchArgument::kFloat:
+        values[i] = std::bit_cast<uint32_t>(argument.number);
+        break;
+    }
+  }
+  kernels_.start(launch.kernel, grid, values, launch.arguments.size(), stream_.get());
+}
+
+DevicePointer CudaExecutor::address(const Place& place, const Prepared& step) const {
+  const auto index = static_cast<size_t>(place.index);
+  switch (place.kind) {
+    case Place::kSlot:
+      return slots_[index] + place.offset;
+    case Place::kWeight:
+      return weights_.address() + plan_.weights[index].offset + place.offset;
+    case Place::kMetadata:
+      return metadata_.address() + step.layout.offsets[index];
+    case Place::kPages:
+      return pages_[first_page_[index / kPagesOfALayer] + index % kPagesOfALayer].memory.address();
+    case Place::kWorkspace:
+      return workspace_.address() + place.offset;
+    case Place::kAbsent:
+      break;
+  }
+  return 0;
+}
+
+void CudaExecutor::check_blocks(const char* call, int32_t group,
+                                std::initializer_list<int32_t> blocks) const {
+  if (group < 0 || static_cast<size_t>(group) >= blocks_.size())
+    refuse(concat(call, ": there is no cache group ", group));
+  for (const int32_t block : blocks) {
+    if (block < 0 || block >= blocks_[static_cast<size_t>(group)])
+      refuse(concat(call, ": there is no block ", block, " in cache group ", group));
+  }
+}
+
+void CudaExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
+  check_blocks("copy_block", group, {from, to});
+  for (const PageTensor& tensor : pages_) {
+    if (tensor.group != static_cast<uint32_t>(group)) continue;
+    const auto at = [&](int32_t block) {
+      return tensor.memory.address() + tensor.block_bytes * static_cast<size_t>(block);
+    };
+    driver_.check(driver_.copy_on_device_async(at(to), at(from), tensor.block_bytes, stream_.get()),
+                  "cuMemcpyDtoDAsync");
+  }
+}
+
+void CudaExecutor::copy_state(int32_t /*from*/, int32_t /*to*/) {
+  refuse("copy_state: the model has no states");
+}
+
+void CudaExecutor::read_block(int32_t group, int32_t block, char* to) const {
+  check_blocks("read_block", group, {block});
+  for (const PageTensor& tensor : pages_) {
+    if (tensor.group != static_cast<uint32_t>(group)) continue;
+    driver_.check(driver_.copy_to_host_async(
+                      to, tensor.memory.address() + tensor.block_bytes * static_cast<size_t>(block),
+                      tensor.block_bytes, stream_.get()),
+                  "cuMemcpyDtoHAsync");
+    to += tensor.block_bytes;
+  }
+  stream_.synchronize();
+}
+
+void CudaExecutor::write_block(int32_t group, int32_t block, const char* from) {
+  check_blocks("write_block", group, {block});
+  for (const PageTensor& tensor : pages_) {
+    if (tensor.group != static_cast<uint32_t>(group)) continue;
+    driver_.check(driver_.copy_to_device_async(
+                      tensor.memory.address() + tensor.block_bytes * static_cast<size_t>(block), from,
+                      tensor.block_bytes, stream_.get()),
+                  "cuMemcpyHtoDAsync");
+    from += tensor.block_bytes;
+  }
+  stream_.synchronize();
+}
+
+}  // namespace tensorwright

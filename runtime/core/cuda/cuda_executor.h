@@ -1,0 +1,112 @@
+// Runs a plan of target cuda on one NVIDIA GPU.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_EXECUTOR_H_
+#define TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_EXECUTOR_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/core/cuda/cuda_plan.h"
+#include "runtime/core/cuda/device_memory.h"
+#include "runtime/core/cuda/driver.h"
+#include "runtime/core/cuda/kernels.h"
+#include "runtime/core/cuda/products.h"
+#include "runtime/core/cuda/step_metadata.h"
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/ops/step_check.h"
+
+namespace tensorwright {
+
+struct CudaExecutorOptions {
+  int device = 0;
+  std::string cublaslt;  // the file of the library; empty: its usual names
+  // Whether steps in which every sequence has one token are captured as CUDA graphs, one for each bucket of
+  // sequences and blocks, and replayed.
+  bool graphs = true;
+};
+
+// What run() did.
+struct CudaCounters {
+  int64_t eager = 0, captured = 0, replayed = 0;  // steps
+};
+
+// Computes a step on the device, and waits for its logits. Two threads must not use it at once.
+class CudaExecutor : public Executor {
+ public:
+  // Loads kernels and weights. Throws Error{"EngineError"} for files that are missing or wrong, or code for
+  // another GPU, {"MissingDependencyError"}, {"InvalidOptionError"}, {"OutOfMemoryError"}.
+  CudaExecutor(const std::string& plan_path, const std::string& weights_path,
+               const CudaExecutorOptions& options);
+  ~CudaExecutor() override;
+
+  const ModelFacts& facts() const override { return facts_; }
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
+                int32_t state_slots) override;
+  void begin_thread() override { driver_.bind(); }
+  LogitRows run(const Step& step) override;
+  void copy_block(int32_t group, int32_t from, int32_t to) override;
+  void copy_state(int32_t from, int32_t to) override;
+  void read_block(int32_t group, int32_t block, char* to) const override;
+  void write_block(int32_t group, int32_t block, const char* from) override;
+
+  const CudaPlan& plan() const { return plan_; }
+  const DeviceFacts& device() const { return driver_.facts(); }
+  const CudaCounters& counters() const { return counters_; }
+  // Returns the bytes of the device that are free now.
+  size_t free_memory() const;
+  // Returns the bytes that allocate() takes on the device for steps of at most these sizes, without the
+  // cache.
+  size_t step_bytes(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
+
+ private:
+  struct PageTensor {
+    uint32_t group;
+    size_t block_bytes;
+    DeviceMemory memory;
+  };
+  // The addresses of the metadata of a shape.
+  struct Prepared {
+    StepShape shape;
+    MetadataLayout layout;
+    std::vector<int64_t> values;  // of all expressions
+  };
+  class Graph;
+
+  void load_weights(const std::string& path);
+  void check_limits(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
+  Prepared prepare(const StepShape& shape) const;
+  bool decodes(const Step& step) const;
+  StepShape shape_of(const Step& step, bool bucket) const;
+  void settle() const noexcept;
+  void start_step(const Step& step, const Prepared& prepared, bool graph);
+  void start_all(const Prepared& step);
+  void start(const CudaInstruction& instruction, const Prepared& step);
+  void start(const LaunchRecord& launch, const Prepared& step);
+  void replay(const Prepared& step);
+  DevicePointer address(const Place& place, const Prepared& step) const;
+  void check_blocks(const char* call, int32_t group, std::initializer_list<int32_t> blocks) const;
+
+  const CudaPlan plan_;
+  const ModelFacts facts_;
+  const bool graphs_wanted_;
+  const Driver driver_;
+  const Stream stream_;
+  const Kernels kernels_;
+  Products products_;
+  DeviceMemory weights_, workspace_, activations_, metadata_;
+  PinnedMemory packed_, logits_;
+  std::vector<PageTensor> pages_;        // [layer, tensor], one behind the other
+  std::vector<size_t> first_page_;       // [layers]: its first tensor
+  std::vector<DevicePointer> slots_;     // [slots]
+  std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
+  StepLimits limits_;
+  std::unique_ptr<StepChecker> checker_;  // null before allocate()
+  std::map<StepShape, std::unique_ptr<Graph>> graphs_;
+  CudaCounters counters_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_EXECUTOR_H_

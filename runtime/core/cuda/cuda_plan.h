@@ -1,0 +1,130 @@
+// The plan of an engine of target cuda, cuda/sm_<SM>.plan: kernels as machine code, and for each operation of
+// the model the launches that it makes of them. builder/emit/cuda/plan_file.py writes it and describes the
+// file.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_PLAN_H_
+#define TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/core/cuda/expressions.h"
+#include "runtime/core/interface/executor.h"
+
+namespace tensorwright {
+
+// Weights, slots, metadata and pages begin at multiples of this many bytes, and kernels rely on it.
+inline constexpr size_t kCudaAlignment = 256;
+// The most parameters of a kernel.
+inline constexpr size_t kMostParameters = 64;
+
+// The types of activations and of matrices.
+enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
+
+// What the rows of an activation belong to.
+enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
+
+// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each.
+enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
+
+// The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
+enum class StepVariable : int64_t { kTokens = 0, kRows, kSeqs, kGroups };
+
+struct Place {
+  enum Kind : uint32_t { kSlot = 0, kWeight, kMetadata, kPages, kWorkspace, kAbsent = 255 };
+  Kind kind = kAbsent;
+  int64_t index = 0;  // pages: layer * 256 + tensor
+  uint64_t offset = 0;
+
+  bool absent() const { return kind == kAbsent; }
+};
+inline constexpr int64_t kPagesOfALayer = 256;
+
+struct LaunchArgument {
+  enum Kind : uint32_t { kPlace, kInteger, kFloat };
+  Kind kind;
+  Place place;
+  uint32_t expression = 0;
+  float number = 0;
+};
+
+struct LaunchRecord {
+  uint32_t kernel;
+  uint32_t grid[3];  // expressions
+  std::vector<LaunchArgument> arguments;
+};
+
+// A node of an operation's decisions. The root is node 0, and each node comes before those that it names.
+struct DecisionNode {
+  enum Type : uint32_t { kBranch = 0, kLaunches, kRefused };
+  Type type;
+  uint32_t condition = 0, yes = 0, no = 0;
+  std::vector<LaunchRecord> launches;
+  std::string why;  // of what is refused
+};
+
+// D = x w^T (+ bias) (+ C): x [m, k], w [n, k], bias [n] of D's type, C and D [m, n]; dense rows.
+struct ProductRecord {
+  uint32_t m = 0;  // an expression
+  int64_t n = 0, k = 0;
+  CudaType dtype{}, out_dtype{};  // of x and w, and of bias, C and D
+  Place x, w, bias, c, d;
+};
+
+struct CudaInstruction {
+  std::string name;
+  std::vector<DecisionNode> decisions;  // empty: a product
+  ProductRecord product;
+};
+
+struct KernelRecord {
+  enum Type : uint32_t { kPointer = 0, kInt32, kInt64, kFloat32 };
+  std::string name;
+  uint32_t num_warps = 0, shared_bytes = 0;
+  std::vector<Type> parameters;
+  std::string code;
+};
+
+struct CudaPlan {
+  uint32_t sm = 0, vocab_size = 0, max_seq_len = 0, block_size = 0;
+  CudaType dtype{};
+  uint64_t weights_bytes = 0;
+  uint32_t max_tokens = 0, max_rows = 0, max_seqs = 0;
+  uint64_t workspace_bytes = 0;
+
+  struct Group {
+    uint32_t window, chunked;
+  };
+  struct KvLayer {
+    uint32_t group;
+    std::vector<uint64_t> page_bytes;  // of one block, for each of the layer's tensors
+  };
+  struct Slot {
+    RowKind kind;
+    uint64_t row_bytes;
+  };
+  struct Weight {
+    uint64_t offset, bytes;
+  };
+  std::vector<Group> groups;
+  std::vector<KvLayer> layers;
+  std::vector<Slot> slots;
+  std::vector<Weight> weights;
+  std::vector<KernelRecord> kernels;
+  std::vector<Expression> expressions;
+  std::vector<CudaInstruction> instructions;
+  uint32_t logits_slot = 0;
+
+  size_t variables() const { return static_cast<size_t>(StepVariable::kGroups) + 2 * groups.size(); }
+  size_t metadata() const { return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size(); }
+  ModelFacts facts() const;
+};
+
+// Throws Error{"EngineError"} that names the file if it breaks a rule of the format. Every number that names
+// something is in range in what is returned.
+CudaPlan read_cuda_plan(const std::string& path);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_CUDA_CUDA_PLAN_H_

@@ -1,0 +1,67 @@
+#include "runtime/core/cuda/step_metadata.h"
+
+#include <algorithm>
+
+#include "runtime/core/cuda/cuda_plan.h"
+
+namespace tensorwright {
+
+namespace {
+
+size_t numbers(size_t count) {
+  return (count * sizeof(int32_t) + kCudaAlignment - 1) / kCudaAlignment * kCudaAlignment;
+}
+
+// Copies what the step has, and returns where what it lacks begins.
+int32_t* put(char* to, const std::vector<int32_t>& values) {
+  return std::copy(values.begin(), values.end(), reinterpret_cast<int32_t*>(to));
+}
+
+}  // namespace
+
+MetadataLayout::MetadataLayout(const StepShape& shape) {
+  const auto tokens = static_cast<size_t>(shape.tokens), rows = static_cast<size_t>(shape.rows),
+             seqs = static_cast<size_t>(shape.seqs);
+  const auto add = [this](size_t count) {
+    offsets.push_back(bytes);
+    bytes += numbers(count);
+  };
+  for (const size_t count : {tokens, tokens, seqs + 1, seqs, rows}) add(count);
+  for (size_t g = 0; g < shape.max_blocks.size(); ++g) add(tokens);
+  for (const int32_t blocks : shape.max_blocks) add(seqs * static_cast<size_t>(blocks));
+}
+
+void pack_step(const Step& step, const StepShape& shape, const std::vector<int32_t>& spare,
+               int32_t block_size, const MetadataLayout& layout, char* to) {
+  const auto at = [&](Metadata part, size_t more = 0) {
+    return to + layout.offsets[static_cast<size_t>(part) + more];
+  };
+  const int32_t missing = shape.seqs - step.seqs();
+  std::fill_n(put(at(Metadata::kTokenIds), step.token_ids), missing, 0);
+  std::fill_n(put(at(Metadata::kPositions), step.positions), missing, 0);
+  std::fill_n(put(at(Metadata::kContextLens), step.context_lens), missing, 1);
+  int32_t* starts = put(at(Metadata::kSeqStarts), step.seq_starts);
+  int32_t* rows = put(at(Metadata::kLogitRows), step.logit_rows);
+  for (int32_t i = 0; i < missing; ++i) {
+    starts[i] = step.tokens() + i + 1;
+    if (i < shape.rows - step.rows()) rows[i] = step.tokens() + i;
+  }
+  const size_t groups = step.groups.size();
+  for (size_t g = 0; g < groups; ++g) {
+    const GroupTables& tables = step.groups[g];
+    std::fill_n(put(at(Metadata::kGroups, g), tables.slots), missing, spare[g] * block_size);
+    auto* row = reinterpret_cast<int32_t*>(at(Metadata::kGroups, groups + g));
+    const int32_t columns = shape.max_blocks[g];
+    for (int32_t s = 0; s < shape.seqs; ++s, row += columns) {
+      std::fill_n(row, columns, -1);
+      if (s < step.seqs()) {
+        const int32_t* own = tables.block_tables.data() + int64_t{s} * tables.max_blocks;
+        std::copy_n(own, tables.max_blocks, row);
+      } else {
+        row[0] = spare[g];
+      }
+    }
+  }
+}
+
+}  // namespace tensorwright

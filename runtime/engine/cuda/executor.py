@@ -1,0 +1,98 @@
+"""Opens an engine of target cuda: chooses the plan for the GPU's SM, and sizes the KV cache by the GPU's free memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorwright.engine_format.file_names import CUDA_PLAN, CUDA_WEIGHTS
+from tensorwright.engine_format.targets import TARGETS
+from tensorwright.errors import EngineError, OutOfMemoryError
+from tensorwright.runtime import _runtime
+from tensorwright.runtime.engine.cuda.library import find_cublaslt
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.sizes import format_size
+
+MEMORY_SHARE = 0.9
+"""The share of the GPU's free memory, beside weights and activations, that the KV cache takes by default."""
+_ARCH_SPECIFIC = 90
+"""Code for this SM and above runs only on its own SM."""
+
+
+class CudaExecutor(_runtime.CudaExecutor):
+    """The executor that `_runtime.Engine` takes over. device: the number of the GPU, as CUDA counts.
+
+    Raises MissingDependencyError without a driver or cuBLASLt, EngineError for an engine without code for this GPU, or
+    with wrong files, and OutOfMemoryError if its weights do not fit.
+    """
+
+    def __init__(self, engine: EngineDir, *, device: int = 0, graphs: bool = True):
+        facts = _runtime.cuda_device(device)
+        plan = CUDA_PLAN.format(choose_sm(engine, int(facts["sm"]), str(facts["name"])))
+        super().__init__(
+            str(engine.file(plan)), str(engine.file(CUDA_WEIGHTS)), device, cublaslt=find_cublaslt(), graphs=graphs
+        )
+
+    def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
+        """Returns the GPU's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.
+
+        The share is at most what a full batch of the longest sequences can use. Raises OutOfMemoryError if `asked` or
+        one block does not fit.
+        """
+        facts = self.facts()
+        block = sum(facts["block_bytes"])
+        beside = self.step_bytes(max_num_tokens, max_rows, max_batch_size)
+        room = max(0, self.free_memory() - beside - block)  # padding has a block of its own
+        room_text = (
+            f"{format_size(room)} of {facts['device']} are free beside the weights and {format_size(beside)} of "
+            "activations"
+        )
+        if asked is not None:
+            if asked < block:
+                raise OutOfMemoryError(
+                    f"kv_cache_memory must hold at least one block of {block} bytes, got {asked}: raise it"
+                )
+            if asked > room:
+                raise OutOfMemoryError(
+                    f"kv_cache_memory is {format_size(asked)}, but {room_text}: ask for less, or leave it out"
+                )
+            return asked
+        share = int(room * MEMORY_SHARE)
+        if share < block:
+            raise OutOfMemoryError(
+                f"the KV cache needs at least {format_size(block)}, but {room_text}: lower max_num_tokens or "
+                "max_batch_size, or end what else uses the GPU"
+            )
+        useful = -(-int(facts["max_seq_len"]) // int(facts["block_size"])) * max_batch_size
+        return min(block * useful, share)
+
+
+def choose_sm(engine: EngineDir, sm: int, name: str) -> int:
+    """Returns the SM whose code runs on this one: its own, or a lower one of its generation. Raises EngineError."""
+    there = built_sms(engine)
+    fits = [at for at in there if at == sm or (at < _ARCH_SPECIFIC and at // 10 == sm // 10 and at < sm)]
+    if not fits:
+        raise EngineError(
+            f"{engine.path}: has code for SM {', '.join(map(str, there))}, and {name} has SM {sm}; build the model with "
+            f"--sm {sm}"
+        )
+    return max(fits)
+
+
+def built_sms(engine: EngineDir) -> tuple[int, ...]:
+    """Returns the SMs for which the engine has code."""
+    return engine.config.sms
+
+
+def read_limits(engine: EngineDir) -> dict[str, int]:
+    """Returns the largest step for which the engine was built."""
+    usual, asked = TARGETS[engine.target].default_step, engine.config.build_options
+    assert usual is not None
+    return {
+        "max_batch_size": asked.get("max_batch_size") or usual.seqs,
+        "max_num_tokens": asked.get("max_num_tokens") or usual.tokens,
+    }
+
+
+def describe(engine: EngineDir) -> dict[str, Any]:
+    """Returns the SMs for which the engine was built, and the limits of a step."""
+    return {"sm": list(built_sms(engine)), **read_limits(engine)}

@@ -1,0 +1,280 @@
+"""The runtime of target cuda over a stand-in of the driver: launches, metadata, graphs, and what goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.fake_libcuda import FakeDevice, Started, compile_libcuda
+from support.made_cuda_plan import (
+    BLOCK,
+    DECODE,
+    MAX_SEQS,
+    MAX_TOKENS,
+    PARAMETERS,
+    PREFILL,
+    VOCAB,
+    WIDTH,
+    kernel,
+    made_plan,
+    write_plan,
+)
+from tensorwright.builder.emit.cuda.plan_file import KvLayerPages
+from tensorwright.errors import (
+    DeviceError,
+    EngineError,
+    EngineStoppedError,
+    InvalidOptionError,
+    InvalidRequestError,
+    OutOfMemoryError,
+)
+from tensorwright.runtime import _runtime
+
+BLOCKS = 40
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_libcuda(tmp_path_factory.mktemp("libcuda"))
+
+
+@pytest.fixture
+def device(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
+    monkeypatch.setenv("TENSORWRIGHT_LIBCUDA", str(library))
+    device = FakeDevice(library)
+    device.run = Logits().write
+    yield device
+    assert device.faults == []
+    assert device.live == 0, "memory is not freed"
+
+
+class Logits:
+    """Does the work of the product: row r of the logits becomes r, r, r + 1, r, ..., so that greedy says token 2."""
+
+    def __init__(self) -> None:
+        self.metadata: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def write(self, one: Started) -> None:
+        if one.kernel >= 0:
+            tokens = one.grid[0]
+            self.metadata.append((ints(one.values[1], tokens), ints(one.values[2], 4)))
+            return
+        m, n = one.values[:2]
+        rows = np.tile(np.arange(m, dtype=np.float32)[:, None], (1, n))
+        rows[:, 2] += 1
+        ctypes.memmove(one.values[9], rows.ctypes.data, rows.nbytes)
+
+
+def ints(address: int, count: int) -> np.ndarray:
+    return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
+
+
+def opened(device: FakeDevice, folder: Path, graphs: bool = True, **changes: Any) -> Any:
+    plan, weights = write_plan(folder, made_plan(**changes))
+    return _runtime.CudaExecutor(str(plan), str(weights), 0, str(device.library), graphs)
+
+
+def allocated(device: FakeDevice, folder: Path, graphs: bool = True) -> Any:
+    executor = opened(device, folder, graphs)
+    executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
+    return executor
+
+
+def step_of(lengths: list[int], *, context: int = 0) -> tuple[Any, ...]:
+    """A step in which sequence s has lengths[s] tokens, behind `context` others, in the blocks s, s + 1, ..."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    width = -(-(max(lengths) + context) // BLOCK)
+    tables = np.full((len(lengths), width), -1, np.int32)
+    for s, length in enumerate(lengths):
+        for block in range(-(-(length + context) // BLOCK)):
+            tables[s, block] = s + block * len(lengths)
+        for position in range(context, context + length):
+            ids.append(1 + s % (VOCAB - 1))
+            positions.append(position)
+            slots.append(int(tables[s, position // BLOCK]) * BLOCK + position % BLOCK)
+        starts.append(len(ids))
+    rows = [end - 1 for end in starts[1:]]
+    return ids, positions, starts, [length + context for length in lengths], rows, [(tables, slots)]
+
+
+def test_a_step_starts_what_its_sizes_decide(device: FakeDevice, tmp_path: Path) -> None:
+    executor = allocated(device, tmp_path)
+    weights = next(at for at, size in device.pieces().items() if size == 512)
+    logits = executor.step(*step_of([5, 1, 2]))
+    assert logits.tolist() == [[r, r, r + 1, *[r] * (VOCAB - 3)] for r in range(3)]
+    launch, product = device.started
+    assert (launch.grid, launch.block, launch.shared) == ((3, 2, 1), 128, 65536)
+    slot, _, _, _, _, number, blocks, half, *scratch = launch.values[:10]
+    assert (number, blocks, scratch) == (PREFILL, BLOCKS + 1, [0, 0])
+    assert struct.unpack("<f", struct.pack("<I", half))[0] == 0.5
+    assert (slot - 64) % 256 == 0
+    m, n, k, x_type, out_type, _, w, bias, c, _ = product.values[:10]
+    assert (m, n, k, x_type, out_type, c) == (3, VOCAB, WIDTH, 14, 0, 0)
+    assert (w, bias) == (weights, weights + 256)
+    assert ctypes.string_at(weights, 512) == (tmp_path / "weights.bin").read_bytes()
+    executor.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_decode_steps_are_replayed(device: FakeDevice, tmp_path: Path, graphs: bool) -> None:
+    executor = allocated(device, tmp_path, graphs)
+    arguments = step_of([1] * 3, context=6)
+    outs = [executor.step(*arguments).tolist() for _ in range(4)]
+    assert outs == [outs[0]] * 4
+    own = [(one.kernel, one.grid, one.values) for one in device.started]
+    assert own == own[:2] * 4
+    assert own[0][1] == (3, 1, 1)
+    assert own[0][2][5] == DECODE
+    counts = {"eager": 1, "captured": 1, "replayed": 3} if graphs else {"eager": 4, "captured": 0, "replayed": 0}
+    assert executor.counters() == counts
+    executor.close()
+
+
+def test_a_replayed_step_is_padded_with_sequences_of_a_block_of_their_own(device: FakeDevice, tmp_path: Path) -> None:
+    kept = Logits()
+    device.run = kept.write
+    executor = allocated(device, tmp_path)
+    lengths = [1] * 17
+    ids, _, _, _, _, [(tables, _)] = step_of(lengths)
+    assert executor.step(*step_of(lengths)).shape == (17, VOCAB)
+    (tokens, first_row) = kept.metadata[0]
+    assert tokens.tolist() == [*ids, 0]
+    assert first_row[0] == tables[0, 0]
+    launch = device.started[0]
+    whole = ints(launch.values[2], 18)
+    assert whole.tolist() == [*tables[:, 0].tolist(), BLOCKS], "the one more sequence writes behind the pool"
+    executor.close()
+
+
+def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -> None:
+    executor = allocated(device, tmp_path)
+    pages = {size // (BLOCKS + 1): at for at, size in device.pieces().items() if size in (64 * 41, 128 * 41)}
+    for size, at in pages.items():
+        ctypes.memset(at + 3 * size, size % 200, size)
+    executor.copy_block(0, 3, 7)
+    executor.step(*step_of([1]))
+    for size, at in pages.items():
+        assert ctypes.string_at(at + 7 * size, size) == bytes([size % 200]) * size
+        assert ctypes.string_at(at + 8 * size, size) == bytes(size)
+    with pytest.raises(InvalidRequestError, match="no block 40"):
+        executor.copy_block(0, 3, BLOCKS)
+    executor.close()
+
+
+def test_sizes_that_kernels_refuse(device: FakeDevice, tmp_path: Path) -> None:
+    executor = allocated(device, tmp_path)
+    with pytest.raises(InvalidRequestError, match=r"more than 60 tokens, in layer\.0 made"):
+        executor.step(*step_of([61]))
+    executor.step(*step_of([5]))
+    executor.close()
+
+
+def test_limits(device: FakeDevice, tmp_path: Path) -> None:
+    executor = opened(device, tmp_path)
+    for sizes, option in (((MAX_TOKENS + 1, 1, 1), "max-num-tokens"), ((8, 8, MAX_SEQS + 1), "max-batch-size")):
+        with pytest.raises(InvalidOptionError, match=option):
+            executor.allocate([BLOCKS], *sizes)
+    executor.close()
+    with pytest.raises(EngineStoppedError):
+        executor.facts()
+
+
+def test_an_error_of_the_device_stays_one(device: FakeDevice, tmp_path: Path) -> None:
+    executor = allocated(device, tmp_path)
+    device.fail_launch(0)
+    with pytest.raises(DeviceError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS.*layer\.0 made"):
+        executor.step(*step_of([5]))
+    executor.close()
+
+
+def test_memory_that_does_not_suffice(device: FakeDevice, tmp_path: Path) -> None:
+    executor = opened(device, tmp_path)
+    with pytest.raises(OutOfMemoryError, match="KV cache"):
+        executor.allocate([1 << 25], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
+    executor.close()
+
+
+def test_code_for_another_gpu(device: FakeDevice, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="has code for SM 80, and a stand-in has SM 90; build the model with --sm 90"):
+        opened(device, tmp_path, sm=80)
+
+
+def test_wrong_weights(device: FakeDevice, tmp_path: Path) -> None:
+    plan, weights = write_plan(tmp_path)
+    weights.write_bytes(b"x" * 511)
+    with pytest.raises(EngineError, match=r"weights\.bin: cannot be read: it has 511 bytes, the plan names 512"):
+        _runtime.CudaExecutor(str(plan), str(weights), 0, str(device.library))
+
+
+def test_a_damaged_plan_is_refused(device: FakeDevice, tmp_path: Path) -> None:
+    path, weights = write_plan(tmp_path)
+    good, rng = path.read_bytes(), random.Random(3)
+    bad = tmp_path / "bad.plan"
+    flips = [bytearray(good) for _ in range(200)]
+    for data in flips:
+        data[rng.randrange(len(good))] ^= 1 << rng.randrange(8)
+    for content in [*(good[:size] for size in range(len(good))), *flips, good + b"x"]:
+        bad.write_bytes(content)
+        with pytest.raises(EngineError, match=r"bad\.plan: "):
+            _runtime.CudaExecutor(str(bad), str(weights), 0, str(device.library))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a weight outside": ({"weights": ((0, 256), (256, 512))}, "a weight lies outside"),
+    "a weight not aligned": ({"weights": ((16, 64), (256, 64))}, "a weight lies outside"),
+    "no such group": ({"layers": (KvLayerPages(1, (64, 128)),)}, "there are 1 cache groups, and number 1 is named"),
+    "fewer page tensors": ({"layers": (KvLayerPages(0, (64,)),)}, "an operand lies nowhere"),
+    "no such slot": ({"slots": ((1, 4 * VOCAB),), "logits_slot": 0}, "an operand lies nowhere"),
+    "logits of another width": ({"vocab_size": VOCAB + 1}, "the logits must be rows of float32"),
+    "no such kernel": ({"kernels": ()}, "there are 0 kernels, and number 0 is named"),
+    "another parameter": ({"kernels": (kernel(0, ("i32", *PARAMETERS[1:])),)}, "has another type than the kernel's"),
+    "too few arguments": ({"kernels": (kernel(0, (*PARAMETERS, "i32")),)}, "too few arguments"),
+    "no steps": ({"max_step": (0, 1, 1)}, "is out of range"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_plan_is_refused(device: FakeDevice, tmp_path: Path, name: str) -> None:
+    changes, why = WRONG[name]
+    plan, weights = write_plan(tmp_path, replace(made_plan(), **changes))
+    with pytest.raises(EngineError, match=rf"sm\.plan: .*{why}.*; rebuild the engine"):
+        _runtime.CudaExecutor(str(plan), str(weights), 0, str(device.library))
+
+
+def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: Path) -> None:
+    options = _runtime.EngineOptions()
+    options.kv_cache_bytes, options.max_batch_size, options.max_num_tokens = 192 * BLOCKS, 4, 32
+    options.max_chunk, options.max_queue = 32, 8
+    engine = _runtime.Engine(opened(device, tmp_path), options)
+    sampling = _runtime.Sampling()
+    sampling.max_tokens, sampling.temperature, sampling.ignore_eos = 6, 0.0, True
+    engine.submit(1, [1, 2, 3], sampling)
+    engine.submit(2, [4, 5, 6, 7, 1, 2], sampling)
+    answers: dict[int, list[int]] = {1: [], 2: []}
+    done = 0
+    while done < 2:
+        for event in engine.wait_events(20.0):
+            answers[event.request_id] += event.tokens
+            done += event.finish != ""
+    assert answers == {1: [2] * 6, 2: [2] * 6}
+    device.fail_launch(0)
+    engine.submit(3, [1, 2, 3], sampling)
+    (event,) = [e for e in engine.wait_events(20.0) if e.finish]
+    assert event.finish == "error"
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in event.error
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in engine.cause()
+    with pytest.raises(EngineStoppedError):
+        engine.submit(4, [1], sampling)
+    engine.shutdown(False)
+    del engine
