@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +110,7 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     assert r.take("8s") == MAGIC
     assert r.take("I") == 1
     assert r.take("Q") == len(data)
+    assert r.take("I") == zlib.crc32(data[r.at :])
     plan = CudaPlan()
     for name in ("sm", "vocab_size", "max_seq_len", "block_size"):
         plan.facts[name] = r.take("I")
