@@ -120,7 +120,7 @@ def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[st
 
 def _check_argument(spec: KernelSpec, name: str, kind: str, value: Any) -> None:
     what = f"{spec.kernel}: {name}"
-    number: int | StepSize
+    number: Any
     if kind.startswith("*"):
         if not isinstance(value, Tensor) or POINTERS.get(value.dtype) != kind:
             raise KernelError(f"{what} must be a tensor of {kind[1:]}, got {value}")
