@@ -90,6 +90,13 @@ class KernelSpec:
         content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
+    def size(self, name: str) -> int:
+        """Returns a constant that is an integer, such as the size of a block, from which a grid follows."""
+        value = dict(self.constants)[name]
+        if not isinstance(value, int):
+            raise KernelError(f"{self.kernel}: {name} must be an integer, got {value!r}")
+        return value
+
     def __str__(self) -> str:
         types = ", ".join(f"{name}: {kind}" for name, kind in self.signature)
         constants = "".join(f", {name}={value}" for name, value in self.constants)
