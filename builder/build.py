@@ -105,7 +105,7 @@ def build(
 ) -> BuildResult:
     """Compiles a checkpoint (a directory, a GGUF file, or a hub name like org/name) into an engine directory at `out`.
 
-    target: what the engine runs on: "cpu", "onnx", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
+    target: what the engine runs on: "cpu", "onnx", "cuda", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
     "float16" (not on cpu) or their short names; with "auto" the target chooses by the checkpoint's type.
     max_seq_len: the most positions of prompt and answer together, by default as many as the model has. verify: checks
     every pass against the graph before it. dump: a directory that gets the graph after each pass. accuracy: "none",
@@ -135,9 +135,9 @@ def build(
     For target cpu and the TensorRT targets: tensor_parallel, pipeline_parallel: how many ranks share every layer, and
     how many stages share the layers; the engine runs in so many processes (docs/ranks.md).
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
-    too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
-    means the library's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step;
-    int4_kernel: "tensorrt" or "plugin" (docs/tensorrt.md).
+    too, as target cpu always does. For target cuda and the TensorRT targets: sm: compute capabilities, such as 80
+    and 90; () means the target's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step
+    (docs/cuda.md, docs/tensorrt.md). For the TensorRT targets alone: int4_kernel: "tensorrt" or "plugin".
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
     MissingDependencyError, OutputExistsError if `out` exists, and BuildError if it cannot be written. After an error

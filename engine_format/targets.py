@@ -81,8 +81,6 @@ TARGETS: dict[str, TargetFormat] = {
             ("int4", "int8"),
             shares_prefixes=False,
         ),
-        _tensorrt("tensorrt"),
-        _tensorrt("tensorrt-rtx"),
         TargetFormat(
             "cuda",
             (file_names.CUDA_WEIGHTS,),
@@ -93,6 +91,8 @@ TARGETS: dict[str, TargetFormat] = {
             default_sms=(80, 90),
             default_step=StepSizes(256, 8192),
         ),
+        _tensorrt("tensorrt"),
+        _tensorrt("tensorrt-rtx"),
     )
 }
 """Every target by its name in config.json."""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 MODULES = {
     "cpu": "tensorwright.builder.target.cpu",
     "onnx": "tensorwright.builder.target.onnx",
+    "cuda": "tensorwright.builder.target.cuda",
     "tensorrt": "tensorwright.builder.target.tensorrt",
     "tensorrt-rtx": "tensorwright.builder.target.tensorrt",
-    "cuda": "tensorwright.builder.target.cuda",
 }
 
 

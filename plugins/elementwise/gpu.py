@@ -89,6 +89,11 @@ def _push(stack, value):
 
 
 @triton.jit
+def _top(stack):
+    return stack[-1]
+
+
+@triton.jit
 def _step(stack, x0, x1, x2, x3, w, WORD: tl.constexpr, UNARY: tl.constexpr, BLOCK: tl.constexpr):
     """Returns the stack after one word. UNARY: the words that `activate` knows."""
     if WORD == "x0":
@@ -148,4 +153,4 @@ def elementwise_kernel(
     stack = ()
     for index in tl.static_range(_count(PROGRAM)):
         stack = _step(stack, a0, a1, a2, a3, vector, _word(PROGRAM, index), UNARY, BLOCK)
-    tl.store(y + at, stack[0].to(y.dtype.element_ty), mask=mask)
+    tl.store(y + at, _top(stack).to(y.dtype.element_ty), mask=mask)

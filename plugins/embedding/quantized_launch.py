@@ -57,7 +57,7 @@ def launches(
     if prod(y.shape) == 0:
         return []
     spec = _spec(channels, attrs["group"], {"scales": scales.dtype, "y": y.dtype})
-    grid = grid_of(ids.shape[0], ceil_div(channels, dict(spec.constants)["BLOCK"]))
+    grid = grid_of(ids.shape[0], ceil_div(channels, spec.size("BLOCK")))
     numbers = {"first": int(attrs.get("first", 0)), "count": count, "scale": float(attrs.get("scale", 1.0))}
     return [make_launch(spec, grid, {**inputs, "y": y, **numbers, "row_bytes": values.shape[1], "groups": groups})]
 

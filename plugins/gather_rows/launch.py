@@ -63,7 +63,7 @@ def gather(table: Tensor, ids: Tensor, y: Tensor, *, first: int, scale: float) -
     if prod(y.shape) == 0:
         return []
     spec = _spec(channels, table.dtype, y.dtype)
-    grid = grid_of(ids.shape[0], ceil_div(channels, dict(spec.constants)["BLOCK"]))
+    grid = grid_of(ids.shape[0], ceil_div(channels, spec.size("BLOCK")))
     values = {"table": table, "ids": ids, "y": y, "first": first, "count": count, "scale": float(scale)}
     return [make_launch(spec, grid, values)]
 

@@ -67,7 +67,7 @@ BUDGETS = {
     "route_kernel": Budget(64, 1024),
     "expert_order_kernel": Budget(64, 1024),
     # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256; two stages of two matrices wait in shared memory.
-    "experts_up_kernel": Budget(184, 65536, 64),
+    "experts_up_kernel": Budget(184, 81920, 64),
     "experts_down_kernel": Budget(168, 49152, 32),
     "experts_sum_kernel": Budget(40, 0),
     "int4_reduce_kernel": Budget(64, 0),

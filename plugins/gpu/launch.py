@@ -90,6 +90,13 @@ class KernelSpec:
         content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
+    def size(self, name: str) -> int:
+        """Returns a constant that is an integer, such as the size of a block, from which a grid follows."""
+        value = dict(self.constants)[name]
+        if not isinstance(value, int):
+            raise KernelError(f"{self.kernel}: {name} must be an integer, got {value!r}")
+        return value
+
     def __str__(self) -> str:
         types = ", ".join(f"{name}: {kind}" for name, kind in self.signature)
         constants = "".join(f", {name}={value}" for name, value in self.constants)
@@ -120,6 +127,7 @@ def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[st
 
 def _check_argument(spec: KernelSpec, name: str, kind: str, value: Any) -> None:
     what = f"{spec.kernel}: {name}"
+    number: Any
     if kind.startswith("*"):
         if not isinstance(value, Tensor) or POINTERS.get(value.dtype) != kind:
             raise KernelError(f"{what} must be a tensor of {kind[1:]}, got {value}")

@@ -67,8 +67,7 @@ def normalise(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor,
     spec = spec_of(attrs, columns, width, dtypes, in_place, centred=centred, per_head=per_head)
     if rows == 0:
         return []
-    sizes = dict(spec.constants)
-    parts = ceil_div(attrs["heads"], sizes["HEADS"]) + ceil_div(sizes["COPIED"], sizes["COPY_BLOCK"])
+    parts = ceil_div(attrs["heads"], spec.size("HEADS")) + ceil_div(spec.size("COPIED"), spec.size("COPY_BLOCK"))
     scalars = {"eps": float(attrs["eps"]), "weight_offset": float(attrs["weight_offset"])}
     return [make_launch(spec, grid_of(rows, parts), {**inputs, "y": y, **scalars})]
 

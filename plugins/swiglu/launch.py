@@ -53,7 +53,7 @@ def launches(
     if prod(y.shape) == 0:
         return []
     spec = _spec(attrs["activation"], channels, x.dtype)
-    grid = grid_of(prod(y.shape[:-1]), ceil_div(channels, dict(spec.constants)["BLOCK"]))
+    grid = grid_of(prod(y.shape[:-1]), ceil_div(channels, spec.size("BLOCK")))
     return [make_launch(spec, grid, {"x": x, "y": y})]
 
 

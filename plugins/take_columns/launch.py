@@ -50,7 +50,7 @@ def launches(
     spec = _spec(x.shape[1], channels, x.dtype, y.dtype)
     if rows == 0:
         return []
-    grid = grid_of(rows, ceil_div(channels, dict(spec.constants)["BLOCK"]))
+    grid = grid_of(rows, ceil_div(channels, spec.size("BLOCK")))
     return [make_launch(spec, grid, {"x": x, "columns": columns, "y": y})]
 
 

@@ -59,7 +59,7 @@ def copy_columns(x: Tensor, places: range, y: Tensor, to: int) -> list[Launch]:
     spec = copy_spec(x.shape[1], places, to, y.shape[1], x.dtype, y.dtype)
     if rows == 0:
         return []
-    grid = grid_of(rows, ceil_div(len(places), dict(spec.constants)["BLOCK"]))
+    grid = grid_of(rows, ceil_div(len(places), spec.size("BLOCK")))
     return [make_launch(spec, grid, {"x": x, "y": y})]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorwright.builder.emit.cuda.calls import address_of, buffers_of
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, page_kinds
-from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS, with_logits
+from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS, elementwise_tree, wide_logits
 from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
@@ -78,7 +78,7 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     if any(layer.v_dim for layer in graph.facts.kv_layers):
         raise LoweringError("latent attention has no kernel for target cuda; build with target cpu")
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
-    logits = with_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS), graph.outputs[0])
+    logits = wide_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS, elementwise_tree), graph.outputs[0])
     uses = [buffers_of(call) for call in emitter.calls]
     kept = address_of(logits).number
     slots, slot_of = assign_slots(emitter.buffers, uses, kept)

@@ -24,6 +24,7 @@ from tensorwright.errors import KernelError, LoweringError
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import ELEMENTWISE, kind_of
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.passes.rewriting.elementwise_trees import Tree, Trees
 from tensorwright.plugins.gpu.launch import MAX_BLOCKS, Tensor, ceil_div
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
@@ -52,17 +53,21 @@ class CudaEmitter:
         self.users = graph.users()
         self.wide = self._wide_values()
 
-    def run(self, handlers: Handlers, of_kinds: Handlers) -> Tensor:
+    def run(self, handlers: Handlers, of_kinds: Handlers, of_tree: TreeHandler) -> Tensor:
         """Reads the whole graph and returns the logits. handlers: by the name of an op; of_kinds: by the kind that its
-        record says. Raises LoweringError for an op without a kernel."""
+        record says; of_tree: for a tree of ops on each element. Raises LoweringError for an op without a kernel."""
         self._inputs()
+        trees = Trees(self.graph, taken=set())
         for node in self.graph.nodes:
-            if node.op in SOURCES:
+            if node.op in SOURCES or id(node) in trees.inside:
                 continue
             handler = handlers.get(node.op) or of_kinds.get(kind_of(node.op) or "")
-            if handler is None:
+            if id(node) in trees.roots:
+                results = of_tree(self, node, trees.roots[id(node)])
+            elif handler is not None:
+                results = handler(self, node)
+            else:
                 raise self.refusal(node, f"{node.op} has no kernel for target cuda")
-            results = handler(self, node)
             self.tensors |= {v: t for v, t in zip(node.outputs, results, strict=True) if t is not None}
         (logits,) = self.graph.outputs
         return self.tensors[logits]
@@ -191,6 +196,7 @@ class CudaEmitter:
 
 Handler = Callable[[CudaEmitter, Node], "list[Tensor | None]"]
 Handlers = Mapping[str, Handler]
+TreeHandler = Callable[[CudaEmitter, Node, Tree], "list[Tensor | None]"]
 
 
 def page_kinds(dtype: str) -> list[tuple[str, str]]:

@@ -6,17 +6,18 @@ compute in float32 inside their kernels, and round once to A.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, Handler
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.ops import ELEMENTWISE
+from tensorwright.passes.rewriting.elementwise_trees import Tree, number_of, words_around
 from tensorwright.plugins.concat import launch as concat
 from tensorwright.plugins.elementwise import launch as elementwise
-from tensorwright.plugins.elementwise.op import BINARY, UNARY
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
+from tensorwright.plugins.experts import launch as experts_launch
 from tensorwright.plugins.gather_rows import launch as gather_rows
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.layer_norm import launch as layer_norm
@@ -27,6 +28,7 @@ from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary_kv_write
 from tensorwright.plugins.rotary import table_launch as rotary_table
+from tensorwright.plugins.route import launch as route
 from tensorwright.plugins.swiglu import launch as gate
 from tensorwright.plugins.take_columns import slice_launch as slice_columns
 
@@ -163,7 +165,8 @@ def _weight_only_linear(e: CudaEmitter, node: Node) -> Results:
     fmt: WeightFormat = node.attrs["format"]
     w, bias, y = node.operand(1), node.optional(2), e.wide_result(node.output, "y")
     n, k = (int(size) for size in w.shape)
-    sizes = {"n": n, "k": k, "group": fmt.group}
+    sizes: dict[str, Any] = {"n": n, "k": k, "group": fmt.group}
+    module: Any
     if fmt.bits == 4 and fmt.kind == "int":
         module, (values, scales), name = int4_product, e.weights.words(w, fmt), "packed"
     elif fmt.bits == 8 and fmt.kind in byte_product.KINDS:
@@ -185,37 +188,64 @@ def _gate(e: CudaEmitter, node: Node) -> Results:
     return [y]
 
 
-# -- ops on each element ----------------------------------------------------------------------------------------------
+def _route(e: CudaEmitter, node: Node) -> Results:
+    logits = e.activation(node.operand(0), "logits")
+    names = ("bias", "expert_scales")
+    vectors = {name: node.optional(i) for i, name in enumerate(names, start=1)}
+    inputs = {"logits": logits, **{name: e.plain(v, name, "float32") for name, v in vectors.items() if v is not None}}
+    index = e.result(node.outputs[0], "index", "int32")
+    weights = e.result(node.outputs[1], "weights", "float32")
+    attrs = {**node.attrs, "experts": logits.shape[-1]}
+    e.call(node, route, attrs, inputs, {"index": index, "weights": weights})
+    return [index, weights]
+
+
+def _experts(e: CudaEmitter, node: Node) -> Results:
+    x, index, weights = (e.activation(node.operand(i), name) for i, name in enumerate(("x", "index", "weights")))
+    up, down = (e.plain(node.operand(i), name) for i, name in ((3, "up"), (4, "down")))
+    biases = {name: node.optional(i) for i, name in ((5, "up_bias"), (6, "down_bias"))}
+    inputs = {"x": x, "index": index, "weights": weights, "up": up, "down": down}
+    inputs |= {name: e.plain(v, name, "float32") for name, v in biases.items() if v is not None}
+    y = e.result(node.output, "y")
+    experts, hidden, inner = down.shape
+    sizes = {"experts": experts, "hidden": hidden, "inner": inner, "k": index.shape[-1], "dtype": x.dtype}
+    e.call(node, experts_launch, {**node.attrs, **sizes}, inputs, {"y": y})
+    return [y]
+
+
+# -- ops on each element, and copies ----------------------------------------------------------------------------------
 
 
 def _elementwise(e: CudaEmitter, node: Node) -> Results:
-    return _program(e, node, [node.operand(i) for i in range(len(node.inputs))], _word(e, node))
-
-
-def _word(e: CudaEmitter, node: Node) -> str:
-    """Returns the word of an op in elementwise programs."""
-    if node.op == "gelu" and node.attrs["approximate"] == "tanh":
-        return "gelu_tanh"
-    if node.op not in UNARY and node.op not in BINARY:
+    """Calls a program of one op: one that no tree holds, since an operand has one value for each row."""
+    around = words_around(node)
+    if around is None:
         raise e.refusal(node, f"{node.op} has no kernel for target cuda")
-    return node.op
-
-
-def _program(e: CudaEmitter, node: Node, values: Sequence[Value], ends: str) -> Results:
-    """Calls the kernel of elementwise programs on the operands of a node; `ends` are the words behind the operands."""
     inputs: dict[str, Tensor] = {}
     words = []
-    for value in values:
-        if value.is_scalar_constant:
-            words.append(repr(float(value.constant)))
+    for value in (node.operand(i) for i in range(len(node.inputs))):
+        number = number_of(value)
+        if number is not None:
+            words.append(repr(number))
         elif value.is_stored:
             inputs["w"] = _row(e, node, value, inputs)
             words.append("w")
         else:
             words.append(_operand(e, value, inputs))
+    return _program(e, node, " ".join([*around[0], *words, *around[1]]), inputs)
+
+
+def elementwise_tree(e: CudaEmitter, node: Node, tree: Tree) -> Results:
+    """Calls the program of a tree of ops, whose last one is the node."""
+    inputs = {f"x{i}": e.activation(value, f"x{i}") for i, value in enumerate(tree.x)}
+    inputs |= {} if tree.w is None else {"w": e.plain(tree.w, "w", "float32")}
+    return _program(e, node, tree.program, inputs)
+
+
+def _program(e: CudaEmitter, node: Node, program: str, inputs: dict[str, Tensor]) -> Results:
     y = e.wide_result(node.output, "y")
     per_row = [name for name, tensor in inputs.items() if name != "w" and tensor.shape[-1] == 1 != y.shape[-1]]
-    attrs = {"program": " ".join([*words, ends]), "channels": y.shape[-1], "per_row": " ".join(per_row)}
+    attrs = {"program": program, "channels": y.shape[-1], "per_row": " ".join(per_row)}
     e.call(node, elementwise, attrs, inputs, {"y": y})
     return [y]
 
@@ -223,7 +253,7 @@ def _program(e: CudaEmitter, node: Node, values: Sequence[Value], ends: str) -> 
 def _operand(e: CudaEmitter, value: Value, inputs: dict[str, Tensor]) -> str:
     """Returns the word of a computed operand. The same value twice is one operand."""
     for name, tensor in inputs.items():
-        if name != "w" and tensor.address == e.tensors[value].address:
+        if name != "w" and value in e.tensors and tensor.address == e.tensors[value].address:
             return name
     name = f"x{sum(name != 'w' for name in inputs)}"
     inputs[name] = e.activation(value, name)
@@ -233,16 +263,9 @@ def _operand(e: CudaEmitter, value: Value, inputs: dict[str, Tensor]) -> str:
 def _row(e: CudaEmitter, node: Node, value: Value, inputs: dict[str, Tensor]) -> Tensor:
     """Returns a stored vector with one number for each column."""
     if "w" in inputs or value.shape != node.output.shape[-1:]:
-        raise e.refusal(
-            node, f"{node.op} with a stored operand of shape {list(value.shape)} has no kernel for target cuda"
-        )
+        stored = list(value.shape)
+        raise e.refusal(node, f"{node.op} with a stored operand of shape {stored} has no kernel for target cuda")
     return e.plain(value, "w", "float32")
-
-
-def _clamp(e: CudaEmitter, node: Node) -> Results:
-    bounds = ((node.attrs["min"], "maximum"), (node.attrs["max"], "minimum"))
-    words = [f"{float(bound)!r} {word}" for bound, word in bounds if bound is not None]
-    return _program(e, node, [node.operand(0)], " ".join(words))
 
 
 def _slice(e: CudaEmitter, node: Node) -> Results:
@@ -275,7 +298,7 @@ def _cast(e: CudaEmitter, node: Node) -> Results:
     return [e.activation(node.operand(0), "y")]
 
 
-def with_logits(e: CudaEmitter, logits: Tensor, value: Value) -> Tensor:
+def wide_logits(e: CudaEmitter, logits: Tensor, value: Value) -> Tensor:
     """Returns the logits as float32, by one more call where they are of A."""
     if logits.dtype == "float32":
         return logits
@@ -301,8 +324,9 @@ HANDLERS: dict[str, Handler] = {
     "quantized_embedding": _quantized_embedding,
     "slice": _slice,
     "concat": _concat,
-    **dict.fromkeys((*ELEMENTWISE, "square", "rsqrt", "silu", "gelu"), _elementwise),
-    "clamp": _clamp,
+    "route": _route,
+    "experts": _experts,
+    **dict.fromkeys((*ELEMENTWISE, "clamp"), _elementwise),
     "cast": _cast,
 }
 

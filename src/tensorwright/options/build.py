@@ -383,7 +383,8 @@ class BuildFields:
         at=_everywhere(
             At(
                 "GPUs: compute capability that the engine is for, such as 90. May be repeated for cuda and "
-                f"tensorrt-rtx; tensorrt needs one. [default: {_default_sms()} on cuda, else those that the library chooses]"
+                "tensorrt-rtx; tensorrt needs one. "
+                f"[default: {_default_sms()} on cuda, else those that the library chooses]"
             )
         ),
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tensorwright.builder.emit.step_limits import PROMPT_ROWS, make_limits
 from tensorwright.builder.emit.tensorrt.profiles import (
     MAX_ELEMENTS,
-    PROMPT_ROWS,
     input_shapes,
-    make_limits,
     make_profiles,
 )
+from tensorwright.engine_format.targets import StepSizes
 from tensorwright.engine_format.tensorrt_manifest import KvLayer, Range, page_inputs, step_inputs, symbols
 from tensorwright.errors import InvalidOptionError
 
@@ -22,12 +22,12 @@ LAYERS = (KvLayer(0, 2, 8), KvLayer(1, 4, 16), KvLayer(0, 1, 64))
     [((None, None), (64, 2048)), ((8, None), (8, 2048)), ((4096, None), (4096, 4096)), ((None, 16), (16, 16))],
 )
 def test_limits_that_are_not_given_fit_those_that_are(given, limits):
-    assert make_limits(*given) == limits
+    assert make_limits(*given, StepSizes(64, 2048)) == limits
 
 
 def test_a_step_holds_a_token_of_every_sequence():
     with pytest.raises(InvalidOptionError, match=r"max_num_tokens must be at least max_batch_size.*32 is below 64"):
-        make_limits(64, 32)
+        make_limits(64, 32, StepSizes(64, 2048))
 
 
 def make(batch=8, tokens=100):

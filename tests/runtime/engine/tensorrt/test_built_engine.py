@@ -13,6 +13,8 @@ from support.fake_tensorrt import FakePlugins, FakeTensorRt
 from support.graph_network import GraphNetwork
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
+from tensorwright.builder.emit.step_limits import make_limits
+from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, KvLayer
 from tensorwright.ir.parse import parse_graph
 from tensorwright.models.checkpoint import open_checkpoint
@@ -72,7 +74,7 @@ def test_an_engine_of_default_limits_takes_an_LLM_of_default_options(batch: int 
     """A step has a row of logits per sequence, and beside them as many as max_prompt_logprob_rows says."""
     parameters = inspect.signature(LLM.__init__).parameters
     asked = {**DEFAULT_LIMITS, "max_prompt_logprob_rows": parameters["max_prompt_logprob_rows"].default}
-    seqs, tokens = profiles.make_limits(batch, None)
+    seqs, tokens = make_limits(batch, None, TARGETS["tensorrt"].default_step)
     made = profiles.make_profiles([KvLayer(0, 2, 64)], 1, block_size=32, max_seq_len=2048, batch=seqs, tokens=tokens)
     limits = {symbol: max(profile.symbols[symbol].max for profile in made) for symbol in ("tokens", "seqs", "rows")}
     assert limits["seqs"] >= asked["max_batch_size"]

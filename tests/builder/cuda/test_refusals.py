@@ -1,0 +1,73 @@
+"""What target cuda cannot run is refused by name, before any kernel is compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.cuda_model import MAX_STEP
+from support.plugin_form import lower
+from tensorwright.builder.emit.cuda.emit import plan_graph
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.target import cuda
+from tensorwright.errors import InvalidOptionError, LoweringError
+
+
+@pytest.mark.parametrize(
+    ("variant", "config", "message"),
+    [
+        ("bloom", {}, r"attention with slopes \(alibi\) has no kernel for target cuda; build with target cpu"),
+        ("minicpm3", {}, "latent attention has no kernel for target cuda; build with target cpu"),
+        ("llama", {}, "head_dim must be 16 to 256, got 8; build with target cpu"),
+        ("mamba", {}, "recurrent layers keep a state for each sequence, which only target cpu can"),
+    ],
+)
+def test_graphs_without_kernels(case, variant: str, config: dict, message: str) -> None:
+    made = case(variant, **config)
+    with pytest.raises(LoweringError, match=message):
+        plan_graph(lower(made.graph, "float16", block=32), made.checkpoint, "float16", MAX_STEP).traced(90)
+
+
+def test_quantized_experts(case) -> None:
+    made = case("mixtral", head_dim=16)
+    graph = lower(made.graph, "float16", "int4", block=32, target="cuda")
+    with pytest.raises(LoweringError, match="quantized_experts has no kernel for target cuda"):
+        plan_graph(graph, made.checkpoint, "float16", MAX_STEP)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sm": (90, 91)}, "an engine cannot be built for SM 91: our GPU kernels are compiled for 75, 80"),
+        ({"sm": (75,), "dtype": "bfloat16"}, "SM 75 has no bfloat16: say --dtype float16"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be auto or int8 on target cuda"),
+        ({"max_batch_size": 64, "max_num_tokens": 32}, "max_num_tokens must be at least max_batch_size"),
+    ],
+)
+def test_options(options: dict, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        cuda.check(BuildOptions(target="cuda", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantize": "w8a8"}, "target cuda keeps activations as they are"),
+        ({"quantize": "int4:g64,embedding=int4"}, "on target cuda the embedding must be int8 or none"),
+        ({"int4_kernel": "plugin"}, "int4_kernel"),
+        ({"heads": "mtp"}, "heads"),
+        ({"tensor_parallel": 2}, "tensor_parallel"),
+    ],
+)
+def test_options_of_other_targets(options: dict, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        BuildOptions(target="cuda", **options)
+
+
+def test_the_type_follows_the_checkpoint_and_the_gpus() -> None:
+    every = BuildOptions(target="cuda")
+    assert every.sm == (80, 90)
+    assert [cuda.activation_dtype(every, native) for native in ("bfloat16", "float16", "float32")] == [
+        "bfloat16", "float16", "float16",
+    ]  # fmt: skip
+    with pytest.raises(InvalidOptionError, match="SM 75 has no bfloat16"):
+        cuda.activation_dtype(BuildOptions(target="cuda", sm=(75,)), "bfloat16")
