@@ -124,13 +124,18 @@ def salt(name: str, value: Any) -> None:
     check(name, value, value is None or not any("\ud800" <= letter <= "\udfff" for letter in value), "valid Unicode")
 
 
-def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Checks one text or several, none of them empty, and returns them as a tuple."""
+def texts(
+    name: str, value: Any, most: int = bounds.STOP_STRINGS, longest: int = bounds.STOP_LENGTH
+) -> tuple[str, ...]:
+    """Checks one text or several, none of them empty, and returns them as a tuple.
+
+    most: the most texts. longest: the most characters of each.
+    """
     must = "a text or a list of texts, none empty"
     value = () if value is None else (value,) if isinstance(value, str) else value
     check(name, value, isinstance(value, (list, tuple)), must)
-    check_count(name, value, bounds.STOP_STRINGS, "texts")
+    check_count(name, value, most, "texts")
     for text in value:
         check(name, text, isinstance(text, str) and len(text) > 0, must)
-        check_count(f"a text in {name}", text, bounds.STOP_LENGTH, "characters")
+        check_count(f"a text in {name}", text, longest, "characters")
     return tuple(value)
