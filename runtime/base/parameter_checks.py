@@ -124,9 +124,7 @@ def salt(name: str, value: Any) -> None:
     check(name, value, value is None or not any("\ud800" <= letter <= "\udfff" for letter in value), "valid Unicode")
 
 
-def texts(
-    name: str, value: Any, most: int = bounds.STOP_STRINGS, longest: int = bounds.STOP_LENGTH
-) -> tuple[str, ...]:
+def texts(name: str, value: Any, most: int = bounds.STOP_STRINGS, longest: int = bounds.STOP_LENGTH) -> tuple[str, ...]:
     """Checks one text or several, none of them empty, and returns them as a tuple.
 
     most: the most texts. longest: the most characters of each.

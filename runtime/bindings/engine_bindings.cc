@@ -178,6 +178,7 @@ class PyEngine {
              std::unique_ptr<Proposer> proposer = nullptr) {
     auto running = std::make_shared<RunningEngine>();
     EngineOptions own = options;
+    own.jump_forward = options.jump_forward && python == nullptr;
     own.timeline = timeline_;
     running->engine = std::make_unique<Engine>(std::move(executor), own, std::move(proposer));
     running->python = python;
@@ -275,6 +276,7 @@ Facts PyEngine::stats() const {
   d["preemptions"] = s.steps.preemptions;
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
+  d["forced_tokens"] = s.forced_tokens;
   d["state_slots"] = s.state_slots;
   d["used_state_slots"] = s.used_state_slots;
   d["state_snapshots"] = s.state_snapshots;
@@ -349,6 +351,8 @@ void bind_options(nb::module_& m) {
       .def_rw("trace_steps", &PyEngineOptions::trace_steps,
               "whether the spans of steps and requests are kept, without those of instructions and threads")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
+      .def_rw("jump_forward", &PyEngineOptions::jump_forward,
+              "whether tokens that a grammar forces are computed with the token before them; only target cpu")
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")

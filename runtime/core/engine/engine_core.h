@@ -16,6 +16,7 @@
 #include "runtime/core/cache/kv_blocks.h"
 #include "runtime/core/engine/beams.h"
 #include "runtime/core/engine/engine_options.h"
+#include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/engine/prefix_transfer.h"
 #include "runtime/core/interface/executor.h"
@@ -44,7 +45,8 @@ struct EngineStats {
   // The slots of the states of recurrent layers: of running sequences and of snapshots.
   int32_t state_slots = 0, used_state_slots = 0, state_snapshots = 0;
   SnapshotStats snapshots;
-  int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
+  int64_t forced_tokens = 0;  // tokens that a grammar forced and that cost no step of their own
+  int64_t sat_out = 0;        // times that a sequence was put aside until its mask comes
   int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
   SpeculationStats speculation;
@@ -190,6 +192,7 @@ class EngineCore {
   std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
   Beams beams_;
   std::unique_ptr<Drafter> drafter_;          // null if nothing is proposed
+  std::unique_ptr<ForcedTokens> forced_;      // null if nothing is computed because a grammar forces it
   std::vector<Sampler> samplers_;             // one per thread of the executor
   const std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
   Step step_;

@@ -88,7 +88,14 @@ def sampling_fields(row: Row, names: InputNames, defaults: Mapping[str, Any], vo
     check_refused(row)
     fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
     fields |= _beams(row, names)
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "timeout"):
+    for name in (
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "timeout",
+    ):
         fields[name] = row.number(name)
     for name in ("min_tokens", "priority", "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size"):
         fields[name] = row.integer(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,10 @@ class Matcher:
         self.cancelled = threading.Event()
         self.threads: list[str] = []
         self._work = work
+        self.lock, self.foresees = threading.Lock(), False
+
+    def take_foreseen(self, tokens: Any) -> bool:
+        return False
 
     def advance(self, tokens: Any) -> Any:
         self.threads.append(threading.current_thread().name)
@@ -270,9 +275,10 @@ def test_a_clock_that_leaps_once_ends_nobody(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock() + leaps[0])
     watch, matcher = Watch(), Matcher(leap)
     job = MaskJob(matcher, [1], Told())  # type: ignore[arg-type]
-    assert _computed(job, watch) == (MASK, None)
+    advance = partial(matcher.advance, [1])
+    assert _computed(job, watch, advance) == (MASK, None)
     assert not matcher.cancelled.is_set()
-    mask, error = _computed(job, watch)
+    mask, error = _computed(job, watch, advance)
     assert mask is None
     assert "its masks take longer than 10 ms each" in str(error)
 
@@ -291,7 +297,8 @@ def test_what_is_late_twice_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(time, "thread_time", lambda: now[0])
     monkeypatch.setattr(time, "clock_gettime", lambda which: now[0])
     watch, matcher = Watch(), Matcher(work)
-    mask, error = _computed(MaskJob(matcher, [1], Told()), watch)  # type: ignore[arg-type]
+    job = MaskJob(matcher, [1], Told())  # type: ignore[arg-type]
+    mask, error = _computed(job, watch, partial(matcher.advance, [1]))
     assert mask is None
     assert "its masks take longer than 10 ms each" in str(error)
 
