@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
@@ -115,6 +115,16 @@ def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
             check_count(f"a text in {name}", word, bounds.BAD_WORD_LENGTH, "characters")
     most = bounds.BAD_WORD_TOKENS
     return tuple(word if isinstance(word, str) else token_ids(f"an entry of {name}", word, most) for word in value)
+
+
+def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """Checks a list of functions, and returns it as a tuple."""
+    must = "a list of functions of token ids and logits"
+    check(name, value, isinstance(value, (list, tuple)), must)
+    check_count(name, value, bounds.LOGITS_PROCESSORS, "functions")
+    for each in value:
+        check(name, each, callable(each), must)
+    return tuple(value)
 
 
 def salt(name: str, value: Any) -> None:

@@ -21,6 +21,8 @@ BAD_WORD_LENGTH = 256
 """Characters of a text in `bad_words`."""
 BAD_WORD_TOKENS = 64
 """Tokens of an entry of `bad_words`, and of a word in Triton's `embedding_bias_words`."""
+LOGITS_PROCESSORS = 16
+"""Entries of `logits_processors` in Python."""
 LOGIT_BIASES = 2**19
 """Entries of `logit_bias` in Python, and numbers in Triton's `embedding_bias`: more than any vocabulary has."""
 DRY_BREAKERS = 16

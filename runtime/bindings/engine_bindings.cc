@@ -12,6 +12,7 @@
 #include "runtime/bindings/conversions.h"
 #include "runtime/bindings/live_engines.h"
 #include "runtime/bindings/prefix_transfers.h"
+#include "runtime/bindings/python_rows.h"
 #include "runtime/bindings/rank_options.h"
 #include "runtime/bindings/spans.h"
 #include "runtime/core/engine/engine.h"
@@ -109,6 +110,7 @@ class PyEngine {
     return running_->engine->abort(id, completion);
   }
   std::vector<Event> wait_events(double timeout_s) {
+    PythonRows::release_dropped();
     nb::gil_scoped_release release;
     return running_->engine->wait_events(timeout_s);
   }
@@ -151,7 +153,9 @@ class PyEngine {
 
   PrefixTransfers prefix_transfers() const { return PrefixTransfers(running_); }
   bool is_here() const { return running_ && running_->is_here(); }
-  bool called_here() const { return running_->python && running_->python->called_here(); }
+  bool called_here() const {
+    return PythonRows::calls_here() || (running_->python && running_->python->called_here());
+  }
   bool stopped() const { return running_->engine->stopped(); }
   std::string cause() const { return running_->engine->cause(); }
   Facts stats() const;

@@ -15,6 +15,7 @@
 #include "runtime/bindings/adapters.h"
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/conversions.h"
+#include "runtime/bindings/python_rows.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/sampling/sampler.h"
@@ -138,6 +139,17 @@ void bind_sampling(nb::module_& m) {
           [](Sampling& s, const PyAdapter* adapter) { s.adapter = adapter ? adapter->adapter : nullptr; },
           nb::for_setter(nb::arg("adapter").none()),
           "an adapter that the engine has made; None: the model alone")
+      .def_prop_rw(
+          "processor",
+          [](const Sampling& s) -> nb::object {
+            const auto* rows = dynamic_cast<const PythonRows*>(s.processor.get());
+            return rows ? rows->chain() : nb::none();
+          },
+          [](Sampling& s, nb::object chain) {
+            s.processor = chain.is_none() ? nullptr : std::make_shared<const PythonRows>(std::move(chain));
+          },
+          nb::for_setter(nb::arg("chain").none()),
+          "called with int32 [tokens] and float32 [vocab] before each draw, it changes the latter in place")
       .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 

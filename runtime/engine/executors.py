@@ -146,8 +146,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         require_cpu(engine, "jump_forward=True")
         if engine.state_bytes:
             raise InvalidOptionError(
-                f"jump_forward=True: {engine.path} has recurrent layers, whose states cannot be taken back where a step "
-                "has to wait for a mask; leave it out"
+                f"jump_forward=True: {engine.path} has recurrent layers, whose states cannot be taken back where a "
+                "step has to wait for a mask; leave it out"
             )
     if options.max_loras:
         read_places(engine, "max_loras")

@@ -14,8 +14,8 @@ from tensorwright.options.speculation import Speculation
 @dataclass(frozen=True)
 class RuntimeOptions:
     """The options that a caller asks for. None leaves the choice to the engine: kv_cache_bytes depends on the free
-    memory, state_snapshots on kv_cache_bytes, the limits of a step, enable_prefix_caching and jump_forward on the target, threads on
-    the machine, and max_prefill_chunk is then max_num_tokens. Raises InvalidOptionError.
+    memory, state_snapshots on kv_cache_bytes, the limits of a step, enable_prefix_caching and jump_forward on the
+    target, threads on the machine, and max_prefill_chunk is then max_num_tokens. Raises InvalidOptionError.
     """
 
     kv_cache_bytes: int | None

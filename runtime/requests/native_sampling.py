@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensorwright.runtime.engine import native
+from tensorwright.runtime.requests.logits_processors import ProcessorChain
 from tensorwright.runtime.requests.prompts import CheckedRequest
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime
     sampling.frequency_penalty = float(params.frequency_penalty)
     sampling.logit_bias = params.biases
     sampling.bad_words = request.bad_words
+    if params.logits_processors:
+        sampling.processor = ProcessorChain(params.logits_processors)
     sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
     sampling.priority = int(params.priority)
     sampling.cache_salt = params.cache_salt or ""

@@ -11,6 +11,7 @@ from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.parameter_checks import check, check_int, check_range
 from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.requests.logits_processors import LogitsProcessor
 
 GUIDED = "GuidedDecodingParams or None"
 
@@ -35,9 +36,10 @@ class SamplingParams(StrictKeywords):
         counts for max_batch_size. Completion i draws with the seed `completion_seed(i)`, so completion 0 is the one
         that n=1 gives. Greedy completions are all equal.
     beam_width: above 1, the n completions are the best of a beam search of so many beams, each of which counts for
-        max_batch_size. It draws nothing: temperature, top_k, top_p, min_p, typical_p and xtc_probability keep their defaults (or a
-        temperature of 0), and a seed means nothing. Its tokens come at its end. Penalties, biases and bad words change logprobs, as
-        in transformers. A search has neither stop strings nor guided_decoding.
+        max_batch_size. It draws nothing: temperature, top_k, top_p, min_p, typical_p and xtc_probability keep their
+        defaults (or a temperature of 0), and a seed means nothing. Its tokens come at its end. Penalties, biases and
+        bad words change logprobs, as in transformers. A search has no stop strings, no guided_decoding and no
+        logits_processors.
     length_penalty: a beam's score is the sum of its logprobs / (its tokens ** length_penalty); above 0 favours long
         ones.
     early_stopping: when a search that has beam_width ended beams is over: True at once; False when the best of the
@@ -69,6 +71,11 @@ class SamplingParams(StrictKeywords):
     logit_bias: {token: number} that is added to logits; -inf forbids the token.
     bad_words: texts (or lists of token ids) that must not be generated. A text stands for its tokens with and without
         a space before it; spelled with other tokens it can still occur.
+    logits_processors: functions of yours that change logits before the parameters above do, in their order. Each gets
+        the token ids of prompt and output so far, int32 [tokens], and the logits of the next token, float32
+        [vocab_size]; it changes these in place and returns None, or returns other logits of that shape. They are called
+        in the engine's thread, for all requests of a step together, and every request waits for them. A function that
+        raises ends its own request with LogitsProcessorError. A beam search has none.
     seed: the same seed, prompt and parameters give the same tokens, whatever other requests run; None means a random
         seed.
     stop_token_ids: generation ends after any of these tokens; the token stays in token_ids.
@@ -124,6 +131,7 @@ class SamplingParams(StrictKeywords):
     no_repeat_ngram_size: int = 0
     logit_bias: Biases | None = None
     bad_words: Words = ()
+    logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
     seed: int | None = None
     stop_token_ids: tuple[int, ...] | list[int] = ()
     stop: str | tuple[str, ...] | list[str] | None = ()
@@ -173,6 +181,8 @@ class SamplingParams(StrictKeywords):
         kept = checks.texts("kept_special_tokens", self.kept_special_tokens)
         object.__setattr__(self, "kept_special_tokens", kept)
         object.__setattr__(self, "bad_words", checks.words("bad_words", self.bad_words))
+        processors = checks.callables("logits_processors", self.logits_processors)
+        object.__setattr__(self, "logits_processors", processors)
         object.__setattr__(self, "logit_bias", checks.biases("logit_bias", self.logit_bias))
 
     def _check_lengths(self) -> None:
@@ -250,5 +260,5 @@ BEAMS = ("length_penalty", "early_stopping")
 """The parameters that only a beam search has."""
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "xtc_probability")
 """The parameters that say how a token is drawn. A beam search draws none."""
-NOT_OF_BEAMS = ("stop", "guided_decoding")
+NOT_OF_BEAMS = ("stop", "guided_decoding", "logits_processors")
 """The parameters that a beam search cannot have."""

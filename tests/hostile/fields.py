@@ -70,6 +70,7 @@ SAMPLING: Table = {
     "dry_penalty_last_n": (digits, highest_int),
     "dry_sequence_breakers": (texts, ones, text),
     "no_repeat_ngram_size": (digits, highest_int),
+    "logits_processors": REFUSED,
     "repetition_penalty": (decimals, just("100")),
     "use_beam_search": SWITCH,
     "best_of": (digits, highest_int),

@@ -72,6 +72,7 @@ FIELDS: Mapping[str, tuple[Make, ...]] = {
     "dry_penalty_last_n": NUMBER,
     "dry_sequence_breakers": (lambda number: texts(MANY), long_text, deep),
     "no_repeat_ngram_size": (*NUMBER, just(1)),
+    "logits_processors": (long_text, deep, lambda number: [print] * (MANY - number)),
     "repetition_penalty": (*NUMBER, just(100)),
     "presence_penalty": (*NUMBER, just(-100)),
     "frequency_penalty": (*NUMBER, just(100)),

@@ -562,8 +562,10 @@ void EngineCore::take_ready() {
 // Draws from all rows of ready_ at once, on the executor's threads. A failure ends the whole request, but
 // only after all rows are done, because other completions of the request may be among them.
 void EngineCore::take_tokens(std::vector<Event>* events) {
+  process_rows();
   executor_->run_tasks(static_cast<int>(ready_.size()), [this](int task, int thread) {
     Draw& mine = ready_[static_cast<size_t>(task)];
+    if (mine.error) return;
     try {
       sample(mine, thread);
     } catch (...) {
@@ -675,6 +677,29 @@ void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Ev
   for (const Failure& failure : failures) end(failure.id, &failure.error, events);
 }
 
+// Runs the requests' own processors on copies of their rows, all at once. An error is that of its draw.
+void EngineCore::process_rows() {
+  const auto processes = [](const Draw& draw) { return draw.sequence->sampling->processor != nullptr; };
+  if (std::ranges::none_of(ready_, processes)) return;
+  std::vector<ProcessedRow> rows;
+  for (const Draw& draw : ready_) {
+    if (!processes(draw)) continue;
+    rows.push_back({draw.sequence->sampling->processor.get(), draw.sequence->tokens, nullptr});
+    try {
+      rows.back().row = std::make_shared<std::vector<float>>(draw.row.begin(), draw.row.end());
+    } catch (const std::bad_alloc&) {
+      rows.back().error = std::current_exception();
+    }
+  }
+  rows[0].processor->process(rows);
+  size_t next = 0;
+  for (Draw& draw : ready_) {
+    if (!processes(draw)) continue;
+    draw.changed = std::move(rows[next].row);
+    draw.error = rows[next++].error;
+  }
+}
+
 // Draws a token from the row, or finds what may follow a beam.
 void EngineCore::sample(Draw& draw, int thread) {
   const Sequence& sequence = *draw.sequence;
@@ -686,7 +711,10 @@ void EngineCore::sample(Draw& draw, int thread) {
   }
   std::span<const uint32_t> mask;
   if (draw.mask) mask = *draw.mask;
-  draw.sample = sampler.sample(draw.row, *sequence.sampling, sequence.seed, sequence.size(), history, mask);
+  std::span<const float> changed;
+  if (draw.changed) changed = *draw.changed;
+  draw.sample =
+      sampler.sample(draw.row, *sequence.sampling, sequence.seed, sequence.size(), history, mask, changed);
 }
 
 // Reports the logprobs of the sequence's next `rows` prompt positions. Their logits begin at row `row`.

@@ -135,6 +135,8 @@ class EngineCore {
     Sample sample = {};
     std::vector<NextToken> next = {};  // of a beam, in place of a sample
     std::exception_ptr error = nullptr;
+    // What the request's own processor made of the row, which the token is drawn from; null: the row itself.
+    std::shared_ptr<const std::vector<float>> changed = nullptr;
     std::shared_ptr<const std::vector<float>> kept =
         nullptr;  // the copy of the row of a sequence that sits out
   };
@@ -172,6 +174,7 @@ class EngineCore {
   void forget_preempted();
   void take_ready();
   void take_tokens(std::vector<Event>* events);
+  void process_rows();
   void sample(Draw& draw, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,

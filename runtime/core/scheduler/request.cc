@@ -79,6 +79,8 @@ void validate_beams(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "n must be at most beam_width, which is " + std::to_string(s.beam_width),
            std::to_string(s.n), "lower n, or raise beam_width");
   }
+  if (s.processor)
+    refuse(type, "a beam search must be without logits processors", "some", "leave one of them out");
   if (s.guided)
     refuse(type, "a beam search must be without a grammar", "a guided request", "leave one of them out");
 }

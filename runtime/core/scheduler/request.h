@@ -12,6 +12,7 @@
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/scheduler/dry_breakers.h"
+#include "runtime/core/scheduler/row_processor.h"
 #include "runtime/core/scheduler/token_masks.h"
 #include "runtime/core/scheduler/token_sets.h"
 
@@ -56,7 +57,8 @@ struct Sampling {
   int32_t priority = 0;          // higher ones start first
   int32_t logprobs = -1;         // -1: none; 0: the sampled token's; n: those of the n likeliest as well
   int32_t prompt_logprobs = -1;  // the same for each prompt token but the first
-  bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
+  std::shared_ptr<const RowProcessor> processor = nullptr;  // the caller's own code; null: none
+  bool guided = false;  // no token is sampled before its mask has come; see token_masks.h
   // Only requests with the same salt find what the prefix cache remembers of a request. See prefix_salt().
   std::string cache_salt;
   SharedAdapter adapter = nullptr;  // what computes the request beside the model; null: nothing does

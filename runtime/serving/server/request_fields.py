@@ -175,6 +175,7 @@ class SamplingFields(StrictModel):
     dry_penalty_last_n: int | None = Field(None, ge=-1, lt=2**31)
     dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=bounds.DRY_BREAKERS, fail_fast=True)] | None = None
     no_repeat_ngram_size: int | None = Field(None, ge=0, lt=2**31)
+    logits_processors: Refused = None
     repetition_penalty: RepetitionPenalty | None = None
     use_beam_search: bool | None = None
     best_of: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)

@@ -76,10 +76,10 @@ SAMPLING = (
     _of_run("min_p", float, f"Sample among tokens p times as likely as the likeliest; 0 is all. {_MODELS} 0]"),
     _of_run("typical_p", float, "Sample among the most typical tokens that reach p together; 1 is all.", 1.0),
     _of_run(
-        "xtc_probability", float, "How often a token is drawn without the likeliest ones, all but the last of those with "
-        "--xtc-threshold; 0 is never.", 0.0,
+        "xtc_probability", float, "How often a token is drawn without the likeliest ones, all but the last of those "
+        "with --xtc-threshold; 0 is never.", 0.0,
     ),
-    _of_run("xtc_threshold", float, "The probability from which on --xtc-probability counts a token as a top one.", 0.1),
+    _of_run("xtc_threshold", float, "The probability from which on --xtc-probability counts a token.", 0.1),
     _of_run("seed", int, "Seed that makes sampling repeatable. [default: a random one]"),
     _of_run(
         "repetition_penalty", float, f"Penalty; above 1 it makes tokens of prompt and output less likely. {_MODELS} 1]"
@@ -91,8 +91,8 @@ SAMPLING = (
     _of_run("dry_allowed_length", int, "The length from which on a repeated text is penalized by DRY, in tokens.", 2),
     _of_run("dry_penalty_last_n", int, "The most tokens that DRY looks back; -1 is all, 0 is off.", -1),
     _of_run(
-        "dry_sequence_breakers", str, "Text across which DRY sees no repetition. May be repeated; none alone is no text. "
-        "[default: a line's end, a colon, a double quote and an asterisk]", ("\n", ":", '"', "*"),
+        "dry_sequence_breakers", str, "Text across which DRY sees no repetition. May be repeated; the word none alone "
+        "leaves all out. [default: a line's end, a colon, a double quote and an asterisk]", ("\n", ":", '"', "*"),
         flag="--dry-sequence-breaker", repeated=True, parse=parse_breakers,
     ),
     _of_run("no_repeat_ngram_size", int, "Forbid tokens that complete so many tokens a second time; 0 is off.", 0),

@@ -191,10 +191,13 @@ def test_dry_is_its_definition(data: Any) -> None:
     small = st.integers(0, 2)  # so that much repeats
     tokens = data.draw(st.lists(small, min_size=1, max_size=24))
     breakers = data.draw(st.lists(st.lists(small, min_size=1, max_size=3), max_size=2))
-    s = sampling(
-        temperature=0.0, dry_multiplier=data.draw(st.sampled_from([0.5, 3.0])), dry_base=data.draw(st.sampled_from([1.0, 1.75])),
-        dry_allowed_length=data.draw(st.integers(1, 4)), dry_penalty_last_n=data.draw(st.sampled_from([-1, -1, 1, 6, 12])),
-    )  # fmt: skip
+    drawn = {
+        "dry_multiplier": [0.5, 3.0],
+        "dry_base": [1.0, 1.75],
+        "dry_allowed_length": [1, 2, 3, 4],
+        "dry_penalty_last_n": [-1, -1, 1, 6, 12],
+    }
+    s = sampling(temperature=0.0, **{name: data.draw(st.sampled_from(values)) for name, values in drawn.items()})
     s.dry_breakers = _runtime.DryBreakers([(breaker[1:], breaker[:1]) for breaker in breakers])
     penalties = dry_penalties(s, tokens, breakers)
     logits = np.arange(VOCAB, 0, -1).astype(np.float32)

@@ -20,6 +20,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library
 from tensorwright.runtime.guided.mask_budget import MAX_S, PER_MASK_S, SLOW_S, MaskBudget
 from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch, _computed
+from tensorwright.runtime.guided.matcher import MAX_FORESEEN
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
@@ -355,3 +356,50 @@ def test_one_in_the_queue_holds_no_matcher(vocabulary: GuidedVocabulary) -> None
     waiting.cancel()
     waiting.advance([byte_tokenizer().token_to_id("1")])
     assert "matcher" in vars(waiting)
+
+
+def told_numbers(mask: Any) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def test_a_matcher_moves_over_forced_tokens_and_waits_for_the_engine(vocabulary: GuidedVocabulary) -> None:
+    """The masks are those of one step at a time, and the end comes when the engine has drawn what leads to it."""
+    letters = [byte_tokenizer().token_to_id(letter) for letter in "abcde"]
+    compiled = vocabulary.compile(GuidedDecodingParams(choice=["abcde", "b"]))
+    stepped, ahead = compiled.start(True), compiled.start(True)
+    expected = [stepped.advance([letter]) for letter in letters]
+    assert stepped.ended
+    assert not ahead.foresees
+    masks = [ahead.advance(letters[:1])]
+    while ahead.foresees:
+        masks.append(ahead.foresee())
+    assert [None if mask is None else told_numbers(mask) for mask in masks] == [
+        None if mask is None else told_numbers(mask) for mask in expected
+    ]
+    assert not ahead.ended
+    assert ahead.take_foreseen(letters[1:3])
+    assert not ahead.ended
+    assert not ahead.take_foreseen(letters[3:])  # behind it is the end, which is told now
+    assert ahead.advance(letters[3:]) is None
+    assert (ahead.ended, ahead.generated) == (True, 5)
+
+
+def test_tokens_beyond_what_was_foreseen_are_followed(vocabulary: GuidedVocabulary) -> None:
+    letters = [byte_tokenizer().token_to_id(letter) for letter in "aabc"]
+    matcher = vocabulary.compile(GuidedDecodingParams(regex="aab?c+")).start(False)
+    matcher.advance(letters[:1])
+    assert told_numbers(matcher.foresee()) == sorted(letters[2:])
+    assert not matcher.foresees  # a choice
+    mask = matcher.advance(letters[1:])  # one that was foreseen, and two that were drawn
+    assert told_numbers(mask) == [letters[3], 256]
+    assert matcher.generated == 4
+
+
+def test_masks_of_forced_tokens_are_told_ahead(vocabulary: GuidedVocabulary, threads: MaskThreads) -> None:
+    """Once each and in order, up to a bound, and each token's mask before the engine needs it."""
+    letter = byte_tokenizer().token_to_id("a")
+    matcher = vocabulary.compile(GuidedDecodingParams(regex="a{50}b")).start(False)
+    told: list[int] = []
+    for count in range(1, 50):
+        threads.compute([MaskJob(matcher, [letter], lambda mask, error: told.append(matcher.generated))], 60)
+        assert told == list(range(1, min(count + MAX_FORESEEN, 50) + 1))
