@@ -77,7 +77,7 @@ def test_forced_tokens_cost_no_step_and_change_no_bit(pico: LLM, pico_engine: Pa
     with LLM(pico_engine, kv_cache_memory="128MiB", max_batch_size=16, jump_forward=False) as plain:
         expected = [plain.generate(PROMPT, params).outputs for params in forcing]
         assert plain.get_stats()["forced_tokens"] == 0
-    memory = 14 * pico.engine.kv_block_bytes
+    memory = 8 * pico.engine.kv_block_bytes
     before = pico.get_stats()["forced_tokens"]
     assert [pico.generate(PROMPT, params).outputs for params in forcing] == expected
     assert [output.outputs for output in pico.generate([PROMPT] * len(forcing), forcing)] == expected

@@ -402,4 +402,4 @@ def test_masks_of_forced_tokens_are_told_ahead(vocabulary: GuidedVocabulary, thr
     told: list[int] = []
     for count in range(1, 50):
         threads.compute([MaskJob(matcher, [letter], lambda mask, error: told.append(matcher.generated))], 60)
-        assert told == list(range(1, min(count + MAX_FORESEEN, 50) + 1))
+        assert told == list(range(1, min(count + MAX_FORESEEN, 51) + 1))
