@@ -68,6 +68,7 @@ def test_forced_tokens_cost_no_step_and_change_no_bit(pico: LLM, pico_engine: Pa
     schema = {"type": "object", "properties": {"registered_name": {"enum": ["abcdefghij", "zyxwvutsrq"]}}}
     schema |= {"required": ["registered_name"], "additionalProperties": False}
     forcing = [
+        *(guided({"regex": "(01234){4}[a-z ]{300}"}, max_tokens=100, temperature=1, seed=seed) for seed in range(8)),
         *MIXED,
         guided({"json": schema, "whitespace_pattern": ""}, temperature=1, seed=2, logprobs=2, n=2),
         guided({"regex": r"(0123456789){6}|x"}, temperature=0, logprobs=1),
@@ -77,7 +78,7 @@ def test_forced_tokens_cost_no_step_and_change_no_bit(pico: LLM, pico_engine: Pa
     with LLM(pico_engine, kv_cache_memory="128MiB", max_batch_size=16, jump_forward=False) as plain:
         expected = [plain.generate(PROMPT, params).outputs for params in forcing]
         assert plain.get_stats()["forced_tokens"] == 0
-    memory = 8 * pico.engine.kv_block_bytes
+    memory = 14 * pico.engine.kv_block_bytes  # each of the first eight takes 4 in the end
     before = pico.get_stats()["forced_tokens"]
     assert [pico.generate(PROMPT, params).outputs for params in forcing] == expected
     assert [output.outputs for output in pico.generate([PROMPT] * len(forcing), forcing)] == expected
