@@ -130,27 +130,27 @@ void Candidates::keep_typical(double mass) {
   filter([&](size_t i) { return weights_[i] > 0 && distances_[i] <= last; });
 }
 
-// Returns the distance of the candidate with which the nearest ones reach `mass`. Mostly few do, so it sorts
-// only as many as it needs.
+// Returns the distance of the candidate with which the nearest ones reach `mass`. It halves the candidates
+// among which that one is, and sorts none.
 double Candidates::last_typical(double mass) {
   nearest_.clear();
   for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] > 0) nearest_.emplace_back(distances_[i], static_cast<uint32_t>(i));
+    if (weights_[i] > 0) nearest_.emplace_back(distances_[i], weights_[i]);
   }
-  double sum = 0;
-  size_t sorted = 0;
-  for (size_t i = 0; i < nearest_.size(); ++i) {
-    if (i == sorted) {
-      sorted = std::min(nearest_.size(), std::max<size_t>(256, 8 * sorted));
-      const auto from = nearest_.begin() + static_cast<std::ptrdiff_t>(i);
-      const auto to = nearest_.begin() + static_cast<std::ptrdiff_t>(sorted);
-      if (to != nearest_.end()) std::nth_element(from, to, nearest_.end());
-      std::sort(from, to);
+  auto from = nearest_.begin(), to = nearest_.end();
+  double nearer = 0;  // the sum of the weights before `from`
+  while (to - from > 1) {
+    const auto middle = from + (to - from) / 2;
+    std::nth_element(from, middle, to);
+    double sum = nearer;
+    for (auto each = from; each != middle; ++each) sum += each->second;
+    if (sum >= mass * total_) {
+      to = middle;
+    } else {
+      from = middle, nearer = sum;
     }
-    sum += weights_[nearest_[i].second];
-    if (sum >= mass * total_) return nearest_[i].first;
   }
-  return nearest_.back().first;
+  return from->first;
 }
 
 void Candidates::exclude_top(double threshold) {

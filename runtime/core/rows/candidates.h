@@ -63,8 +63,8 @@ class Candidates {
   std::vector<uint64_t> order_, spare_;
   std::vector<int32_t> kept_ids_;
   std::vector<double> kept_weights_;
-  std::vector<double> distances_;                     // [size]: from the entropy
-  std::vector<std::pair<double, uint32_t>> nearest_;  // (distance, place)
+  std::vector<double> distances_;                   // [size]: from the entropy
+  std::vector<std::pair<double, double>> nearest_;  // (distance, weight)
 };
 
 }  // namespace tensorwright
