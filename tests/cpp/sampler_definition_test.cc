@@ -193,9 +193,8 @@ TW_TEST(random_parameters) {
     };
     const size_t n = 1 + random() % 3000;
     const std::vector<float> row = row_of(static_cast<Shape>(random() % kShapes), n, random());
-    Sampling s =
-        sampling(pick(1, 1, 0.3, 0.71, 2, 1e-3), static_cast<int32_t>(pick(0, 0, 1, 5, 64, 900)),
-                 pick(1, 0.95, 0.5, 0.1, 1e-6, 0.999999), pick(0, 0, 0.01, 0.3, 1));
+    Sampling s = sampling(pick(1, 1, 0.3, 0.71, 2, 1e-3), static_cast<int32_t>(pick(0, 0, 1, 5, 64, 900)),
+                          pick(1, 0.95, 0.5, 0.1, 1e-6, 0.999999), pick(0, 0, 0.01, 0.3, 1));
     s.typical_p = pick(1, 1, 0.95, 0.4, 1e-6);
     s.xtc_probability = pick(0, 0.5, 1);
     s.xtc_threshold = pick(0.1, 0.01, 0.4, 0, 1);

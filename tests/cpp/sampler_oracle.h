@@ -85,9 +85,8 @@ inline std::vector<OracleToken> oracle_narrowed(std::vector<OracleToken> tokens,
     const auto distance = [&](const OracleToken& token) { return std::abs(std::log(token.weight) - mean); };
     std::erase_if(tokens, [](const OracleToken& token) { return !(token.weight > 0); });
     std::vector<OracleToken> nearest = tokens;
-    std::stable_sort(nearest.begin(), nearest.end(), [&](const OracleToken& a, const OracleToken& b) {
-      return distance(a) < distance(b);
-    });
+    std::stable_sort(nearest.begin(), nearest.end(),
+                     [&](const OracleToken& a, const OracleToken& b) { return distance(a) < distance(b); });
     double sum = 0, last = 0;
     for (const OracleToken& token : nearest) {
       last = distance(token);
