@@ -163,6 +163,14 @@ class Adapter:
     def key(self) -> str:
         """A text that is equal for adapters of equal content only."""
 
+class DryBreakers:
+    """The sequence breakers of DRY, which many requests may share."""
+
+    def __init__(self, spellings: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """
+        (tail, heads): each of the tokens `heads` with the tokens `tail` behind it
+        """
+
 class Sampling:
     """How one request is sampled, and when it ends."""
 
@@ -231,6 +239,68 @@ class Sampling:
 
     @min_p.setter
     def min_p(self, arg: float, /) -> None: ...
+
+    @property
+    def typical_p(self) -> float:
+        """1: off"""
+
+    @typical_p.setter
+    def typical_p(self, arg: float, /) -> None: ...
+
+    @property
+    def xtc_threshold(self) -> float:
+        """of the tokens at least so likely one is left"""
+
+    @xtc_threshold.setter
+    def xtc_threshold(self, arg: float, /) -> None: ...
+
+    @property
+    def xtc_probability(self) -> float:
+        """0: off; how often"""
+
+    @xtc_probability.setter
+    def xtc_probability(self, arg: float, /) -> None: ...
+
+    @property
+    def dry_multiplier(self) -> float:
+        """0: off"""
+
+    @dry_multiplier.setter
+    def dry_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def dry_base(self) -> float: ...
+
+    @dry_base.setter
+    def dry_base(self, arg: float, /) -> None: ...
+
+    @property
+    def dry_allowed_length(self) -> int:
+        """the longest repetition that is free"""
+
+    @dry_allowed_length.setter
+    def dry_allowed_length(self, arg: int, /) -> None: ...
+
+    @property
+    def dry_penalty_last_n(self) -> int:
+        """tokens to look back; -1: all, 0: off"""
+
+    @dry_penalty_last_n.setter
+    def dry_penalty_last_n(self, arg: int, /) -> None: ...
+
+    @property
+    def dry_breakers(self) -> DryBreakers:
+        """across which nothing repeats; None: there are none"""
+
+    @dry_breakers.setter
+    def dry_breakers(self, breakers: DryBreakers | None) -> None: ...
+
+    @property
+    def no_repeat_ngram_size(self) -> int:
+        """0: off"""
+
+    @no_repeat_ngram_size.setter
+    def no_repeat_ngram_size(self, arg: int, /) -> None: ...
 
     @property
     def min_tokens(self) -> int:
@@ -344,6 +414,15 @@ class Sampling:
 
     @adapter.setter
     def adapter(self, adapter: Adapter | None) -> None: ...
+
+    @property
+    def processor(self) -> object:
+        """
+        called with int32 [tokens] and float32 [vocab] before each draw, it changes the latter in place
+        """
+
+    @processor.setter
+    def processor(self, chain: object | None) -> None: ...
 
     @property
     def guided(self) -> bool:
@@ -594,6 +673,15 @@ class EngineOptions:
 
     @prefix_cache.setter
     def prefix_cache(self, arg: bool, /) -> None: ...
+
+    @property
+    def jump_forward(self) -> bool:
+        """
+        whether tokens that a grammar forces are computed with the token before them; only target cpu
+        """
+
+    @jump_forward.setter
+    def jump_forward(self, arg: bool, /) -> None: ...
 
     @property
     def state_snapshots(self) -> int:

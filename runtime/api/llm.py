@@ -93,6 +93,9 @@ class LLM(StrictKeywords):
         Chrome's trace format (docs/operating.md). It has room for about two million spans.
     guided_vocabulary: the time at which the vocabulary is read for guided decoding, which may take seconds: "lazy" at
         the first guided request, "eager" in a thread that starts right after the engine. No other request waits.
+    jump_forward: whether tokens that guided decoding forces are computed in the step of the token before them, so that
+        they cost no step of their own. Tokens and logprobs stay the same bits. None means True where the engine can:
+        target cpu, and models without recurrent layers.
     max_queue_size: the requests that may wait; one more raises QueueFullError (`generate` waits instead).
     dtype: for a build from a model directory: "auto", "float32" or "bfloat16" (short names: "bf16", "fp32").
     quantize: for a build from a model directory: the formats of the weights, as `build` takes them ("int4", "int8:g64",
@@ -144,6 +147,7 @@ class LLM(StrictKeywords):
         max_lora_rank: int = 16,
         trace: str | Path | None = None,
         guided_vocabulary: str = "lazy",
+        jump_forward: bool | None = None,
         max_queue_size: int = 1024,
         dtype: str = "auto",
         quantize: str | None = None,
@@ -185,6 +189,7 @@ class LLM(StrictKeywords):
             speculation=read_speculation(speculative, "LLM: "),
             max_loras=len(given) if max_loras is None else max_loras,
             max_lora_rank=max_lora_rank,
+            jump_forward=jump_forward,
             trace=os.fspath(trace) if isinstance(trace, Path) else trace,
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
@@ -117,6 +117,16 @@ def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     return tuple(word if isinstance(word, str) else token_ids(f"an entry of {name}", word, most) for word in value)
 
 
+def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """Checks a list of functions, and returns it as a tuple."""
+    must = "a list of functions of token ids and logits"
+    check(name, value, isinstance(value, (list, tuple)), must)
+    check_count(name, value, bounds.LOGITS_PROCESSORS, "functions")
+    for each in value:
+        check(name, each, callable(each), must)
+    return tuple(value)
+
+
 def salt(name: str, value: Any) -> None:
     """Checks a salt: None, or a text that is not empty, because an empty text would look like no salt."""
     must = f"a text of 1 to {bounds.SALT_LENGTH} characters, or None"
@@ -124,13 +134,16 @@ def salt(name: str, value: Any) -> None:
     check(name, value, value is None or not any("\ud800" <= letter <= "\udfff" for letter in value), "valid Unicode")
 
 
-def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Checks one text or several, none of them empty, and returns them as a tuple."""
+def texts(name: str, value: Any, most: int = bounds.STOP_STRINGS, longest: int = bounds.STOP_LENGTH) -> tuple[str, ...]:
+    """Checks one text or several, none of them empty, and returns them as a tuple.
+
+    most: the most texts. longest: the most characters of each.
+    """
     must = "a text or a list of texts, none empty"
     value = () if value is None else (value,) if isinstance(value, str) else value
     check(name, value, isinstance(value, (list, tuple)), must)
-    check_count(name, value, bounds.STOP_STRINGS, "texts")
+    check_count(name, value, most, "texts")
     for text in value:
         check(name, text, isinstance(text, str) and len(text) > 0, must)
-        check_count(f"a text in {name}", text, bounds.STOP_LENGTH, "characters")
+        check_count(f"a text in {name}", text, longest, "characters")
     return tuple(value)

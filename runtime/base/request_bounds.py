@@ -21,8 +21,14 @@ BAD_WORD_LENGTH = 256
 """Characters of a text in `bad_words`."""
 BAD_WORD_TOKENS = 64
 """Tokens of an entry of `bad_words`, and of a word in Triton's `embedding_bias_words`."""
+LOGITS_PROCESSORS = 16
+"""Entries of `logits_processors` in Python."""
 LOGIT_BIASES = 2**19
 """Entries of `logit_bias` in Python, and numbers in Triton's `embedding_bias`: more than any vocabulary has."""
+DRY_BREAKERS = 16
+"""Texts in `dry_sequence_breakers`."""
+DRY_BREAKER_LENGTH = 40
+"""Characters of a text in `dry_sequence_breakers`."""
 GRAMMAR_LENGTH = 2**16
 """Characters of a grammar, a regular expression, a schema without its blanks, and all choices together."""
 SCHEMA_LENGTH = 2**18
@@ -42,6 +48,10 @@ PENALTIES = (-100.0, 100.0)
 """`presence_penalty` and `frequency_penalty`."""
 REPETITION_PENALTIES = (0.01, 100.0)
 """`repetition_penalty`."""
+DRY_MULTIPLIERS = (0.0, 100.0)
+"""`dry_multiplier`."""
+DRY_BASES = (1.0, 100.0)
+"""`dry_base`."""
 MAX_BIAS = 1e6
 """A number in `logit_bias`, above or below 0; -inf forbids the token."""
 MAX_TIMEOUT = 1e7

@@ -13,6 +13,7 @@
 #include "runtime/bindings/cuda_executor.h"
 #include "runtime/bindings/live_engines.h"
 #include "runtime/bindings/prefix_transfers.h"
+#include "runtime/bindings/python_rows.h"
 #include "runtime/bindings/rank_options.h"
 #include "runtime/bindings/spans.h"
 #include "runtime/core/engine/engine.h"
@@ -106,6 +107,7 @@ class PyEngine {
     return running_->engine->abort(id, completion);
   }
   std::vector<Event> wait_events(double timeout_s) {
+    PythonRows::release_dropped();
     nb::gil_scoped_release release;
     return running_->engine->wait_events(timeout_s);
   }
@@ -148,7 +150,9 @@ class PyEngine {
 
   PrefixTransfers prefix_transfers() const { return PrefixTransfers(running_); }
   bool is_here() const { return running_ && running_->is_here(); }
-  bool called_here() const { return running_->python && running_->python->called_here(); }
+  bool called_here() const {
+    return PythonRows::calls_here() || (running_->python && running_->python->called_here());
+  }
   bool stopped() const { return running_->engine->stopped(); }
   std::string cause() const { return running_->engine->cause(); }
   Facts stats() const;
@@ -186,6 +190,7 @@ class PyEngine {
              std::unique_ptr<Proposer> proposer = nullptr) {
     auto running = std::make_shared<RunningEngine>();
     EngineOptions own = options;
+    own.jump_forward = options.jump_forward && python == nullptr;
     own.timeline = timeline_;
     running->engine = std::make_unique<Engine>(std::move(executor), own, std::move(proposer));
     running->python = python;
@@ -283,6 +288,7 @@ Facts PyEngine::stats() const {
   d["preemptions"] = s.steps.preemptions;
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
+  d["forced_tokens"] = s.forced_tokens;
   d["state_slots"] = s.state_slots;
   d["used_state_slots"] = s.used_state_slots;
   d["state_snapshots"] = s.state_snapshots;
@@ -357,6 +363,8 @@ void bind_options(nb::module_& m) {
       .def_rw("trace_steps", &PyEngineOptions::trace_steps,
               "whether the spans of steps and requests are kept, without those of instructions and threads")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
+      .def_rw("jump_forward", &PyEngineOptions::jump_forward,
+              "whether tokens that a grammar forces are computed with the token before them; only target cpu")
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")

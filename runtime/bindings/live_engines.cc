@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "runtime/bindings/python_rows.h"
 #include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
@@ -39,7 +40,8 @@ void LiveEngines::destroy(std::shared_ptr<RunningEngine> engine) {
     new std::shared_ptr<RunningEngine>(std::move(engine));  // never freed
     return;
   }
-  if (!PythonExecutor::calls_here()) return;  // destroyed at this return, unless stop() has a reference too
+  if (!PythonExecutor::calls_here() && !PythonRows::calls_here())
+    return;  // destroyed at this return, unless stop() has a reference too
   std::lock_guard lock(mutex_);
   ++destroying_;
   std::thread([this, engine = std::move(engine)]() mutable {

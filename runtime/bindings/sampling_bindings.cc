@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <utility>
 
 #include "runtime/bindings/adapters.h"
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/conversions.h"
+#include "runtime/bindings/python_rows.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/sampling/sampler.h"
@@ -25,6 +28,10 @@ namespace tensorwright {
 namespace {
 
 using Ints = std::vector<int32_t>;
+
+struct PyDryBreakers {
+  std::shared_ptr<const DryBreakers> breakers;
+};
 
 // Sets the seed. An int out of range is an error that names the seed: taking its low bits would change the
 // seed silently.
@@ -59,6 +66,15 @@ void set_early_stopping(Sampling& sampling, const std::string& name) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
+  nb::class_<PyDryBreakers>(m, "DryBreakers", "The sequence breakers of DRY, which many requests may share.")
+      .def(
+          "__init__",
+          [](PyDryBreakers* self, std::vector<std::pair<Ints, Ints>> spellings) {
+            std::vector<DryBreakers::Spelling> given;
+            for (auto& [tail, heads] : spellings) given.push_back({std::move(tail), std::move(heads)});
+            new (self) PyDryBreakers{std::make_shared<const DryBreakers>(std::move(given))};
+          },
+          "spellings"_a, "(tail, heads): each of the tokens `heads` with the tokens `tail` behind it");
   nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
       .def(nb::init<>())
       .def_rw("n", &Sampling::n, "completions; number i draws with completion_seed(seed, i)")
@@ -73,6 +89,20 @@ void bind_sampling(nb::module_& m) {
       .def_rw("top_k", &Sampling::top_k, "0 or -1: off")
       .def_rw("top_p", &Sampling::top_p, "1: off")
       .def_rw("min_p", &Sampling::min_p, "0: off")
+      .def_rw("typical_p", &Sampling::typical_p, "1: off")
+      .def_rw("xtc_threshold", &Sampling::xtc_threshold, "of the tokens at least so likely one is left")
+      .def_rw("xtc_probability", &Sampling::xtc_probability, "0: off; how often")
+      .def_rw("dry_multiplier", &Sampling::dry_multiplier, "0: off")
+      .def_rw("dry_base", &Sampling::dry_base)
+      .def_rw("dry_allowed_length", &Sampling::dry_allowed_length, "the longest repetition that is free")
+      .def_rw("dry_penalty_last_n", &Sampling::dry_penalty_last_n, "tokens to look back; -1: all, 0: off")
+      .def_prop_rw(
+          "dry_breakers", [](const Sampling& s) { return PyDryBreakers{s.dry_breakers}; },
+          [](Sampling& s, const PyDryBreakers* breakers) {
+            s.dry_breakers = breakers ? breakers->breakers : nullptr;
+          },
+          nb::for_setter(nb::arg("breakers").none()), "across which nothing repeats; None: there are none")
+      .def_rw("no_repeat_ngram_size", &Sampling::no_repeat_ngram_size, "0: off")
       .def_rw("min_tokens", &Sampling::min_tokens, "no end-of-sequence or stop token before so many")
       .def_rw("repetition_penalty", &Sampling::repetition_penalty, "1: off; over prompt and output")
       .def_rw("presence_penalty", &Sampling::presence_penalty, "0: off; over the output")
@@ -109,6 +139,17 @@ void bind_sampling(nb::module_& m) {
           [](Sampling& s, const PyAdapter* adapter) { s.adapter = adapter ? adapter->adapter : nullptr; },
           nb::for_setter(nb::arg("adapter").none()),
           "an adapter that the engine has made; None: the model alone")
+      .def_prop_rw(
+          "processor",
+          [](const Sampling& s) -> nb::object {
+            const auto* rows = dynamic_cast<const PythonRows*>(s.processor.get());
+            return rows ? rows->chain() : nb::none();
+          },
+          [](Sampling& s, nb::object chain) {
+            s.processor = chain.is_none() ? nullptr : std::make_shared<const PythonRows>(std::move(chain));
+          },
+          nb::for_setter(nb::arg("chain").none()),
+          "called with int32 [tokens] and float32 [vocab] before each draw, it changes the latter in place")
       .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 

@@ -165,6 +165,13 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
                 f"speculative={options.speculation.method!r}: {engine.path} has recurrent layers, whose states cannot "
                 "be taken back behind a wrong proposal; leave it out"
             )
+    if options.jump_forward:
+        require_cpu(engine, "jump_forward=True")
+        if engine.state_bytes:
+            raise InvalidOptionError(
+                f"jump_forward=True: {engine.path} has recurrent layers, whose states cannot be taken back where a "
+                "step has to wait for a mask; leave it out"
+            )
     if options.max_loras:
         read_places(engine, "max_loras")
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
@@ -188,6 +195,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         trace_steps=options.trace_steps,
         max_loras=options.max_loras or 0,
         max_lora_rank=options.max_lora_rank,
+        jump_forward=options.jump_forward is not False and target.name == "cpu" and not engine.state_bytes,
     )
 
 

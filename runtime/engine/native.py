@@ -138,6 +138,7 @@ def create_engine(
     native.max_chunk = options.max_prefill_chunk
     native.max_prompt_rows = options.max_prompt_logprob_rows
     native.prefix_cache = options.enable_prefix_caching
+    native.jump_forward = options.jump_forward
     native.max_queue = options.max_queue_size
     native.state_snapshots = options.state_snapshots
     native.threads = options.threads

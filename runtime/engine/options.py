@@ -14,8 +14,8 @@ from tensorwright.options.speculation import Speculation
 @dataclass(frozen=True)
 class RuntimeOptions:
     """The options that a caller asks for. None leaves the choice to the engine: kv_cache_bytes depends on the free
-    memory, state_snapshots on kv_cache_bytes, the limits of a step and enable_prefix_caching on the target, threads on
-    the machine, and max_prefill_chunk is then max_num_tokens. Raises InvalidOptionError.
+    memory, state_snapshots on kv_cache_bytes, the limits of a step, enable_prefix_caching and jump_forward on the
+    target, threads on the machine, and max_prefill_chunk is then max_num_tokens. Raises InvalidOptionError.
     """
 
     kv_cache_bytes: int | None
@@ -36,6 +36,7 @@ class RuntimeOptions:
     trace_steps: bool = False
     max_loras: int | None = None
     max_lora_rank: int = 16
+    jump_forward: bool | None = None
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -92,3 +93,4 @@ class EngineOptions:
     work_cut: Mapping[str, int] = field(default_factory=dict)
     max_loras: int = 0
     max_lora_rank: int = 16
+    jump_forward: bool = False

@@ -102,9 +102,31 @@ def _work(tasks: queue.SimpleQueue[Any], watch: Watch) -> None:
         jobs, done = task
         for job in jobs:
             if not watch.closed:
-                _tell(job, *_computed(job, watch))
+                _follow(job, watch)
+        # What is foreseen hurries less than what another completion waits for.
+        while not watch.closed and tasks.empty() and (jobs := [job for job in jobs if _foresee(job, watch)]):
+            pass
         if done is not None:
             done.set()
+
+
+def _follow(job: MaskJob, watch: Watch) -> None:
+    """Moves over the job's tokens, and tells the mask behind them unless it was told already."""
+    with job.matcher.lock:
+        if not job.matcher.take_foreseen(job.tokens):
+            _tell(job, *_computed(job, watch, lambda: job.matcher.advance(job.tokens)))
+
+
+def _foresee(job: MaskJob, watch: Watch) -> bool:
+    """Tells one mask before the engine has drawn the token in front of it. Returns False if there is none."""
+    with job.matcher.lock:
+        if not job.matcher.foresees:
+            return False
+        mask, error = _computed(job, watch, job.matcher.foresee)
+        if mask is None and error is None:
+            return False
+        _tell(job, mask, error)
+        return error is None
 
 
 def _tell(job: MaskJob, mask: NDArray[np.uint32] | None, error: BaseException | None) -> None:
@@ -114,12 +136,14 @@ def _tell(job: MaskJob, mask: NDArray[np.uint32] | None, error: BaseException | 
         logger.exception("a mask could not be told")
 
 
-def _computed(job: MaskJob, watch: Watch) -> tuple[NDArray[np.uint32] | None, BaseException | None]:
+def _computed(
+    job: MaskJob, watch: Watch, compute: Callable[[], NDArray[np.uint32] | None]
+) -> tuple[NDArray[np.uint32] | None, BaseException | None]:
     mask, error = None, None
     begun = time.thread_time()
     watch.begin(job.matcher, begun)
     try:
-        mask = job.matcher.advance(job.tokens)
+        mask = compute()
     except BaseException as found:  # a failure of one request's grammar must not end other requests
         error = found
     if watch.end() or not job.matcher.budget.pay(time.thread_time() - begun):

@@ -27,6 +27,18 @@ class TokenMasks:
         mask = row[: len(self._known)] & self._known
         return mask if with_ends else mask & self._no_ends
 
+    def only_token(self, mask: NDArray[np.uint32]) -> int | None:
+        """Returns the one token that a mask of trim() allows, None if it allows none or several, or if the token is an
+        end-of-sequence token, behind which nothing comes."""
+        words = np.flatnonzero(mask)
+        if len(words) != 1:
+            return None
+        word = int(mask[words[0]])
+        if word & (word - 1):
+            return None
+        token = int(words[0]) * 32 + word.bit_length() - 1
+        return None if token in self.eos else token
+
 
 def _words(tokens: int) -> int:
     return (tokens + 31) // 32

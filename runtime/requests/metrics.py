@@ -60,6 +60,9 @@ ENGINE: dict[str, Metric] = {
     "sat_out": _metric(
         "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
     ),
+    "forced_tokens": _metric(
+        "guided_forced_tokens_total", "counter", "Tokens that a grammar forced and that cost no step of their own."
+    ),
     "drafts": _metric("drafts_total", "counter", "Proposals of tokens that a step computed."),
     "draft_tokens": _metric("draft_tokens_total", "counter", "Tokens that were proposed."),
     "accepted_tokens": _metric("draft_tokens_accepted_total", "counter", "Proposed tokens that were right."),

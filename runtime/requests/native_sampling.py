@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensorwright.runtime.engine import native
+from tensorwright.runtime.requests.logits_processors import ProcessorChain
 from tensorwright.runtime.requests.prompts import CheckedRequest
 
 if TYPE_CHECKING:
@@ -25,11 +26,23 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime
     sampling.top_k = max(0, int(params.top_k))
     sampling.top_p = float(params.top_p)
     sampling.min_p = float(params.min_p)
+    sampling.typical_p = float(params.typical_p)
+    sampling.xtc_threshold = float(params.xtc_threshold)
+    sampling.xtc_probability = float(params.xtc_probability)
+    sampling.dry_multiplier = float(params.dry_multiplier)
+    sampling.dry_base = float(params.dry_base)
+    sampling.dry_allowed_length = int(params.dry_allowed_length)
+    sampling.dry_penalty_last_n = int(params.dry_penalty_last_n)
+    if request.dry_breakers is not None:
+        sampling.dry_breakers = request.dry_breakers.native
+    sampling.no_repeat_ngram_size = int(params.no_repeat_ngram_size)
     sampling.repetition_penalty = float(params.repetition_penalty)
     sampling.presence_penalty = float(params.presence_penalty)
     sampling.frequency_penalty = float(params.frequency_penalty)
     sampling.logit_bias = params.biases
     sampling.bad_words = request.bad_words
+    if params.logits_processors:
+        sampling.processor = ProcessorChain(params.logits_processors)
     sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
     sampling.priority = int(params.priority)
     sampling.cache_salt = params.cache_salt or ""

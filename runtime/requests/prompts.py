@@ -12,6 +12,7 @@ from tensorwright.runtime.base.keywords import closest
 from tensorwright.runtime.base.parameter_checks import check_count, shown
 from tensorwright.runtime.base.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.guided.dry_breakers import DryBreakers, spell_breakers
 from tensorwright.runtime.guided.reader import guided_vocabulary
 from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
 from tensorwright.runtime.text.tokenizer import Tokenizer
@@ -47,8 +48,9 @@ class CheckedRequest:
     """A request that the engine can run.
 
     text: the prompt's text, None for token ids. ids: the prompt's token ids. max_tokens: the most tokens to generate,
-    always a number. bad_words: the token ids of each. grammar: the compiled guided_decoding, None without it. adapter:
-    the one that the parameters name, which LLM finds.
+    always a number. bad_words: the token ids of each. grammar: the compiled guided_decoding, None without it.
+    dry_breakers: the spellings of dry_sequence_breakers, None where there are none or DRY is off. adapter: the one that
+    the parameters name, which LLM finds.
     """
 
     text: str | None
@@ -57,6 +59,7 @@ class CheckedRequest:
     max_tokens: int
     bad_words: list[list[int]]
     grammar: Grammar | None = None
+    dry_breakers: DryBreakers | None = None
     adapter: LoadedAdapter | None = None
 
 
@@ -119,7 +122,8 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
     grammar = None if params.guided_decoding is None else guided_vocabulary(engine).compile(params.guided_decoding)
     if grammar is not None:
         grammar.first_mask(params.ignore_eos)  # raises if the grammar admits no first token
-    return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine), grammar)
+    bad_words, breakers = _bad_words(params, engine), _dry_breakers(params, engine)
+    return CheckedRequest(text, [int(token) for token in ids], params, most, bad_words, grammar, breakers)
 
 
 def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
@@ -266,6 +270,14 @@ def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
     for token in tokens:
         if token >= engine.vocab_size:
             raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {shown(token)}")
+
+
+def _dry_breakers(params: SamplingParams, engine: EngineDir) -> DryBreakers | None:
+    if params.dry_multiplier == 0 or params.dry_penalty_last_n == 0 or not params.dry_sequence_breakers:
+        return None
+    if engine.tokenizer is None:
+        raise InvalidRequestError("the engine has no tokenizer, so dry_sequence_breakers must be ()")
+    return spell_breakers(engine.tokenizer, params.dry_sequence_breakers)
 
 
 def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:

@@ -11,6 +11,7 @@ from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.parameter_checks import check, check_int, check_range
 from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.requests.logits_processors import LogitsProcessor
 
 GUIDED = "GuidedDecodingParams or None"
 
@@ -35,9 +36,10 @@ class SamplingParams(StrictKeywords):
         counts for max_batch_size. Completion i draws with the seed `completion_seed(i)`, so completion 0 is the one
         that n=1 gives. Greedy completions are all equal.
     beam_width: above 1, the n completions are the best of a beam search of so many beams, each of which counts for
-        max_batch_size. It draws nothing: temperature, top_k, top_p and min_p keep their defaults (or a temperature of
-        0), and a seed means nothing. Its tokens come at its end. Penalties, biases and bad words change logprobs, as
-        in transformers. A search has neither stop strings nor guided_decoding.
+        max_batch_size. It draws nothing: temperature, top_k, top_p, min_p, typical_p and xtc_probability keep their
+        defaults (or a temperature of 0), and a seed means nothing. Its tokens come at its end. Penalties, biases and
+        bad words change logprobs, as in transformers. A search has no stop strings, no guided_decoding and no
+        logits_processors.
     length_penalty: a beam's score is the sum of its logprobs / (its tokens ** length_penalty); above 0 favours long
         ones.
     early_stopping: when a search that has beam_width ended beams is over: True at once; False when the best of the
@@ -48,12 +50,32 @@ class SamplingParams(StrictKeywords):
     top_k: sample among the k likeliest tokens; 0 or -1 means among all.
     top_p: sample among the likeliest tokens whose probabilities reach p together.
     min_p: sample among the tokens at least p times as likely as the likeliest; 0 means among all.
+    typical_p: sample among the tokens whose information is nearest to the entropy and whose probabilities reach p
+        together (Meister et al. 2023, as transformers computes it); 1 means among all.
+    xtc_probability: how often a token is drawn without the likeliest ones ("Exclude Top Choices"): of the tokens whose
+        probability is at least xtc_threshold, only the least likely one is left; 0 means never. The seed and the
+        token's position decide when. A threshold above 0.5 excludes nothing.
+    xtc_threshold: the probability from which on xtc_probability counts a token among the top choices.
+    dry_multiplier: above 0 makes a token less likely with which the text would repeat an earlier part of prompt and
+        output (DRY, as in llama.cpp): its logit loses dry_multiplier * dry_base ** (length - dry_allowed_length), where
+        `length` is how many of the last tokens stood before it there too. 0 means off.
+    dry_base: how fast the penalty grows with the length of the repeated text.
+    dry_allowed_length: repeated texts that are shorter cost nothing.
+    dry_penalty_last_n: the most tokens to look back; -1 means all of the last 8192, which are the most; 0 means off.
+    dry_sequence_breakers: texts across which nothing counts as a repetition; () means none.
+    no_repeat_ngram_size: n forbids every token that would complete n tokens that prompt and output have already (as
+        transformers defines it); 0 means off.
     repetition_penalty: above 1 makes tokens of prompt and output less likely (as transformers defines it); 1 means off.
     presence_penalty: the number that is subtracted from the logit of each token of the output (as OpenAI defines it).
     frequency_penalty: the number that is subtracted once for each occurrence of the token in the output.
     logit_bias: {token: number} that is added to logits; -inf forbids the token.
     bad_words: texts (or lists of token ids) that must not be generated. A text stands for its tokens with and without
         a space before it; spelled with other tokens it can still occur.
+    logits_processors: functions of yours that change logits before the parameters above do, in their order. Each gets
+        the token ids of prompt and output so far, int32 [tokens], and the logits of the next token, float32
+        [vocab_size]; it changes these in place and returns None, or returns other logits of that shape. They are called
+        in the engine's thread, for all requests of a step together, and every request waits for them. A function that
+        raises ends its own request with LogitsProcessorError. A beam search has none.
     seed: the same seed, prompt and parameters give the same tokens, whatever other requests run; None means a random
         seed.
     stop_token_ids: generation ends after any of these tokens; the token stays in token_ids.
@@ -95,11 +117,21 @@ class SamplingParams(StrictKeywords):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_threshold: float = 0.1
+    xtc_probability: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] | list[str] = ("\n", ":", '"', "*")
+    no_repeat_ngram_size: int = 0
     logit_bias: Biases | None = None
     bad_words: Words = ()
+    logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
     seed: int | None = None
     stop_token_ids: tuple[int, ...] | list[int] = ()
     stop: str | tuple[str, ...] | list[str] | None = ()
@@ -121,6 +153,7 @@ class SamplingParams(StrictKeywords):
         check_int("n", self.n, 1, MAX_INT32, "a positive integer")
         self._check_lengths()
         self._check_distribution()
+        self._check_repetition()
         self._check_beams()
         if self.seed is not None:
             check_int("seed", self.seed, 0, bounds.MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
@@ -148,6 +181,8 @@ class SamplingParams(StrictKeywords):
         kept = checks.texts("kept_special_tokens", self.kept_special_tokens)
         object.__setattr__(self, "kept_special_tokens", kept)
         object.__setattr__(self, "bad_words", checks.words("bad_words", self.bad_words))
+        processors = checks.callables("logits_processors", self.logits_processors)
+        object.__setattr__(self, "logits_processors", processors)
         object.__setattr__(self, "logit_bias", checks.biases("logit_bias", self.logit_bias))
 
     def _check_lengths(self) -> None:
@@ -163,9 +198,22 @@ class SamplingParams(StrictKeywords):
         check_int("top_k", self.top_k, -1, MAX_INT32, "0 or -1 (all tokens) or a positive integer")
         check("top_p", self.top_p, 0 < real(self.top_p) <= 1, "above 0 and at most 1")
         check_range("min_p", self.min_p, 0, 1)
+        check("typical_p", self.typical_p, 0 < real(self.typical_p) <= 1, "above 0 and at most 1")
+        check_range("xtc_threshold", self.xtc_threshold, 0, 1)
+        check_range("xtc_probability", self.xtc_probability, 0, 1)
+
+    def _check_repetition(self) -> None:
         check_range("repetition_penalty", self.repetition_penalty, *bounds.REPETITION_PENALTIES)
         check_range("presence_penalty", self.presence_penalty, *bounds.PENALTIES)
         check_range("frequency_penalty", self.frequency_penalty, *bounds.PENALTIES)
+        check_range("dry_multiplier", self.dry_multiplier, *bounds.DRY_MULTIPLIERS)
+        check_range("dry_base", self.dry_base, *bounds.DRY_BASES)
+        check_int("dry_allowed_length", self.dry_allowed_length, 1, MAX_INT32, "a positive integer")
+        check_int("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_INT32, "-1 (all tokens) or an integer >= 0")
+        name, given = "dry_sequence_breakers", self.dry_sequence_breakers
+        breakers = checks.texts(name, given, bounds.DRY_BREAKERS, bounds.DRY_BREAKER_LENGTH)
+        object.__setattr__(self, name, breakers)
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_INT32, "an integer >= 0")
 
     @property
     def sequences(self) -> int:
@@ -210,7 +258,7 @@ class SamplingParams(StrictKeywords):
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 BEAMS = ("length_penalty", "early_stopping")
 """The parameters that only a beam search has."""
-DRAWING = ("temperature", "top_k", "top_p", "min_p")
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "xtc_probability")
 """The parameters that say how a token is drawn. A beam search draws none."""
-NOT_OF_BEAMS = ("stop", "guided_decoding")
+NOT_OF_BEAMS = ("stop", "guided_decoding", "logits_processors")
 """The parameters that a beam search cannot have."""

@@ -134,6 +134,11 @@ class DeviceError(TensorwrightError):
     """The GPU, its driver or TensorRT failed at an operation that this engine needs."""
 
 
+class LogitsProcessorError(TensorwrightError):
+    """A logits processor of a request raised, returned no logits, or forbade every token. The message names it; its
+    request ended, and others go on."""
+
+
 class NumericalError(TensorwrightError):
     """A request's logits came out as NaN or infinite; the checkpoint or its dtype cannot hold this input."""
 

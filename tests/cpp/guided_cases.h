@@ -50,11 +50,16 @@ class Answering : public MaskSource {
   int32_t heard(int64_t id, int32_t completion) {
     return static_cast<int32_t>(heard_[{id, completion}].size());
   }
+  // Returns the completion's last token, -1 before the first.
+  int32_t last(int64_t id, int32_t completion) {
+    const std::vector<int32_t>& tokens = heard_[{id, completion}];
+    return tokens.empty() ? -1 : tokens.back();
+  }
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override {
     const std::vector<int32_t>& tokens = heard_[{id, completion}];
     TW_CHECK_EQ(static_cast<int32_t>(tokens.size()), generated);
     if (lag_ > 0 && random_() % (lag_ + 1) != 0) return nullptr;
-    return std::make_shared<const MaskWords>(mask_after(tokens.empty() ? -1 : tokens.back(), generated));
+    return std::make_shared<const MaskWords>(mask_after(last(id, completion), generated));
   }
   bool wait_for_masks(Clock::time_point until, std::vector<Event>* events) override {
     ++waits;

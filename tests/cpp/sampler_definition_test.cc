@@ -44,8 +44,11 @@ std::vector<float> row_of(Shape shape, size_t n, unsigned seed) {
 void check_row(const std::vector<float>& row, const Sampling& sampling, int draws) {
   Sampler sampler;
   const auto tokens = tw_test::oracle_tokens(row, sampling);
-  for (int i = 0; i < draws; ++i)
-    TW_CHECK_EQ(sampler.sample(row, sampling, 3, i).token, tw_test::oracle_draw(tokens, 3, i));
+  for (int i = 0; i < draws; ++i) {
+    const double coin = philox_uniform(3, static_cast<uint64_t>(i), Draws::kXtcCoin);
+    TW_CHECK_EQ(sampler.sample(row, sampling, 3, i).token,
+                tw_test::oracle_draw(tw_test::oracle_narrowed(tokens, sampling, coin), 3, i));
+  }
 }
 
 Sampling sampling(double temperature, int32_t top_k, double top_p, double min_p) {
@@ -190,9 +193,11 @@ TW_TEST(random_parameters) {
     };
     const size_t n = 1 + random() % 3000;
     const std::vector<float> row = row_of(static_cast<Shape>(random() % kShapes), n, random());
-    const Sampling s =
-        sampling(pick(1, 1, 0.3, 0.71, 2, 1e-3), static_cast<int32_t>(pick(0, 0, 1, 5, 64, 900)),
-                 pick(1, 0.95, 0.5, 0.1, 1e-6, 0.999999), pick(0, 0, 0.01, 0.3, 1));
+    Sampling s = sampling(pick(1, 1, 0.3, 0.71, 2, 1e-3), static_cast<int32_t>(pick(0, 0, 1, 5, 64, 900)),
+                          pick(1, 0.95, 0.5, 0.1, 1e-6, 0.999999), pick(0, 0, 0.01, 0.3, 1));
+    s.typical_p = pick(1, 1, 0.95, 0.4, 1e-6);
+    s.xtc_probability = pick(0, 0.5, 1);
+    s.xtc_threshold = pick(0.1, 0.01, 0.4, 0, 1);
     if (finite(row, s.temperature)) check_row(row, s, 3);
   }
 }

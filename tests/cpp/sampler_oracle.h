@@ -68,6 +68,46 @@ inline std::vector<OracleToken> oracle_tokens(std::span<const float> logits,
   return tokens;
 }
 
+// What typical_p leaves of the tokens of oracle_tokens(), and then XTC, if its coin says so.
+inline std::vector<OracleToken> oracle_narrowed(std::vector<OracleToken> tokens,
+                                                const tensorwright::Sampling& sampling, double coin) {
+  const auto total_of = [&] {
+    double total = 0;
+    for (const OracleToken& token : tokens) total += token.weight;
+    return total;
+  };
+  if (sampling.typical_p < 1) {
+    const double total = total_of();
+    double mean = 0;
+    for (const OracleToken& token : tokens)
+      if (token.weight > 0) mean += token.weight * std::log(token.weight);
+    mean /= total;
+    const auto distance = [&](const OracleToken& token) { return std::abs(std::log(token.weight) - mean); };
+    std::erase_if(tokens, [](const OracleToken& token) { return !(token.weight > 0); });
+    std::vector<OracleToken> nearest = tokens;
+    std::stable_sort(nearest.begin(), nearest.end(),
+                     [&](const OracleToken& a, const OracleToken& b) { return distance(a) < distance(b); });
+    double sum = 0, last = 0;
+    for (const OracleToken& token : nearest) {
+      last = distance(token);
+      if ((sum += token.weight) >= sampling.typical_p * total) break;
+    }
+    std::erase_if(tokens, [&](const OracleToken& token) { return distance(token) > last; });
+  }
+  if (coin < sampling.xtc_probability) {
+    const double bar = sampling.xtc_threshold * total_of();
+    std::vector<OracleToken> top;
+    for (const OracleToken& token : tokens)
+      if (token.weight > 0 && token.weight >= bar) top.push_back(token);
+    std::sort(top.begin(), top.end(), [](const OracleToken& a, const OracleToken& b) {
+      return a.weight != b.weight ? a.weight > b.weight : a.id > b.id;
+    });
+    for (size_t i = 0; i + 1 < top.size(); ++i)
+      std::erase_if(tokens, [&](const OracleToken& token) { return token.id == top[i].id; });
+  }
+  return tokens;
+}
+
 inline int32_t oracle_at(const std::vector<OracleToken>& tokens, double uniform) {
   double total = 0, sum = 0;
   for (const OracleToken& token : tokens) total += token.weight;

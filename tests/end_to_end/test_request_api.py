@@ -33,6 +33,7 @@ def model(pico_model: Path) -> Any:
     ("ours", "theirs"),
     [
         ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
         ({"bad_words": [[5], [3, 4]]}, {"bad_words_ids": [[5], [3, 4]]}),
         ({"logit_bias": {7: 50.0}}, {"sequence_bias": {(7,): 50.0}}),
     ],

@@ -24,11 +24,15 @@ PARAMS = {
     "penalties": SamplingParams(
         max_tokens=48, temperature=0.0, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.2, logprobs=1
     ),
+    "a chain": SamplingParams(
+        max_tokens=48, temperature=0.8, seed=2, typical_p=0.95, xtc_probability=0.3, xtc_threshold=0.05, logprobs=1,
+        dry_multiplier=0.8, dry_allowed_length=3, no_repeat_ngram_size=6,
+    ),
     "stop string": SamplingParams(max_tokens=64, temperature=0.0, stop=["return"]),
     "ends": SamplingParams(max_tokens=64, temperature=0.0, min_tokens=4, stop_token_ids=list(range(300, 500))),
     "prompt logprobs": SamplingParams(max_tokens=24, temperature=0.0, prompt_logprobs=1, logprobs=1),
     "a bias": SamplingParams(max_tokens=32, temperature=0.0, logit_bias={11: 4.0, 200: -50.0}, logprobs=1),
-}
+}  # fmt: skip
 
 
 def told(llm: LLM, params: Any, prompts: list[str] = PROMPTS) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +52,11 @@ class Matcher:
         self.budget = SimpleNamespace(
             slow=vocabulary._simulation.random.random() < 0.5, left=1e9, pay=lambda seconds: True
         )
-        self.generated, self.ended = 0, False
+        self.generated, self.ended, self.foresees = 0, False, False
+        self.lock = nullcontext()  # two threads never compute masks of one completion here
+
+    def take_foreseen(self, tokens: Sequence[int]) -> bool:
+        return False
 
     def advance(self, tokens: Sequence[int]) -> Any:
         self.generated += len(tokens)

@@ -123,6 +123,9 @@ class Queue:
         self._simulation.wait(lambda: bool(self._items))
         return self._items.popleft()
 
+    def empty(self) -> bool:
+        return not self._items
+
 
 class Thread:
     def __init__(self, of: SimulatedThreading, simulation: Simulation, work: Callable[[], Any], name: str):

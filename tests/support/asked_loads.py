@@ -11,7 +11,9 @@ from tensorwright.runtime.engine.engine_dir import open_engine
 
 SHAPED = {
     "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
-    "logit_bias": {5: 4.0, 6: -4.0}, "bad_words": [[5, 5]],
+    "logit_bias": {5: 4.0, 6: -4.0}, "bad_words": [[5, 5]], "no_repeat_ngram_size": 5,
+    "typical_p": 0.95, "xtc_probability": 0.5, "xtc_threshold": 0.05,
+    "dry_multiplier": 0.8, "dry_sequence_breakers": (),
 }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ COUNTERS = (
     "requests_failed", "steps", "steps_rolled_back", "preemptions", "generated_tokens", "prefill_tokens",
     "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens", "sat_out", "invariant_checks", "invariant_violations",
     "state_slots", "used_state_slots", "state_snapshots", "state_snapshots_taken", "state_snapshots_evicted",
-    "state_snapshot_hits", "drafts", "draft_tokens", "accepted_tokens", "draft_failures", "draft_seconds",
+    "state_snapshot_hits", "forced_tokens", "drafts", "draft_tokens", "accepted_tokens", "draft_failures",
+    "draft_seconds",
 )  # fmt: skip
 """Statistics of the real engine that this one leaves at 0."""
 

@@ -86,12 +86,15 @@ void bind_sampler(nb::module_& m) {
       "mask"_a = nb::none(), "One draw from float32 [vocab]: (token, logprobs).");
   m.def(
       "token_set",
-      [](Row logits, const Sampling& sampling, const Ints& tokens, int32_t prompt_tokens, nb::handle mask) {
+      [](Row logits, const Sampling& sampling, const Ints& tokens, int32_t prompt_tokens, nb::handle mask,
+         double coin) {
         return Sampler().token_set({logits.data(), logits.size()}, sampling,
-                                   history(logits, tokens, prompt_tokens), mask_of(logits, mask));
+                                   history(logits, tokens, prompt_tokens), mask_of(logits, mask), coin);
       },
       "logits"_a, "sampling"_a, "tokens"_a = Ints(), "prompt_tokens"_a = 0, "mask"_a = nb::none(),
-      "The ids of float32 [vocab] that may be drawn after `tokens`, ascending.");
+      "coin"_a = 1.0,
+      "The ids of float32 [vocab] that may be drawn after `tokens`, ascending. XTC excludes tokens if its "
+      "probability is above `coin`.");
 }
 
 const RegisteredBindings registered_sampler(&bind_sampler);

@@ -21,10 +21,14 @@ inline std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, st
   return counter;
 }
 
+// What a number is drawn for. Each purpose has numbers of its own at every position.
+enum class Draws : uint32_t { kToken, kXtcCoin };
+
 // Returns a uniform number in [0, 1) with 53 bits: the one that a request with this seed draws for the token
 // at this position.
-inline double philox_uniform(uint64_t seed, uint64_t position) {
-  auto bits = philox4x32_10({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
+inline double philox_uniform(uint64_t seed, uint64_t position, Draws draws = Draws::kToken) {
+  auto bits = philox4x32_10({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
+                             static_cast<uint32_t>(draws), 0},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   uint64_t joined = uint64_t{bits[0]} << 32 | bits[1];
   return static_cast<double>(joined >> 11) * 0x1.0p-53;

@@ -339,6 +339,11 @@ SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) 
   return masks_.take(id, completion, generated);
 }
 
+bool Engine::forced_tokens(int64_t id, int32_t completion, int32_t generated, int32_t most,
+                           std::vector<int32_t>* tokens) {
+  return masks_.forced(id, completion, generated, most, tokens);
+}
+
 // Publishes the events of the other completions before it waits. Submissions, aborts, deadlines and shutdowns
 // end the wait.
 bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {

@@ -97,6 +97,8 @@ class Engine : private MaskSource {
   [[noreturn]] void throw_stopped(const char* who) const;
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override;
   bool wait_for_masks(Clock::time_point until, std::vector<Event>* events) override;
+  bool forced_tokens(int64_t id, int32_t completion, int32_t generated, int32_t most,
+                     std::vector<int32_t>* tokens) override;
   void carry_out(std::vector<Name> aborts, std::vector<Event>* events);
   void publish(std::vector<Event>* events);
   void tell(Event&& event);

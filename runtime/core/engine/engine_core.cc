@@ -92,6 +92,11 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
   transfer_ = std::make_unique<PrefixTransfer>(*kv_, *executor_, reserve);
+  // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
+  if (options.jump_forward && masks && facts.state_bytes == 0) {
+    forced_ =
+        std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, options.max_prompt_rows);
+  }
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
   drafter_->begin();
@@ -277,6 +282,10 @@ void EngineCore::check() {
 void EngineCore::take_step(std::vector<Event>* events) {
   StepPlan plan;
   std::vector<Share> shares;
+  if (forced_) {
+    forced_->await_masks(*scheduler_, events);
+    if (idle()) return;  // what was alive has ended meanwhile
+  }
   transfer_->leave_room();
   try {
     plan = scheduler_->plan();
@@ -303,14 +312,15 @@ void EngineCore::take_step(std::vector<Event>* events) {
     draw_ready(events);
     return;
   }
-  if (drafter_) draft(plan);
+  if (forced_ || drafter_) draft(plan);
   if (!run(plan, shares.size() == 1, events)) run_each(shares, events);
 }
 
 // Adds drafts to the decodes of the plan. Where that fails for want of memory, the step has fewer.
 void EngineCore::draft(StepPlan& plan) {
   try {
-    drafter_->extend(plan, *scheduler_);
+    if (forced_) forced_->extend(plan, *scheduler_);
+    if (drafter_) drafter_->extend(plan, *scheduler_);
   } catch (const std::bad_alloc&) {
   }
 }
@@ -378,6 +388,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   const Clock::duration computing = computed - start;
   const int64_t number = scheduler_->stats().steps;
   if (timeline_) keep_step(plan, number, logits.rows, start, computed);
+  if (forced_) forced_->observe_step(computing);
   scheduler_->commit(plan);
   const bool waits =
       std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
@@ -551,8 +562,10 @@ void EngineCore::take_ready() {
 // Draws from all rows of ready_ at once, on the executor's threads. A failure ends the whole request, but
 // only after all rows are done, because other completions of the request may be among them.
 void EngineCore::take_tokens(std::vector<Event>* events) {
+  process_rows();
   executor_->run_tasks(static_cast<int>(ready_.size()), [this](int task, int thread) {
     Draw& mine = ready_[static_cast<size_t>(task)];
+    if (mine.error) return;
     try {
       sample(mine, thread);
     } catch (...) {
@@ -643,7 +656,11 @@ void EngineCore::take_draw(Draw& draw, std::vector<Event>* events) {
   if (draw.ahead > 0) {
     const auto place = static_cast<int32_t>(sequence.draft.size()) - draw.ahead;
     right = token == sequence.draft[static_cast<size_t>(place)];
-    drafter_->verified(sequence, place, right);
+    if (!sequence.forced) {
+      drafter_->verified(sequence, place, right);
+    } else if (right) {
+      forced_->verified();
+    }
   }
   if (!take_token(sequence, std::move(draw.sample), events)) return;
   if (right) {
@@ -660,6 +677,29 @@ void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Ev
   for (const Failure& failure : failures) end(failure.id, &failure.error, events);
 }
 
+// Runs the requests' own processors on copies of their rows, all at once. An error is that of its draw.
+void EngineCore::process_rows() {
+  const auto processes = [](const Draw& draw) { return draw.sequence->sampling->processor != nullptr; };
+  if (std::ranges::none_of(ready_, processes)) return;
+  std::vector<ProcessedRow> rows;
+  for (const Draw& draw : ready_) {
+    if (!processes(draw)) continue;
+    rows.push_back({draw.sequence->sampling->processor.get(), draw.sequence->tokens, nullptr});
+    try {
+      rows.back().row = std::make_shared<std::vector<float>>(draw.row.begin(), draw.row.end());
+    } catch (const std::bad_alloc&) {
+      rows.back().error = std::current_exception();
+    }
+  }
+  rows[0].processor->process(rows);
+  size_t next = 0;
+  for (Draw& draw : ready_) {
+    if (!processes(draw)) continue;
+    draw.changed = std::move(rows[next].row);
+    draw.error = rows[next++].error;
+  }
+}
+
 // Draws a token from the row, or finds what may follow a beam.
 void EngineCore::sample(Draw& draw, int thread) {
   const Sequence& sequence = *draw.sequence;
@@ -671,7 +711,10 @@ void EngineCore::sample(Draw& draw, int thread) {
   }
   std::span<const uint32_t> mask;
   if (draw.mask) mask = *draw.mask;
-  draw.sample = sampler.sample(draw.row, *sequence.sampling, sequence.seed, sequence.size(), history, mask);
+  std::span<const float> changed;
+  if (draw.changed) changed = *draw.changed;
+  draw.sample =
+      sampler.sample(draw.row, *sequence.sampling, sequence.seed, sequence.size(), history, mask, changed);
 }
 
 // Reports the logprobs of the sequence's next `rows` prompt positions. Their logits begin at row `row`.
@@ -752,6 +795,7 @@ EngineStats EngineCore::stats() const {
   stats.invariant_checks = checks_;
   stats.steps = scheduler_->stats();
   if (drafter_) stats.speculation = drafter_->stats();
+  if (forced_) stats.forced_tokens = forced_->saved();
   return stats;
 }
 

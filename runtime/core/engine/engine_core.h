@@ -16,6 +16,7 @@
 #include "runtime/core/cache/kv_blocks.h"
 #include "runtime/core/engine/beams.h"
 #include "runtime/core/engine/engine_options.h"
+#include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/engine/prefix_transfer.h"
 #include "runtime/core/interface/executor.h"
@@ -44,7 +45,8 @@ struct EngineStats {
   // The slots of the states of recurrent layers: of running sequences and of snapshots.
   int32_t state_slots = 0, used_state_slots = 0, state_snapshots = 0;
   SnapshotStats snapshots;
-  int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
+  int64_t forced_tokens = 0;  // tokens that a grammar forced and that cost no step of their own
+  int64_t sat_out = 0;        // times that a sequence was put aside until its mask comes
   int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
   SpeculationStats speculation;
@@ -133,6 +135,8 @@ class EngineCore {
     Sample sample = {};
     std::vector<NextToken> next = {};  // of a beam, in place of a sample
     std::exception_ptr error = nullptr;
+    // What the request's own processor made of the row, which the token is drawn from; null: the row itself.
+    std::shared_ptr<const std::vector<float>> changed = nullptr;
     std::shared_ptr<const std::vector<float>> kept =
         nullptr;  // the copy of the row of a sequence that sits out
   };
@@ -170,6 +174,7 @@ class EngineCore {
   void forget_preempted();
   void take_ready();
   void take_tokens(std::vector<Event>* events);
+  void process_rows();
   void sample(Draw& draw, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
@@ -190,6 +195,7 @@ class EngineCore {
   std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
   Beams beams_;
   std::unique_ptr<Drafter> drafter_;          // null if nothing is proposed
+  std::unique_ptr<ForcedTokens> forced_;      // null if nothing is computed because a grammar forces it
   std::vector<Sampler> samplers_;             // one per thread of the executor
   const std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
   Step step_;

@@ -26,6 +26,9 @@ struct EngineOptions {
   // max_batch_size sequences; without any, it reuses no prefix of a model with states.
   int32_t state_snapshots = 0;
   SpeculationOptions speculation;  // only with a proposer
+  // Whether tokens that a grammar forces are computed with the token before them. The executor must compute a
+  // sequence's tokens to the same bits in one step as in several.
+  bool jump_forward = false;
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstddef>
 #include <numeric>
 
 #include "runtime/core/rows/descending_key.h"
@@ -92,19 +94,77 @@ size_t Candidates::sort_more(size_t sorted) {
   return kFew;
 }
 
-// The likeliest token always stays.
-void Candidates::keep_min_p(double min_p) {
-  const float floor = static_cast<float>(min_p);
+template <typename Keeps>
+void Candidates::filter(const Keeps& keeps) {
   size_t kept = 0;
-  total_ = 0;
+  double total = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
-    if (static_cast<float>(weights_[i]) < floor) continue;
-    total_ += weights_[i];
+    if (!keeps(i)) continue;
+    total += weights_[i];
     ids[kept] = ids[i];
     weights_[kept++] = weights_[i];
   }
   ids.resize(kept);
   weights_.resize(kept);
+  total_ = total;
+}
+
+// The likeliest token always stays.
+void Candidates::keep_min_p(double min_p) {
+  const float floor = static_cast<float>(min_p);
+  filter([&](size_t i) { return static_cast<float>(weights_[i]) >= floor; });
+}
+
+// The information of a token with the weight w is ln(total / w), and the entropy is its mean over the
+// distribution. So their difference is that of ln w and the mean of ln w.
+void Candidates::keep_typical(double mass) {
+  distances_.resize(weights_.size());
+  double sum = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    distances_[i] = weights_[i] > 0 ? std::log(weights_[i]) : 0;
+    sum += weights_[i] * distances_[i];
+  }
+  const double mean = sum / total_;
+  for (double& distance : distances_) distance = std::abs(distance - mean);
+  const double last = last_typical(mass);
+  filter([&](size_t i) { return weights_[i] > 0 && distances_[i] <= last; });
+}
+
+// Returns the distance of the candidate with which the nearest ones reach `mass`. It halves the candidates
+// among which that one is, and sorts none.
+double Candidates::last_typical(double mass) {
+  nearest_.clear();
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] > 0) nearest_.emplace_back(distances_[i], weights_[i]);
+  }
+  auto from = nearest_.begin(), to = nearest_.end();
+  double nearer = 0;  // the sum of the weights before `from`
+  while (to - from > 1) {
+    const auto middle = from + (to - from) / 2;
+    std::nth_element(from, middle, to);
+    double sum = nearer;
+    for (auto each = from; each != middle; ++each) sum += each->second;
+    if (sum >= mass * total_) {
+      to = middle;
+    } else {
+      from = middle, nearer = sum;
+    }
+  }
+  return from->first;
+}
+
+void Candidates::exclude_top(double threshold) {
+  const double bar = threshold * total_;
+  size_t last = weights_.size(), above = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] < bar || weights_[i] <= 0) continue;
+    ++above;
+    const bool later = last == weights_.size() || weights_[i] < weights_[last] ||
+                       (weights_[i] == weights_[last] && ids[i] < ids[last]);
+    if (later) last = i;
+  }
+  if (above < 2) return;
+  filter([&](size_t i) { return i == last || (weights_[i] < bar && weights_[i] > 0); });
 }
 
 int32_t Candidates::draw(double uniform) const {

@@ -1,10 +1,11 @@
-// Defines a draw: from candidates with weights in double, it applies top_p and min_p and then draws the
-// token, and takes each sum in order.
+// Defines a draw: from candidates with weights in double, it applies top_p, min_p, typical_p and XTC and then
+// draws the token, and takes each sum in order.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CANDIDATES_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CANDIDATES_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace tensorwright {
@@ -39,17 +40,31 @@ class Candidates {
   Kept keep_top_p(double top_p, const Total& total, size_t total_tokens, bool more_wanted);
   // Leaves the candidates whose weight is at least min_p times the largest weight, which is 1.
   void keep_min_p(double min_p);
+  // Leaves the candidates whose information is nearest to the entropy, as many as reach `mass` of the weight
+  // together, and those that are as near as the last of them (Meister et al. 2023, "Locally typical
+  // sampling"; transformers' TypicalLogitsWarper). Their order stays.
+  void keep_typical(double mass);
+  // Leaves out all candidates with at least `threshold` of the weight but the least likely of these, of equal
+  // ones that with the lowest id ("Exclude Top Choices", text-generation-webui #6335, llama.cpp). Their order
+  // stays.
+  void exclude_top(double threshold);
   // Returns the id that a number in [0, 1) draws.
   int32_t draw(double uniform) const;
 
  private:
   size_t sort_more(size_t sorted);
+  // Leaves the candidates of those places for which keeps(place) is true.
+  template <typename Keeps>
+  void filter(const Keeps& keeps);
+  double last_typical(double mass);
 
   std::vector<double> weights_;  // [size]
   double total_ = 0;             // the sum of weights_, taken in order
   std::vector<uint64_t> order_, spare_;
   std::vector<int32_t> kept_ids_;
   std::vector<double> kept_weights_;
+  std::vector<double> distances_;                   // [size]: from the entropy
+  std::vector<std::pair<double, double>> nearest_;  // (distance, weight)
 };
 
 }  // namespace tensorwright

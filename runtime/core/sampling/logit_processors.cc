@@ -18,7 +18,8 @@ bool too_short(const Sampling& s, const History& history) {
 
 bool changes_row(const Sampling& s, const History& history) {
   return !s.logit_bias.empty() || s.repetition_penalty != 1 || s.frequency_penalty != 0 ||
-         s.presence_penalty != 0 || !s.bad_words.empty() || too_short(s, history);
+         s.presence_penalty != 0 || !s.bad_words.empty() || s.no_repeat_ngram_size > 0 ||
+         Repeats::penalizes(s) || too_short(s, history);
 }
 
 // Returns whether a logit above -inf is left. It looks part by part, because mostly the first part has one.
@@ -44,10 +45,10 @@ std::span<const float> LogitProcessors::apply(std::span<const float> logits, con
   copy(logits, mask);
   if (changes) change(sampling, history);
   if (!any_left(row_)) {
-    throw Error(
-        "InvalidRequestError",
-        "[sampler] logit_bias, bad_words, min_tokens and guided decoding must leave a token to sample, "
-        "they left none; forbid less");
+    throw Error("InvalidRequestError",
+                "[sampler] logit_bias, no_repeat_ngram_size, bad_words, min_tokens and guided decoding must "
+                "leave a token "
+                "to sample, they left none; forbid less");
   }
   return row_;
 }
@@ -67,6 +68,9 @@ void LogitProcessors::change(const Sampling& sampling, const History& history) {
   for (auto [token, bias] : sampling.logit_bias) row_[token] += static_cast<float>(bias);
   if (sampling.repetition_penalty != 1) repetition(sampling, history);
   if (sampling.frequency_penalty != 0 || sampling.presence_penalty != 0) occurrences(sampling, history);
+  if (Repeats::penalizes(sampling)) repeats_.penalize(sampling, history.tokens, row_);
+  if (sampling.no_repeat_ngram_size > 0)
+    repeats_.ban_ngrams(sampling.no_repeat_ngram_size, history.tokens, row_);
   ban(sampling, history);
 }
 

@@ -6,10 +6,13 @@
 //   2. repetition_penalty  of each token of prompt and output: x < 0 ? x * p : x / p
 //   3. frequency_penalty   x - p * (times in the output)
 //   4. presence_penalty    x - p, if the token is in the output
-//   5. bad_words           -inf for a token that would complete a bad word; words may begin in the prompt
-//   6. min_tokens          -inf for tokens that end the request, while the output is shorter
-//   7. the mask            -inf for tokens that the grammar of a guided request does not allow here
-//   8. temperature, top_k, top_p and min_p, which the sampler applies
+//   5. DRY                 x - penalty, for a token that goes on as an earlier text did (repeats.h)
+//   6. no_repeat_ngram     -inf for a token that would complete n tokens that were there (repeats.h)
+//   7. bad_words           -inf for a token that would complete a bad word; words may begin in the prompt
+//   8. min_tokens          -inf for tokens that end the request, while the output is shorter
+//   9. the mask            -inf for tokens that the grammar of a guided request does not allow here
+//  10. temperature, top_k, top_p, min_p, typical_p and XTC, which the sampler applies
+// Before them all comes the caller's own code (row_processor.h).
 // The result is a function of the row, the request's parameters and the request's own tokens.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_LOGIT_PROCESSORS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_LOGIT_PROCESSORS_H_
@@ -18,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/core/sampling/repeats.h"
 #include "runtime/core/scheduler/request.h"
 
 namespace tensorwright {
@@ -34,7 +38,7 @@ class LogitProcessors {
  public:
   // Returns whether the request asks for any change of the row.
   static bool change_row(const Sampling& sampling, const History& history, std::span<const uint32_t> mask);
-  // Returns the row after steps 1 to 7: `logits` itself if the request asks for no change, else a copy that
+  // Returns the row after steps 1 to 9: `logits` itself if the request asks for no change, else a copy that
   // stays valid until the next call. mask: as in token_masks.h; an empty mask allows all tokens. Throws
   // Error{"InvalidRequestError"} if no token is left.
   std::span<const float> apply(std::span<const float> logits, const Sampling& sampling,
@@ -49,6 +53,7 @@ class LogitProcessors {
 
   std::vector<float> row_;       // [vocab_size]
   std::vector<int32_t> counts_;  // [vocab_size], zero between calls
+  Repeats repeats_;
 };
 
 }  // namespace tensorwright

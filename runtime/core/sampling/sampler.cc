@@ -13,21 +13,22 @@
 namespace tensorwright {
 
 Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed,
-                       int64_t position, const History& history, std::span<const uint32_t> mask) {
+                       int64_t position, const History& history, std::span<const uint32_t> mask,
+                       std::span<const float> changed) {
   Sample sample;
   float max = 0;
-  if (sampling.temperature > 0 && !LogitProcessors::change_row(sampling, history, mask)) {
+  if (sampling.temperature > 0 && changed.empty() && !LogitProcessors::change_row(sampling, history, mask)) {
     // The row is read once, for its check and for the draw.
-    const double uniform = philox_uniform(seed, static_cast<uint64_t>(position));
     const bool read = read_estimate(logits, sampling);
     max = read ? estimate_.max() : row_max(logits).value;
-    sample.token = pick(logits, read, sampling, uniform);
+    sample.token = pick(logits, read, sampling, Chance(seed, position));
   } else {
     const RowMax found = row_max(logits);
     max = found.value;
-    std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
+    std::span<const float> processed =
+        processors_.apply(changed.empty() ? logits : changed, sampling, history, mask);
     if (sampling.temperature > 0) {
-      sample.token = draw(processed, sampling, philox_uniform(seed, static_cast<uint64_t>(position)), mask);
+      sample.token = draw(processed, sampling, Chance(seed, position), mask);
     } else {
       sample.token = processed.data() == logits.data() ? found.id : row_max(processed).id;
     }
@@ -81,12 +82,13 @@ std::vector<TokenLogprob> Sampler::score(std::span<const float> logits, int32_t 
 }
 
 std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling,
-                                        const History& history, std::span<const uint32_t> mask) {
+                                        const History& history, std::span<const uint32_t> mask, double coin) {
   row_max(logits);  // throws for a row without a distribution
   std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
   if (sampling.temperature == 0) return {row_max(processed).id};
   const bool few = few_allowed(processed, mask);
   select(few ? allowed_logits_ : processed, sampling);
+  narrow(sampling, coin);
   std::vector<int32_t> ids = candidates_.ids;
   if (few)
     std::ranges::transform(ids, ids.begin(), [&](int32_t at) { return allowed_[static_cast<size_t>(at)]; });
@@ -95,11 +97,15 @@ std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sam
   return ids;
 }
 
-int32_t Sampler::draw(std::span<const float> processed, const Sampling& sampling, double uniform,
+Sampler::Chance::Chance(uint64_t seed, int64_t position)
+    : token(philox_uniform(seed, static_cast<uint64_t>(position))),
+      coin(philox_uniform(seed, static_cast<uint64_t>(position), Draws::kXtcCoin)) {}
+
+int32_t Sampler::draw(std::span<const float> processed, const Sampling& sampling, const Chance& chance,
                       std::span<const uint32_t> mask) {
   const bool few = few_allowed(processed, mask);
   const std::span<const float> row = few ? allowed_logits_ : processed;
-  const int32_t at = pick(row, read_estimate(row, sampling), sampling, uniform);
+  const int32_t at = pick(row, read_estimate(row, sampling), sampling, chance);
   return few ? allowed_[static_cast<size_t>(at)] : at;
 }
 
@@ -109,26 +115,38 @@ bool Sampler::read_estimate(std::span<const float> row, const Sampling& sampling
 
 // Returns the token of the definition, by the quickest way that is sure of it. read: whether estimate_ has
 // the row.
-int32_t Sampler::pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform) {
+int32_t Sampler::pick(std::span<const float> row, bool read, const Sampling& sampling, const Chance& chance) {
+  const bool narrows = sampling.typical_p < 1 || chance.coin < sampling.xtc_probability;
   if (read) {
     std::optional<int32_t> token;
     if (sampling.top_k > 0 && sampling.top_k < static_cast<int32_t>(row.size())) {
-      if (take_top_k(sampling)) return candidates_.draw(uniform);
+      if (take_top_k(sampling)) return draw_narrowed(sampling, chance);
     } else if (sampling.top_p >= 1 && sampling.min_p <= 0) {
-      token = estimate_.draw(uniform);
+      if (!narrows) token = estimate_.draw(chance.token);
     } else if (sampling.top_p >= 1) {
       take_from(lowest_of_min_p(sampling.min_p));
       candidates_.keep_min_p(sampling.min_p);
-      return candidates_.draw(uniform);
+      return draw_narrowed(sampling, chance);
     } else if (take_top_p(sampling)) {
-      return candidates_.draw(uniform);
-    } else if (sampling.min_p <= 0) {
-      token = order_.draw(&estimate_, sampling.top_p, uniform);
+      return draw_narrowed(sampling, chance);
+    } else if (sampling.min_p <= 0 && !narrows) {
+      token = order_.draw(&estimate_, sampling.top_p, chance.token);
     }
     if (token) return *token;
   }
   select(row, sampling);
-  return candidates_.draw(uniform);
+  return draw_narrowed(sampling, chance);
+}
+
+int32_t Sampler::draw_narrowed(const Sampling& sampling, const Chance& chance) {
+  narrow(sampling, chance.coin);
+  return candidates_.draw(chance.token);
+}
+
+// Applies typical_p and XTC to the candidates that the other parameters left.
+void Sampler::narrow(const Sampling& sampling, double coin) {
+  if (sampling.typical_p < 1) candidates_.keep_typical(sampling.typical_p);
+  if (coin < sampling.xtc_probability) candidates_.exclude_top(sampling.xtc_threshold);
 }
 
 // Selects the candidates by the definition and leaves them with their weights, in an order that the row alone

@@ -1,6 +1,6 @@
 // Takes one token from one row of logits. The tokens that may be drawn are those that transformers'
-// processors leave (logit_processors.h has their order), then Temperature, TopK, TopP and MinP. The draw is a
-// function of the request's seed and the token's position.
+// processors leave (logit_processors.h has their order), then Temperature, TopK, TopP, MinP and Typical, and
+// XTC. The draw is a function of the request's seed and the token's position.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
 
@@ -40,9 +40,11 @@ class Sampler {
   // `position` is the index of the new token in its sequence. Throws Error{"TensorwrightError"} for a row
   // without a distribution (see row_max), Error{"InvalidRequestError"} if the request forbids all tokens.
   // Logprobs are those of the unchanged `logits`. mask: the allowed tokens (token_masks.h); an empty mask
-  // allows all.
+  // allows all. changed: what the caller's own code made of the logits, which the token is drawn from; empty:
+  // the logits.
   Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position,
-                const History& history = {}, std::span<const uint32_t> mask = {});
+                const History& history = {}, std::span<const uint32_t> mask = {},
+                std::span<const float> changed = {});
 
   // Returns what may follow in a beam search, the likeliest first: the `beam_width` likeliest tokens, and as
   // many of those that do not end the sequence, with their logprobs after logit_processors.h's steps. Tokens
@@ -54,17 +56,26 @@ class Sampler {
   // Throws Error{"NumericalError"} as sample() does.
   std::vector<TokenLogprob> score(std::span<const float> logits, int32_t token, int32_t top);
 
-  // Returns the ids that may be drawn, ascending.
+  // Returns the ids that may be drawn, ascending. coin: the number that decides whether XTC excludes tokens.
   std::vector<int32_t> token_set(std::span<const float> logits, const Sampling& sampling,
-                                 const History& history = {}, std::span<const uint32_t> mask = {});
+                                 const History& history = {}, std::span<const uint32_t> mask = {},
+                                 double coin = 1);
 
  private:
+  // The random numbers, in [0, 1), of one draw.
+  struct Chance {
+    double token, coin;
+    Chance(uint64_t seed, int64_t position);
+  };
+
   void take_likeliest(int32_t count, std::vector<NextToken>* next);
   void forbid(int32_t token);
-  int32_t draw(std::span<const float> processed, const Sampling& sampling, double uniform,
+  int32_t draw(std::span<const float> processed, const Sampling& sampling, const Chance& chance,
                std::span<const uint32_t> mask);
   bool read_estimate(std::span<const float> row, const Sampling& sampling);
-  int32_t pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform);
+  int32_t pick(std::span<const float> row, bool read, const Sampling& sampling, const Chance& chance);
+  int32_t draw_narrowed(const Sampling& sampling, const Chance& chance);
+  void narrow(const Sampling& sampling, double coin);
   void select(std::span<const float> row, const Sampling& sampling);
   void shape(const Sampling& sampling, double total);
   bool few_allowed(std::span<const float> logits, std::span<const uint32_t> mask);

@@ -1,6 +1,8 @@
 #include "runtime/core/scheduler/request.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "runtime/core/base/error.h"
@@ -40,6 +42,15 @@ void validate_processors(const Sampling& s, const ModelFacts& facts) {
   validate_range("repetition_penalty", s.repetition_penalty, 1 / kMaxPenalty, kMaxPenalty);
   validate_range("presence_penalty", s.presence_penalty, -kMaxPenalty, kMaxPenalty);
   validate_range("frequency_penalty", s.frequency_penalty, -kMaxPenalty, kMaxPenalty);
+  validate_range("dry_multiplier", s.dry_multiplier, 0, kMaxPenalty);
+  validate_range("dry_base", s.dry_base, 1, kMaxPenalty);
+  validate_range("dry_allowed_length", s.dry_allowed_length, 1, INT32_MAX);
+  validate_range("dry_penalty_last_n", s.dry_penalty_last_n, -1, INT32_MAX);
+  validate_range("no_repeat_ngram_size", s.no_repeat_ngram_size, 0, INT32_MAX);
+  if (s.dry_breakers) {
+    const auto [largest, smallest] = s.dry_breakers->bounds();
+    validate_tokens("tokens of dry_breakers", {std::max(largest, 0), smallest}, facts.vocab_size);
+  }
   if (s.min_tokens < 0 || s.min_tokens > s.max_tokens) {
     refuse("InvalidRequestError",
            "min_tokens must be in [0, max_tokens], which is " + std::to_string(s.max_tokens),
@@ -68,6 +79,8 @@ void validate_beams(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "n must be at most beam_width, which is " + std::to_string(s.beam_width),
            std::to_string(s.n), "lower n, or raise beam_width");
   }
+  if (s.processor)
+    refuse(type, "a beam search must be without logits processors", "some", "leave one of them out");
   if (s.guided)
     refuse(type, "a beam search must be without a grammar", "a guided request", "leave one of them out");
 }
@@ -90,7 +103,12 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "timeout_s must be negative (none) or at most " + std::to_string(kMaxTimeout),
            std::to_string(s.timeout_s), "use -1 for none");
   }
+  if (!(s.typical_p > 0 && s.typical_p <= 1)) {
+    refuse(type, "typical_p must be in (0, 1]", std::to_string(s.typical_p), "use 1 for off");
+  }
   validate_range("min_p", s.min_p, 0, 1);
+  validate_range("xtc_threshold", s.xtc_threshold, 0, 1);
+  validate_range("xtc_probability", s.xtc_probability, 0, 1);
   if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {
     refuse(type, "logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.logprobs), "lower it");
   }

@@ -3,6 +3,7 @@
 #define TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +11,8 @@
 
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/interface/executor.h"
+#include "runtime/core/scheduler/dry_breakers.h"
+#include "runtime/core/scheduler/row_processor.h"
 #include "runtime/core/scheduler/token_masks.h"
 #include "runtime/core/scheduler/token_sets.h"
 
@@ -21,8 +24,8 @@ enum class EarlyStopping { no, yes, never };
 struct Sampling {
   int32_t n = 1;  // completions of the one prompt
   // Above 1: the n completions are the best of a beam search, which draws nothing, so temperature, top_k,
-  // top_p, min_p and seed mean nothing. Penalties, bias and bad words change the logprobs in place of the
-  // logits.
+  // top_p, min_p, typical_p, XTC and seed mean nothing. Penalties, bias and bad words change the logprobs in
+  // place of the logits.
   int32_t beam_width = 1;
   double length_penalty = 1.0;
   EarlyStopping early_stopping = EarlyStopping::no;
@@ -31,6 +34,9 @@ struct Sampling {
   int32_t top_k = 0;             // 0 or -1: off
   double top_p = 1.0;            // 1: off
   double min_p = 0.0;            // 0: off; relative to the likeliest token
+  double typical_p = 1.0;        // 1: off; candidates.h says what it keeps
+  double xtc_threshold = 0.1;    // of the tokens at least so likely, XTC leaves the least likely one
+  double xtc_probability = 0.0;  // 0: off; how often XTC does so
   std::optional<uint64_t> seed;  // drawn once per request if absent; see completion_seed
   TokenSet stop_token_ids;       // end the request even with ignore_eos
   TokenSet eos_token_ids;
@@ -39,13 +45,20 @@ struct Sampling {
   double repetition_penalty = 1.0;  // 1: off; over prompt and output
   double presence_penalty = 0.0;    // 0: off; over the output, like frequency_penalty
   double frequency_penalty = 0.0;
+  double dry_multiplier = 0.0;  // 0: off; repeats.h says what DRY does
+  double dry_base = 1.75;
+  int32_t dry_allowed_length = 2;
+  int32_t dry_penalty_last_n = -1;  // the tokens that DRY looks back; -1: all, 0: off
+  std::shared_ptr<const DryBreakers> dry_breakers = nullptr;  // null: none
+  int32_t no_repeat_ngram_size = 0;                           // 0: off
   std::vector<std::pair<int32_t, double>> logit_bias;
   BannedWords bad_words;         // no word is empty
   double timeout_s = -1;         // from arrival to the end; negative: none
   int32_t priority = 0;          // higher ones start first
   int32_t logprobs = -1;         // -1: none; 0: the sampled token's; n: those of the n likeliest as well
   int32_t prompt_logprobs = -1;  // the same for each prompt token but the first
-  bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
+  std::shared_ptr<const RowProcessor> processor = nullptr;  // the caller's own code; null: none
+  bool guided = false;  // no token is sampled before its mask has come; see token_masks.h
   // Only requests with the same salt find what the prefix cache remembers of a request. See prefix_salt().
   std::string cache_salt;
   SharedAdapter adapter = nullptr;  // what computes the request beside the model; null: nothing does

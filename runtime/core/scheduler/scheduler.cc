@@ -375,7 +375,7 @@ int32_t Scheduler::reserve(const StepPlan& plan, size_t chunk, int32_t count) {
   return 0;
 }
 
-void Scheduler::extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft) {
+void Scheduler::extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft, bool forced) {
   PlannedChunk& extended = plan.chunks[chunk];
   Sequence& sequence = *extended.sequence;
   const int32_t room = reserve(plan, chunk, static_cast<int32_t>(draft.size()));
@@ -387,13 +387,14 @@ void Scheduler::extend(StepPlan& plan, size_t chunk, std::span<const int32_t> dr
   const int32_t end = sequence.computed + extended.tokens + static_cast<int32_t>(sequence.draft.size());
   kv_.shrink(sequence.blocks, std::min(sequence.blocks.size(), kv_.blocks_for(end)));
   extended.drafted = static_cast<int32_t>(sequence.draft.size());
-  sequence.drafted += extended.drafted;
+  extended.forced = sequence.forced = forced && extended.drafted > 0;
+  if (!forced) sequence.drafted += extended.drafted;
   plan.tokens += extended.drafted;
 }
 
 void Scheduler::accept(Sequence& sequence) {
   ++sequence.computed;
-  ++sequence.accepted;
+  if (!sequence.forced) ++sequence.accepted;
   ++stats_.decode_tokens;
   // Most tokens end no block; where one does, the cache may remember the block now.
   if (sequence.computed % kv_.block_size() == 0) remember(sequence);

@@ -80,6 +80,7 @@ struct PlannedChunk {
   bool admitted;          // came from the waiting queue in this plan
   bool decode;
   int32_t drafted = 0;  // tokens of sequence->draft that are computed behind `tokens`
+  bool forced = false;  // whether a grammar forces them
   // Returns whether the next token is drawn from this chunk's logits; valid before commit().
   bool last() const { return tokens == sequence->pending(); }
 };
@@ -129,7 +130,8 @@ class Scheduler {
   int32_t token_room(const StepPlan& plan) const { return limits_.max_tokens - plan.tokens; }
   // Adds a draft to a chunk of the plan that decodes: as many of its tokens as fit the step and the blocks
   // that are there. Nobody is preempted for it. If there is no memory, the chunk stays as it is.
-  void extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft);
+  // forced: whether a grammar forces the draft; it does not count as proposed then.
+  void extend(StepPlan& plan, size_t chunk, std::span<const int32_t> draft, bool forced = false);
   // Makes room for up to `count` positions behind a chunk that decodes, before anybody knows what will be
   // there. Returns for how many; extend() gives back what it does not take.
   int32_t reserve(const StepPlan& plan, size_t chunk, int32_t count);

@@ -38,8 +38,10 @@ struct SequenceState {
   // the prefix tree remembers, and the last end of a block before the last token. Set at each start; 0: none.
   std::array<int32_t, 2> snapshot_ends = {};
   // Within a step: the tokens that are computed behind `tokens` because a proposer thinks that they come
-  // next. Their keys and values are in the cache behind `computed`. Empty between two steps.
+  // next, or a grammar forces them. Their keys and values are in the cache behind `computed`. Empty between
+  // two steps.
   std::vector<int32_t> draft;
+  bool forced = false;                // whether a grammar forces all of the draft: nobody has guessed it
   int32_t drafted = 0, accepted = 0;  // proposed tokens of all steps, and those that were right
   int32_t cached_tokens = -1;         // prompt tokens from the prefix cache at the first start; -1: not
                                       // started

@@ -36,14 +36,22 @@ class TokenMasks {
   // Takes the mask of that token, null if it has not come. Masks of earlier tokens are dropped.
   SharedMask take(int64_t id, int32_t completion, int32_t generated);
 
+  // Appends the tokens from number `generated` on that their masks force, one after the other and at most
+  // `most`, until a mask has not come or leaves a choice. Returns whether the mask of `generated` has come.
+  bool forced(int64_t id, int32_t completion, int32_t generated, int32_t most, std::vector<int32_t>* tokens);
+
   // Returns at `deadline`, or once a mask was put or wake() was called since the last wait() returned.
   void wait(std::chrono::steady_clock::time_point deadline);
   void wake();
 
  private:
+  struct Mask {
+    SharedMask words;
+    int32_t forced;  // the only token that the mask allows; -1: it allows none or several
+  };
   struct Entry {
-    int32_t next = 0;                     // the first token whose mask was not taken
-    std::map<int32_t, SharedMask> ahead;  // by token number, from next on
+    int32_t next = 0;               // the first token whose mask was not taken
+    std::map<int32_t, Mask> ahead;  // by token number, from next on
   };
 
   std::mutex mutex_;  // guards what follows

@@ -20,8 +20,8 @@ StepTime StepTime::of(const StepPlan& plan) {
   step.tokens = plan.tokens;
   bool decodes_alone = true;
   for (const PlannedChunk& chunk : plan.chunks) {
-    decodes_alone = decodes_alone && chunk.decode;
-    step.proposed = step.proposed || chunk.drafted > 0;
+    decodes_alone = decodes_alone && chunk.decode && !chunk.forced;
+    step.proposed = step.proposed || (chunk.drafted > 0 && !chunk.forced);
   }
   step.decodes = decodes_alone ? static_cast<int32_t>(plan.chunks.size()) : 0;
   return step;
@@ -126,7 +126,8 @@ void Drafter::make_drafts(StepPlan& plan, Scheduler& scheduler) {
   std::vector<size_t> chunks;  // [wishes]: the place of each in the plan
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const PlannedChunk& chunk = plan.chunks[i];
-    if (!chunk.decode || chunk.sequence->sampling->beams()) continue;
+    // Nobody proposes what follows tokens that a grammar forces.
+    if (!chunk.decode || chunk.forced || chunk.sequence->sampling->beams()) continue;
     if (const int32_t count = most(*chunk.sequence);
         count > 0 && worth_starting(*chunk.sequence, plan.tokens)) {
       wishes.push_back({chunk.sequence, count});

@@ -35,7 +35,7 @@ struct SpeculationStats {
 // A step that was computed.
 struct StepTime {
   int32_t tokens = 0;
-  int32_t decodes = 0;    // its sequences, if all of them decoded; else 0
+  int32_t decodes = 0;    // its sequences, if all of them decoded and a grammar forced no tokens; else 0
   bool proposed = false;  // some of its tokens were proposed
   double seconds = 0;
 

@@ -79,6 +79,7 @@ Biases = Annotated[
     Field(max_length=bounds.BODY_LOGIT_BIASES),
     BeforeValidator(at_most(bounds.BODY_LOGIT_BIASES, "entries")),
 ]
+Breaker = Annotated[str, Field(min_length=1, max_length=bounds.DRY_BREAKER_LENGTH)]
 Penalty = Annotated[float, Field(ge=bounds.PENALTIES[0], le=bounds.PENALTIES[1])]
 RepetitionPenalty = Annotated[float, Field(ge=bounds.REPETITION_PENALTIES[0], le=bounds.REPETITION_PENALTIES[1])]
 
@@ -165,6 +166,16 @@ class SamplingFields(StrictModel):
 
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    dry_multiplier: float | None = Field(None, ge=bounds.DRY_MULTIPLIERS[0], le=bounds.DRY_MULTIPLIERS[1])
+    dry_base: float | None = Field(None, ge=bounds.DRY_BASES[0], le=bounds.DRY_BASES[1])
+    dry_allowed_length: int | None = Field(None, ge=1, lt=2**31)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, lt=2**31)
+    dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=bounds.DRY_BREAKERS, fail_fast=True)] | None = None
+    no_repeat_ngram_size: int | None = Field(None, ge=0, lt=2**31)
+    logits_processors: Refused = None
     repetition_penalty: RepetitionPenalty | None = None
     use_beam_search: bool | None = None
     best_of: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)

@@ -25,6 +25,8 @@ from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
 INPUTS: tuple[Tensor, ...] = (
     *tensors("INT32", "num_return_sequences end_id pad_id min_tokens beam_width"),
     *tensors("FP32", "temperature repetition_penalty presence_penalty frequency_penalty"),
+    *tensors("FP32", "dry_multiplier dry_base"),
+    *tensors("INT32", "dry_allowed_length dry_penalty_last_n no_repeat_ngram_size"),
     *tensors("UINT64", "seed lora_task_id"),
     *tensors(
         "BOOL",
@@ -36,7 +38,8 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide guided_decoding_whitespace_pattern"),
     *REFUSED_COMMON,
 )
-"""TensorRT-LLM lacks return_finish_reason, priority, timeout (seconds) and guided_decoding_whitespace_pattern."""
+"""TensorRT-LLM lacks return_finish_reason, priority, timeout (seconds), guided_decoding_whitespace_pattern, DRY and
+no_repeat_ngram_size."""
 
 _FIELD = re.compile(r"(?:SamplingParams: )?(\w+) ")
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
@@ -85,9 +88,16 @@ def sampling_fields(row: Row, names: InputNames, defaults: Mapping[str, Any], vo
     check_refused(row)
     fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
     fields |= _beams(row, names)
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"):
+    for name in (
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "timeout",
+    ):
         fields[name] = row.number(name)
-    for name in ("min_tokens", "priority"):
+    for name in ("min_tokens", "priority", "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size"):
         fields[name] = row.integer(name)
     if (task := row.integer("lora_task_id")) is not None:
         fields["adapter"] = str(task)

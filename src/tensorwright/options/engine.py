@@ -291,6 +291,18 @@ class EngineFields:
             Door.TRITON: At(default="eager"),
         },
     )
+    jump_forward: bool | None = declare(
+        None,
+        bool,
+        rule=Rule("True or False", lambda value: isinstance(value, bool)),
+        help="Whether tokens that guided decoding forces are computed with the token before them. [default: on, for "
+        "engines of target cpu without recurrent layers]",
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(flag="--jump-forward/--no-jump-forward"),
+            Door.TRITON: At(),
+        },
+    )
     chat_template: str | None = declare(
         None,
         str,

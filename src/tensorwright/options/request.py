@@ -31,6 +31,11 @@ def parse_biases(texts: tuple[str, ...]) -> dict[int, float]:
     return biases
 
 
+def parse_breakers(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the texts, or () for the word none alone, as in llama.cpp."""
+    return () if texts == ("none",) else texts
+
+
 EARLY_STOPPING: dict[str, Any] = {"false": False, "true": True, "never": "never"}
 """The values of SamplingParams.early_stopping by the command's words."""
 
@@ -48,7 +53,9 @@ def _of_run(
     choices: tuple[str, ...] = (),
 ) -> Option:
     shown = {Door.RUN: At(help, flag, metavar=metavar)}
-    return Option(name, kind, () if repeated else default, shown, choices, repeated=repeated, parse=parse)
+    return Option(
+        name, kind, () if repeated and default is None else default, shown, choices, repeated=repeated, parse=parse
+    )
 
 
 SAMPLING = (
@@ -67,12 +74,28 @@ SAMPLING = (
     _of_run("top_k", int, f"Sample among the k likeliest tokens; 0 is all. {_MODELS} 0]"),
     _of_run("top_p", float, f"Sample among the likeliest tokens that reach p together; 1 is all. {_MODELS} 1]"),
     _of_run("min_p", float, f"Sample among tokens p times as likely as the likeliest; 0 is all. {_MODELS} 0]"),
+    _of_run("typical_p", float, "Sample among the most typical tokens that reach p together; 1 is all.", 1.0),
+    _of_run(
+        "xtc_probability", float, "How often a token is drawn without the likeliest ones, all but the last of those "
+        "with --xtc-threshold; 0 is never.", 0.0,
+    ),
+    _of_run("xtc_threshold", float, "The probability from which on --xtc-probability counts a token.", 0.1),
     _of_run("seed", int, "Seed that makes sampling repeatable. [default: a random one]"),
     _of_run(
         "repetition_penalty", float, f"Penalty; above 1 it makes tokens of prompt and output less likely. {_MODELS} 1]"
     ),
     _of_run("presence_penalty", float, "Number taken off the logit of each token that the output has.", 0.0),
     _of_run("frequency_penalty", float, "Number taken off a token's logit for each time that the output has it.", 0.0),
+    _of_run("dry_multiplier", float, "Above 0: penalty of tokens that go on as an earlier text did (DRY).", 0.0),
+    _of_run("dry_base", float, "How fast DRY's penalty grows with the length of the repeated text.", 1.75),
+    _of_run("dry_allowed_length", int, "The length from which on a repeated text is penalized by DRY, in tokens.", 2),
+    _of_run("dry_penalty_last_n", int, "The most tokens that DRY looks back; -1 is all, 0 is off.", -1),
+    _of_run(
+        "dry_sequence_breakers", str, "Text across which DRY sees no repetition. May be repeated; the word none alone "
+        "leaves all out. [default: a line's end, a colon, a double quote and an asterisk]", ("\n", ":", '"', "*"),
+        flag="--dry-sequence-breaker", repeated=True, parse=parse_breakers,
+    ),
+    _of_run("no_repeat_ngram_size", int, "Forbid tokens that complete so many tokens a second time; 0 is off.", 0),
     _of_run(
         "logit_bias", str, "Number added to the logit of a token id; -inf forbids it. May be repeated.",
         metavar="TOKEN=BIAS", repeated=True, parse=parse_biases,

@@ -59,7 +59,9 @@ def test_params_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
         "ignore_eos": False, "eos_token_ids": [EOS], "logprobs": 1, "min_tokens": 0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [], "bad_words": [],
         "timeout_s": -1.0, "priority": 0, "cache_salt": "", "prompt_logprobs": -1, "n": 1, "guided": False,
-        "beam_width": 1, "length_penalty": 1.0, "early_stopping": "no",
+        "beam_width": 1, "length_penalty": 1.0, "early_stopping": "no", "typical_p": 1.0, "xtc_threshold": 0.1,
+        "xtc_probability": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1, "no_repeat_ngram_size": 0,
     }  # fmt: skip
     assert fake.submitted[llm.generate(ids(A)).request_id].logprobs == -1
 

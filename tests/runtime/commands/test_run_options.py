@@ -39,7 +39,8 @@ def engine(engines: list[FakeEngine], tmp_path: Path) -> str:
 def test_every_request_parameter_has_an_option() -> None:
     """But those that make no difference here: one set of parameters for all prompts, and the text is the output.
     Guided decoding has options of its own, see test_guided_options.py, and --adapter loads and names an adapter."""
-    without = {"priority", "cache_salt", "detokenize", "guided_decoding", "kept_special_tokens", "adapter"}
+    without = {"priority", "cache_salt", "detokenize", "guided_decoding", "kept_special_tokens", "adapter",
+               "logits_processors"}  # fmt: skip
     assert {field.name for field in dataclasses.fields(SamplingParams)} - {
         option.name for option in SAMPLING
     } == without
@@ -55,6 +56,14 @@ def test_every_request_parameter_has_an_option() -> None:
         ("--top-k 4", "top_k", 4),
         ("--top-p 0.25", "top_p", 0.25),
         ("--min-p 0.125", "min_p", 0.125),
+        ("--typical-p 0.75", "typical_p", 0.75),
+        ("--xtc-probability 0.5", "xtc_probability", 0.5),
+        ("--xtc-threshold 0.25", "xtc_threshold", 0.25),
+        ("--dry-multiplier 0.5 --dry-sequence-breaker none", "dry_multiplier", 0.5),
+        ("--dry-base 2", "dry_base", 2.0),
+        ("--dry-allowed-length 3", "dry_allowed_length", 3),
+        ("--dry-penalty-last-n 64", "dry_penalty_last_n", 64),
+        ("--no-repeat-ngram-size 3", "no_repeat_ngram_size", 3),
         ("--seed 7", "seed", 7),
         ("--repetition-penalty 1.5", "repetition_penalty", 1.5),
         ("--presence-penalty 0.5", "presence_penalty", 0.5),

@@ -40,6 +40,8 @@ def reference_scores(logits: np.ndarray, s, tokens: list[int], prompt: int) -> t
     counts = torch.bincount(ids[0, prompt:], minlength=len(logits))
     scores = scores - s.frequency_penalty * counts
     scores = scores - s.presence_penalty * (counts > 0)
+    if s.no_repeat_ngram_size:
+        scores = hf.NoRepeatNGramLogitsProcessor(s.no_repeat_ngram_size)(ids, scores)
     if s.bad_words:
         scores = hf.NoBadWordsLogitsProcessor(s.bad_words)(ids, scores)
     if s.min_tokens:
@@ -52,6 +54,8 @@ def reference_scores(logits: np.ndarray, s, tokens: list[int], prompt: int) -> t
         scores = hf.TopPLogitsWarper(s.top_p)(ids, scores)
     if s.min_p:
         scores = hf.MinPLogitsWarper(s.min_p)(ids, scores)
+    if s.typical_p < 1:
+        scores = hf.TypicalLogitsWarper(s.typical_p)(ids, scores)
     return scores[0]
 
 
@@ -63,6 +67,17 @@ def borderline(scores: torch.Tensor, top_p: float, min_p: float) -> bool:
         return True
     sums = ratios.sort().values.cumsum(-1) / ratios.sum()
     return top_p < 1 and bool((sums - (1 - top_p)).abs().min() < 8 * np.finfo(np.float32).eps)
+
+
+def near_typical(scores: torch.Tensor, mass: float) -> bool:
+    """True if rounding decides what typical_p keeps: a sum is so near its mass, or two tokens are as far from the
+    entropy. scores: those that typical_p sees."""
+    p = scores.double().softmax(-1)[torch.isfinite(scores)]
+    distances, order = (-p.log() + (p * p.log()).sum()).abs().sort()
+    eps = 32 * np.finfo(np.float32).eps
+    if len(p) > 1 and bool((distances.diff() < eps * distances.max().clamp(min=1)).any()):
+        return True
+    return bool((p[order].cumsum(-1) - mass).abs().min() < eps)
 
 
 penalty = st.sampled_from([0.0, 0.5, -2.0, 5.0])
@@ -78,6 +93,8 @@ def cases(draw):
         "top_k": draw(st.sampled_from([0, 4])),
         "top_p": draw(st.sampled_from([1.0, 0.9, 0.6])),
         "min_p": draw(st.sampled_from([0.0, 0.05, 0.2, 1.0])),
+        "typical_p": draw(st.sampled_from([1.0, 1.0, 0.9, 0.3])),
+        "no_repeat_ngram_size": draw(st.sampled_from([0, 0, 1, 2, 3])),
         "min_tokens": draw(st.integers(0, 4)),
         "repetition_penalty": draw(st.sampled_from([1.0, 1.3, 0.8])),
         "presence_penalty": draw(penalty),
@@ -97,12 +114,19 @@ def test_token_sets_are_those_of_transformers(case):
     s = sampling(**fields)
     logits = (np.random.default_rng(seed).standard_normal(VOCAB) * 3).astype(np.float32)
     logits[:6] += 3  # the tokens that occur are likely ones, else penalties seldom matter
-    before = reference_scores(logits, sampling(**{**fields, "min_p": 0.0, "top_p": 1.0}), tokens, prompt)
+    before = reference_scores(
+        logits, sampling(**{**fields, "min_p": 0.0, "top_p": 1.0, "typical_p": 1.0}), tokens, prompt
+    )
+    assume(torch.isfinite(before).any())
     assume(not borderline(before, s.top_p, s.min_p))
+    unlike = reference_scores(logits, sampling(**{**fields, "typical_p": 1.0}), tokens, prompt)
+    assume(s.typical_p == 1 or not near_typical(unlike, s.typical_p))
     expected = torch.isfinite(reference_scores(logits, s, tokens, prompt)).nonzero()[:, 0].tolist()
     assert _testing.token_set(logits, s, tokens, prompt) == expected
     greedy = sampling(**{**fields, "temperature": 0.0})
-    likeliest = int(reference_scores(logits, sampling(**{**fields, "temperature": 1.0}), tokens, prompt).argmax())
+    likeliest = int(
+        reference_scores(logits, sampling(**{**fields, "temperature": 1.0, "typical_p": 1.0}), tokens, prompt).argmax()
+    )
     assert _testing.sample(logits, greedy, 0, len(tokens), tokens, prompt)[0] == likeliest
 
 
@@ -132,3 +156,91 @@ def test_a_history_that_is_none_is_refused():
     for tokens, prompt in (([4], 0), ([-1], 0), ([0], 2)):
         with pytest.raises(InvalidRequestError, match="tokens"):
             _testing.token_set(np.zeros(4, np.float32), sampling(), tokens, prompt)
+
+
+def dry_penalties(s: Any, tokens: list[int], breakers: list[list[int]]) -> dict[int, float]:
+    """DRY by its definition: every earlier place is compared token by token. Returns {token: penalty}."""
+    window = len(tokens) if s.dry_penalty_last_n < 0 else s.dry_penalty_last_n
+    seen = tokens[max(0, len(tokens) - window) :]
+    limit = len(seen)
+    for back in range(len(seen)):
+        start = len(seen) - 1 - back
+        lengths = [len(breaker) for breaker in breakers if seen[start : start + len(breaker)] == breaker]
+        if lengths:
+            limit = back - (max(lengths) - 1)
+            break
+    longest: dict[int, int] = {}
+    if len(seen) > s.dry_allowed_length and limit >= s.dry_allowed_length:
+        for place in range(1, len(seen)):  # the token at the place may come again
+            length = 0
+            while length < place and seen[place - 1 - length] == seen[-1 - length]:
+                length += 1
+            length = min(length, limit)
+            if length >= s.dry_allowed_length:
+                longest[seen[place]] = max(longest.get(seen[place], 0), length)
+    return {
+        token: s.dry_multiplier * s.dry_base ** (length - s.dry_allowed_length)
+        for token, length in longest.items()
+        if [token] not in breakers
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_dry_is_its_definition(data: Any) -> None:
+    small = st.integers(0, 2)  # so that much repeats
+    tokens = data.draw(st.lists(small, min_size=1, max_size=24))
+    breakers = data.draw(st.lists(st.lists(small, min_size=1, max_size=3), max_size=2))
+    drawn = {
+        "dry_multiplier": [0.5, 3.0],
+        "dry_base": [1.0, 1.75],
+        "dry_allowed_length": [1, 2, 3, 4],
+        "dry_penalty_last_n": [-1, -1, 1, 6, 12],
+    }
+    s = sampling(temperature=0.0, **{name: data.draw(st.sampled_from(values)) for name, values in drawn.items()})
+    s.dry_breakers = _runtime.DryBreakers([(breaker[1:], breaker[:1]) for breaker in breakers])
+    penalties = dry_penalties(s, tokens, breakers)
+    logits = np.arange(VOCAB, 0, -1).astype(np.float32)
+    expected = logits.astype(np.float64)
+    for token, penalty in penalties.items():
+        expected[token] -= np.float32(penalty)
+    assert _testing.sample(logits, s, 0, len(tokens), tokens, 1)[0] == int(expected.argmax())
+    s.temperature, s.min_p = 1.0, 1.0  # only the likeliest may be drawn: two logits that differ are told apart
+    assert _testing.token_set(logits, s, tokens, 1) == np.flatnonzero(expected == expected.max()).tolist()
+
+
+def test_repetitions_of_any_kind_take_one_pass() -> None:
+    """A text of one token repeats itself everywhere: the penalty is finite, and the work is a pass, not a square."""
+    tokens = [1] * 300_000
+    logits = np.array([0, 5, 0, 0], np.float32)
+    dry = sampling(temperature=0.0, dry_multiplier=100.0, dry_base=100.0)
+    assert _testing.sample(logits, dry, 0, len(tokens), tokens)[0] == 0
+    assert _testing.token_set(np.array([-np.inf, 5], np.float32), dry, tokens) == [1]
+    ngrams = sampling(temperature=1.0, no_repeat_ngram_size=100_000)
+    assert _testing.token_set(logits, ngrams, tokens) == [0, 2, 3]
+
+
+def test_xtc_leaves_the_least_likely_of_the_top_choices() -> None:
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.06, 0.04], np.float32))
+    s = sampling(xtc_probability=0.5, xtc_threshold=0.15)
+    assert _testing.token_set(logits, s, coin=0.4) == [2, 3, 4]
+    assert _testing.token_set(logits, s, coin=0.5) == [0, 1, 2, 3, 4]
+    s.xtc_threshold = 0.35  # one token alone is no choice
+    assert _testing.token_set(logits, s, coin=0.0) == [0, 1, 2, 3, 4]
+    s.xtc_threshold, s.top_k = 0.15, 2  # of what the parameters before it leave
+    assert _testing.token_set(logits, s, coin=0.0) == [1]
+    flat = sampling(xtc_probability=1.0, xtc_threshold=0.1)
+    assert _testing.token_set(np.zeros(4, np.float32), flat, coin=0.0) == [0]
+
+
+def test_xtc_tosses_a_coin_of_its_own_at_each_position() -> None:
+    """By seed and position, independent of the token's number, as often as xtc_probability says."""
+    logits = np.log(np.array([0.6, 0.4], np.float32))
+    s = sampling(xtc_probability=0.25, xtc_threshold=0.3)
+    plain = sampling()
+    drawn = [_testing.sample(logits, s, 7, position)[0] for position in range(2000)]
+    assert drawn == [_testing.sample(logits, s, 7, position)[0] for position in range(2000)]
+    firsts = [_testing.sample(logits, plain, 7, position)[0] == 0 for position in range(2000)]
+    tossed = sum(token == 1 for token, first in zip(drawn, firsts, strict=True) if first)
+    assert all(token == 1 for token, first in zip(drawn, firsts, strict=True) if not first)
+    assert abs(tossed / sum(firsts) - 0.25) < 4 * (0.25 * 0.75 / sum(firsts)) ** 0.5

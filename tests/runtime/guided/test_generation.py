@@ -63,6 +63,33 @@ def test_alone_and_in_a_batch(pico: LLM) -> None:
     assert [output.outputs[0] for output in crowd] == alone * 2
 
 
+def test_forced_tokens_cost_no_step_and_change_no_bit(pico: LLM, pico_engine: Path) -> None:
+    """Alone, in company, in small chunks, preempted, and beside proposals: masks come when they come."""
+    schema = {"type": "object", "properties": {"registered_name": {"enum": ["abcdefghij", "zyxwvutsrq"]}}}
+    schema |= {"required": ["registered_name"], "additionalProperties": False}
+    forcing = [
+        *(guided({"regex": "(01234){4}[a-z ]{300}"}, max_tokens=100, temperature=1, seed=seed) for seed in range(8)),
+        *MIXED,
+        guided({"json": schema, "whitespace_pattern": ""}, temperature=1, seed=2, logprobs=2, n=2),
+        guided({"regex": r"(0123456789){6}|x"}, temperature=0, logprobs=1),
+        guided({"regex": r"(0123456789){6}|x"}, max_tokens=13, temperature=0, ignore_eos=True),
+        guided({"choice": ["ΑΒΓΔΕΖΗΘ", "ΑΒΓΔΕΖΗΙ"]}, temperature=1, seed=1, stop=["Θ", "Γ"]),
+    ]
+    with LLM(pico_engine, kv_cache_memory="128MiB", max_batch_size=16, jump_forward=False) as plain:
+        expected = [plain.generate(PROMPT, params).outputs for params in forcing]
+        assert plain.get_stats()["forced_tokens"] == 0
+    memory = 14 * pico.engine.kv_block_bytes  # each of the first eight takes 4 in the end
+    before = pico.get_stats()["forced_tokens"]
+    assert [pico.generate(PROMPT, params).outputs for params in forcing] == expected
+    assert [output.outputs for output in pico.generate([PROMPT] * len(forcing), forcing)] == expected
+    assert pico.get_stats()["forced_tokens"] > before
+    for options in ({"max_prefill_chunk": 3, "threads": 1}, {"speculative": "ngram,tokens=3"}):
+        with LLM(pico_engine, kv_cache_memory=memory, max_batch_size=8, **options) as small:
+            assert [output.outputs for output in small.generate([PROMPT] * len(forcing), forcing)] == expected
+            assert small.get_stats()["forced_tokens"] > 0
+            assert small.get_stats()["preemptions"] > 0
+
+
 def test_preempted_and_not(pico: LLM, pico_engine: Path) -> None:
     long = [guided({"regex": "[a-z ]{300}"}, max_tokens=100, temperature=1, seed=seed) for seed in range(8)]
     expected = [output.outputs[0] for output in pico.generate([PROMPT] * 8, long)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library
 from tensorwright.runtime.guided.mask_budget import MAX_S, PER_MASK_S, SLOW_S, MaskBudget
 from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch, _computed
+from tensorwright.runtime.guided.matcher import MAX_FORESEEN
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
@@ -34,6 +36,10 @@ class Matcher:
         self.cancelled = threading.Event()
         self.threads: list[str] = []
         self._work = work
+        self.lock, self.foresees = threading.Lock(), False
+
+    def take_foreseen(self, tokens: Any) -> bool:
+        return False
 
     def advance(self, tokens: Any) -> Any:
         self.threads.append(threading.current_thread().name)
@@ -270,9 +276,10 @@ def test_a_clock_that_leaps_once_ends_nobody(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock() + leaps[0])
     watch, matcher = Watch(), Matcher(leap)
     job = MaskJob(matcher, [1], Told())  # type: ignore[arg-type]
-    assert _computed(job, watch) == (MASK, None)
+    advance = partial(matcher.advance, [1])
+    assert _computed(job, watch, advance) == (MASK, None)
     assert not matcher.cancelled.is_set()
-    mask, error = _computed(job, watch)
+    mask, error = _computed(job, watch, advance)
     assert mask is None
     assert "its masks take longer than 10 ms each" in str(error)
 
@@ -291,7 +298,8 @@ def test_what_is_late_twice_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(time, "thread_time", lambda: now[0])
     monkeypatch.setattr(time, "clock_gettime", lambda which: now[0])
     watch, matcher = Watch(), Matcher(work)
-    mask, error = _computed(MaskJob(matcher, [1], Told()), watch)  # type: ignore[arg-type]
+    job = MaskJob(matcher, [1], Told())  # type: ignore[arg-type]
+    mask, error = _computed(job, watch, partial(matcher.advance, [1]))
     assert mask is None
     assert "its masks take longer than 10 ms each" in str(error)
 
@@ -348,3 +356,50 @@ def test_one_in_the_queue_holds_no_matcher(vocabulary: GuidedVocabulary) -> None
     waiting.cancel()
     waiting.advance([byte_tokenizer().token_to_id("1")])
     assert "matcher" in vars(waiting)
+
+
+def told_numbers(mask: Any) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def test_a_matcher_moves_over_forced_tokens_and_waits_for_the_engine(vocabulary: GuidedVocabulary) -> None:
+    """The masks are those of one step at a time, and the end comes when the engine has drawn what leads to it."""
+    letters = [byte_tokenizer().token_to_id(letter) for letter in "abcde"]
+    compiled = vocabulary.compile(GuidedDecodingParams(choice=["abcde", "b"]))
+    stepped, ahead = compiled.start(True), compiled.start(True)
+    expected = [stepped.advance([letter]) for letter in letters]
+    assert stepped.ended
+    assert not ahead.foresees
+    masks = [ahead.advance(letters[:1])]
+    while ahead.foresees:
+        masks.append(ahead.foresee())
+    assert [None if mask is None else told_numbers(mask) for mask in masks] == [
+        None if mask is None else told_numbers(mask) for mask in expected
+    ]
+    assert not ahead.ended
+    assert ahead.take_foreseen(letters[1:3])
+    assert not ahead.ended
+    assert not ahead.take_foreseen(letters[3:])  # behind it is the end, which is told now
+    assert ahead.advance(letters[3:]) is None
+    assert (ahead.ended, ahead.generated) == (True, 5)
+
+
+def test_tokens_beyond_what_was_foreseen_are_followed(vocabulary: GuidedVocabulary) -> None:
+    letters = [byte_tokenizer().token_to_id(letter) for letter in "aabc"]
+    matcher = vocabulary.compile(GuidedDecodingParams(regex="aab?c+")).start(False)
+    matcher.advance(letters[:1])
+    assert told_numbers(matcher.foresee()) == sorted(letters[2:])
+    assert not matcher.foresees  # a choice
+    mask = matcher.advance(letters[1:])  # one that was foreseen, and two that were drawn
+    assert told_numbers(mask) == [letters[3], 256]
+    assert matcher.generated == 4
+
+
+def test_masks_of_forced_tokens_are_told_ahead(vocabulary: GuidedVocabulary, threads: MaskThreads) -> None:
+    """Once each and in order, up to a bound, and each token's mask before the engine needs it."""
+    letter = byte_tokenizer().token_to_id("a")
+    matcher = vocabulary.compile(GuidedDecodingParams(regex="a{50}b")).start(False)
+    told: list[int] = []
+    for count in range(1, 50):
+        threads.compute([MaskJob(matcher, [letter], lambda mask, error: told.append(matcher.generated))], 60)
+        assert told == list(range(1, min(count + MAX_FORESEEN, 51) + 1))

@@ -40,6 +40,15 @@ def test_defaults_are_those_users_know() -> None:
         ("top_p", 0.0, "above 0"),
         ("top_p", 1.01, "at most 1"),
         ("min_p", 1.5, "0 to 1"),
+        ("typical_p", 0, "above 0 and at most 1"),
+        ("xtc_threshold", -0.1, "0 to 1"),
+        ("xtc_probability", 1.5, "0 to 1"),
+        ("dry_multiplier", -1, "0 to 100"),
+        ("dry_base", 0.5, "1 to 100"),
+        ("dry_allowed_length", 0, "a positive integer"),
+        ("dry_penalty_last_n", -2, "-1"),
+        ("dry_sequence_breakers", "", "none empty"),
+        ("no_repeat_ngram_size", -1, "an integer >= 0"),
         ("min_tokens", 17, "max_tokens"),
         ("min_tokens", -1, "max_tokens"),
         ("repetition_penalty", 0, "0.01 to 100"),
@@ -110,6 +119,8 @@ AT_THE_BOUNDS: list[tuple[str, Any, Any]] = [
     ("bad_words", [[1] * bounds.BAD_WORD_TOKENS], [[1] * (bounds.BAD_WORD_TOKENS + 1)]),
     ("bad_words", ["a" * bounds.BAD_WORD_LENGTH], ["a" * (bounds.BAD_WORD_LENGTH + 1)]),
     ("stop", ["a" * bounds.STOP_LENGTH], "a" * (bounds.STOP_LENGTH + 1)),
+    ("dry_sequence_breakers", ["a"] * bounds.DRY_BREAKERS, "a"),
+    ("dry_sequence_breakers", ["a" * bounds.DRY_BREAKER_LENGTH], ["a" * (bounds.DRY_BREAKER_LENGTH + 1)]),
     ("logit_bias", dict.fromkeys(range(bounds.LOGIT_BIASES), 1), {-1: 1}),
 ]
 
@@ -156,7 +167,8 @@ def test_unknown_keyword_names_the_closest() -> None:
     with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
     with pytest.raises(
-        InvalidOptionError, match="there are adapter, bad_words, beam_width, cache_salt, detokenize, early_stopping, "
+        InvalidOptionError,
+        match="there are adapter, bad_words, beam_width, cache_salt, detokenize, dry_allowed_length, ",
     ):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 
