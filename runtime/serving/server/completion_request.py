@@ -66,7 +66,7 @@ class CompletionRequest(SamplingFields):
     suffix: Annotated[
         None,
         refused(
-            "this server writes no text that must lead to another. Write the prompt with the model's own tokens for "
+            "nothing is written that must lead to another text. Write the prompt with the model's own tokens for "
             "filling in the middle"
         ),
         REFUSED,

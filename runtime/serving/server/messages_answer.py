@@ -28,14 +28,20 @@ INVALID = "INVALID_JSON"
 """The key of an input whose text is no JSON object, as Anthropic's documentation of fine-grained streaming names it."""
 
 
+class OutputTokens(BaseModel):
+    thinking_tokens: int
+
+
 class MessageUsage(BaseModel):
     """Token counts. input_tokens: the tokens of the prompt that the prefix cache did not have; cache_read_input_tokens:
-    those that it had. The cache keeps prefixes by itself, so none are counted as written."""
+    those that it had. The cache keeps prefixes by itself, so none are counted as written. thinking_tokens of the
+    details: the tokens of the output that were thinking."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokens
 
 
 class TextContent(BaseModel):
@@ -92,7 +98,9 @@ class MessagesAnswer:
         [choice] = output.outputs
         self._blocks.push(choice)
         content = [self._content(block, read_input(block.text)) for block in self._blocks.blocks]
-        return MessageObject(**self._head, content=content, usage=usage_of(output), **self._end(choice))
+        return MessageObject(
+            **self._head, content=content, usage=usage_of(output, self._blocks.thought), **self._end(choice)
+        )
 
     def _content(self, block: Block, given: dict[str, Any]) -> TextContent | ThinkingContent | ToolUseContent:
         """Returns a content block. given: the input, if it is a call."""
@@ -119,7 +127,7 @@ class MessagesAnswer:
     async def _events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
         [handle] = handles
         start = MessageObject(
-            **self._head, content=[], stop_reason=None, stop_sequence=None, usage=usage_of(handle.so_far())
+            **self._head, content=[], stop_reason=None, stop_sequence=None, usage=usage_of(handle.so_far(), 0)
         )
         yield named_event({"type": "message_start", "message": start.model_dump()})
         yield PING
@@ -131,7 +139,7 @@ class MessagesAnswer:
                     yield from_step(step, self._opened(step.block) if isinstance(step, Opened) else {})
             ended = choice if choice.finish_reason is not None else None
         assert ended is not None, "a request that has finished says why"
-        usage = usage_of(handle.so_far()).model_dump()
+        usage = usage_of(handle.so_far(), self._blocks.thought).model_dump()
         yield named_event({"type": "message_delta", "delta": self._end(ended), "usage": usage})
         yield named_event({"type": "message_stop"})
 
@@ -158,14 +166,15 @@ _DELTAS = {
 """The type of a delta and its key, by the kind of the block."""
 
 
-def usage_of(output: RequestOutput) -> MessageUsage:
-    """Returns the token counts of an output so far."""
+def usage_of(output: RequestOutput, thought: int) -> MessageUsage:
+    """Returns the token counts of an output so far. thought: how many tokens were thinking."""
     counts = count_usage([output])
     cached = counts.prompt_tokens_details.cached_tokens
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached,
         cache_read_input_tokens=cached,
         output_tokens=counts.completion_tokens,
+        output_tokens_details=OutputTokens(thinking_tokens=thought),
     )
 
 

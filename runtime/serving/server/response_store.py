@@ -92,16 +92,15 @@ class ResponseStore:
         """Returns an owner's response. Raises UnknownResponseError."""
         with self._lock:
             self._expire()
-            entry = self._owned.get(owner, {}).get(name)
-        if entry is None:
-            raise UnknownResponseError(_missing(name))
-        return entry.response
+            if owner not in self._owned or name not in self._owned[owner]:
+                raise UnknownResponseError(_missing(name))
+            return self._owned[owner][name].response
 
     def delete(self, owner: int, name: str) -> None:
         """Forgets an owner's response. Raises UnknownResponseError."""
         with self._lock:
             self._expire()
-            if name not in self._owned.get(owner, {}):
+            if owner not in self._owned or name not in self._owned[owner]:
                 raise UnknownResponseError(_missing(name))
             self._remove(owner, name)
 

@@ -7,7 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -19,10 +20,11 @@ from tensorwright.runtime.serving.server.error_forms import named_event
 from tensorwright.runtime.serving.server.errors import describe_error, is_foreseen
 from tensorwright.runtime.serving.server.requests import count_usage, follow_all
 from tensorwright.runtime.serving.server.response_store import StoredResponse
-from tensorwright.runtime.serving.server.responses import CachedTokens, ReasoningTokens
+from tensorwright.runtime.serving.server.responses import ReasoningTokens
 from tensorwright.runtime.serving.server.responses_form import (
     CallItem,
     Incomplete,
+    InputTokens,
     MessageItem,
     OutputItem,
     OutputText,
@@ -37,7 +39,6 @@ from tensorwright.runtime.serving.server.responses_items import InputItem, messa
 from tensorwright.runtime.serving.server.responses_request import ResponsesRequest
 from tensorwright.runtime.serving.server.text_engine import TextEngine
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 PREFIXES = {"text": "msg", "thinking": "rs", "call": "fc"}
 """What the id of an item begins with, by the kind of its block."""
@@ -68,7 +69,7 @@ class ResponsesAnswer:
         messages: Sequence[dict[str, Any]],
         messages_size: int,
         keep: Callable[[StoredResponse], bool] | None,
-        in_thread: Callable[[Callable[[], T]], Awaitable[T]],
+        in_thread: Callable[[Callable[[], str]], Awaitable[str]],
     ):
         self._body = body
         self._plan = plan
@@ -108,14 +109,13 @@ class ResponsesAnswer:
 
     def whole(self, output: RequestOutput) -> ResponseObject:
         [choice] = output.outputs
-        for _ in self._blocks.push(choice):
-            pass
+        self._blocks.push(choice)
         return self._finish(choice, output)[0]
 
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
         try:
             for name in ("response.created", "response.in_progress"):
-                yield await self._in_thread(lambda name=name: self._response_event(name, self._response("in_progress")))
+                yield await self._in_thread(partial(self._begun, name))
             ended: CompletionOutput | None = None
             async for _, output in follow_all(handles):  # `output` holds only what is new.
                 [choice] = output.outputs
@@ -124,18 +124,22 @@ class ResponsesAnswer:
                         yield event
                 ended = choice if choice.finish_reason is not None else None
             assert ended is not None, "a request that has finished says why"
-            [handle] = handles
-            yield await self._in_thread(lambda: self._finish(ended, handle.so_far())[1])
+            yield await self._in_thread(partial(self._last, ended, handles[0]))
         except Exception as error:
             if not is_foreseen(error):
                 log.exception("a stream failed")
-            reason = error
-            yield await self._in_thread(lambda: self._failure(reason))
+            yield await self._in_thread(partial(self._failure, error))
+
+    def _begun(self, name: str) -> str:
+        return self._response_event(name, self._response("in_progress"))
 
     def _failure(self, error: Exception) -> str:
         facts = describe_error(error)
         told = ResponseError(code=facts.code or facts.type, message=facts.message)
         return self._response_event("response.failed", self._response("failed", error=told))
+
+    def _last(self, choice: CompletionOutput, handle: RequestHandle) -> str:
+        return self._finish(choice, handle.so_far())[1]
 
     def _finish(self, choice: CompletionOutput, output: RequestOutput) -> tuple[ResponseObject, str]:
         """Ends and stores the response. Returns it, and its last event. output: the whole output."""
@@ -151,7 +155,7 @@ class ResponsesAnswer:
             else None,
             usage=ResponseUsage(
                 input_tokens=counts.prompt_tokens,
-                input_tokens_details=CachedTokens(cached_tokens=counts.prompt_tokens_details.cached_tokens),
+                input_tokens_details=InputTokens(cached_tokens=counts.prompt_tokens_details.cached_tokens),
                 output_tokens=counts.completion_tokens,
                 output_tokens_details=ReasoningTokens(reasoning_tokens=self._blocks.thought),
                 total_tokens=counts.total_tokens,
@@ -163,11 +167,21 @@ class ResponsesAnswer:
 
     def _store(self, response: ResponseObject) -> bool:
         assert self._keep is not None, "the response is to be stored"
-        items = [InputItem.model_validate(item.model_dump(exclude_none=True)) for item in response.output]
-        added = messages_of(items)
+        added = messages_of(self._as_input(block) for block in self._blocks.blocks)
         size = self._messages_size + size_of(added)
         stored = StoredResponse(response.id, response.model_dump_json(), (*self._messages, *added), size)
         return self._keep(stored)
+
+    def _as_input(self, block: Block) -> InputItem:
+        """Returns the item that a client would send back. It is not validated, for a model may write any name."""
+        if block.kind == "call":
+            call_id = self._ids[block.index][1]
+            return InputItem.model_construct(
+                type="function_call", call_id=call_id, name=block.name, arguments=block.text
+            )
+        if block.kind == "text":
+            return InputItem.model_construct(type="message", role="assistant", content=block.text)
+        return InputItem.model_construct(type="reasoning", content=block.text)
 
     def _response(self, status: Status, **fields: Any) -> ResponseObject:
         return ResponseObject(**self._head, status=status, **{"output": [], **fields})
@@ -214,14 +228,14 @@ class ResponsesAnswer:
             yield self._event("response.content_part.done", block, part=_part(block.kind, block.text))
         yield self._item_event("response.output_item.done", block, self._item(block, status))
 
-    def _event(self, name: str, block: Block, **fields: Any) -> str:
-        """Returns an event inside of an item."""
+    def _event(self, kind: str, block: Block, **fields: Any) -> str:
+        """Returns an event inside of an item. kind: the event's name."""
         place: dict[str, Any] = {"item_id": self._ids[block.index][0], "output_index": block.index}
         if block.kind != "call":
             place["content_index"] = 0
-        if name.startswith("response.output_text"):
+        if kind.startswith("response.output_text"):
             place["logprobs"] = []
-        return self._numbered({"type": name, **place, **fields})
+        return self._numbered({"type": kind, **place, **fields})
 
     def _item_event(self, name: str, block: Block, item: OutputItem) -> str:
         return self._numbered({"type": name, "output_index": block.index, "item": item.model_dump()})

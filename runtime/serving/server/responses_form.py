@@ -55,12 +55,18 @@ class ReasoningItem(BaseModel):
 OutputItem = ReasoningItem | MessageItem | CallItem
 
 
+class InputTokens(CachedTokens):
+    """cache_write_tokens: 0, for the cache keeps prefixes by itself and nobody pays for it."""
+
+    cache_write_tokens: int = 0
+
+
 class ResponseUsage(BaseModel):
     """Token counts. cached_tokens: those of the input that the prefix cache had. reasoning_tokens: those of the output
     that were thinking."""
 
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: InputTokens
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int

@@ -182,6 +182,7 @@ class ResponsesRequest(DrawingFields):
     chat_template_kwargs: TemplateVariables | None = None
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
     conversation: Refused = None
+    moderation: Refused = None
     prompt: Refused = None
     context_management: Refused = None
     top_logprobs: Annotated[Literal[0] | None, Field(description="Only 0; chat completions have logprobs.")] = None
