@@ -233,7 +233,7 @@ class Metadata(StrictModel):
     user_id: Name | None = None
 
 
-class TurnFields(DrawingFields):
+class TurnFields(StrictModel):
     """The fields that make a prompt.
 
     system: a text, or blocks of text, before the conversation. messages: the conversation; the user has the last turn.
@@ -295,7 +295,7 @@ class TurnFields(DrawingFields):
         )
 
 
-class MessagesRequest(TurnFields):
+class MessagesRequest(TurnFields, DrawingFields):
     """The body of a message.
 
     max_tokens: the most tokens of the answer, its thinking included. stop_sequences: texts that end the answer.
@@ -331,4 +331,6 @@ class MessagesRequest(TurnFields):
 
 
 class CountRequest(TurnFields):
-    """The body of a count of tokens."""
+    """The body of a count of tokens. model: the model's name; it may be left out where the server has one model."""
+
+    model: Name | None = None

@@ -202,9 +202,19 @@ class ResponsesRequest(DrawingFields):
             budget=self.thinking_token_budget,
         )
 
+    @property
+    def _must_call(self) -> bool:
+        choice = self.tool_choice
+        if isinstance(choice, ToolsChoice):
+            return choice.type == "function" or choice.mode == "required"
+        return choice == "required"
+
     def for_chat(self) -> ChatCompletionRequest:
-        """Returns the fields of sampling in the form of chat completions."""
+        """Returns the fields of sampling in the form of chat completions. An answer that must be a call has no text, so
+        that the form of its text says nothing; OpenAI takes both together too."""
         form = None if self.text is None or self.text.format is None else self.text.format.for_chat()
+        if self._must_call:
+            form = None
         return ChatCompletionRequest.model_construct(
             **{name: getattr(self, name) for name in DrawingFields.model_fields},
             max_completion_tokens=self.max_output_tokens,
