@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from support.doc_words import ROOT
 from support.waiting import PATIENCE
 
 KEY = "none"
@@ -164,3 +165,11 @@ def test_llama_index(url: str) -> None:
     assert call.tool_name == "get_weather"
     assert get_weather(**call.tool_kwargs).endswith("days")
     assert "".join(part.delta or "" for part in model.stream_complete("import os", max_tokens=8))
+
+
+@pytest.mark.parametrize("library", ["openai", "anthropic"])
+def test_the_pages_examples_run(url: str, library: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+    [example] = [part for part in page.split("```python\n")[1:] if part.startswith(f"from {library} ")]
+    exec(example.partition("```")[0].replace("http://127.0.0.1:8000", url), {})
+    assert capsys.readouterr().out.strip()
