@@ -50,6 +50,8 @@ class ChatAnswer:
         self._engine = engine
         self._body = body
         self._plan = plan
+        options = body.stream_options
+        self._counts = options is not None and bool(options.include_usage)
         self._streams: dict[int, _ChoiceStream] = {}  # by the index of the choice
         self.framed = False
         self._head: dict[str, Any] = {
@@ -96,15 +98,13 @@ class ChatAnswer:
         )
 
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
-        options = self._body.stream_options
-        counts = options is not None and bool(options.include_usage)
-        nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
+        nothing_yet: dict[str, Any] = {"usage": None} if self._counts else {}
         async for _, output in follow_all(handles):  # `output` holds only what is new.
             for choice in output.outputs:
                 for piece in self._pieces(choice):
                     chunk = ChatChunk(**self._head, choices=[piece], **nothing_yet)
                     yield chunk.model_dump_json(exclude_unset=True)
-        if counts:
+        if self._counts:
             thought = sum(stream.thought for stream in self._streams.values())
             usage = self._usage([handle.so_far() for handle in handles], thought)
             yield ChatChunk(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
@@ -117,7 +117,7 @@ class ChatAnswer:
             return []
         pieces = []
         if stream is None:
-            stream = self._streams[choice.index] = _ChoiceStream(self._plan, self._engine.tokenizer)
+            stream = self._streams[choice.index] = _ChoiceStream(self._plan, self._engine.tokenizer, self._counts)
             pieces.append(self._piece(choice, ChatDelta(role="assistant", content="")))
         deltas = stream.push(choice)
         logprobs = self._logprobs(choice)
@@ -151,21 +151,22 @@ def reason_of(choice: CompletionOutput, calls: int) -> str | None:
 class _ChoiceStream:
     """The stream of one choice. ended: whether its last part came. calls: how many calls it had."""
 
-    def __init__(self, plan: ChatPlan, tokenizer: Tokenizer):
+    def __init__(self, plan: ChatPlan, tokenizer: Tokenizer, counts: bool):
         self.ended = False
         self.calls = 0
         self._plan = plan
         self._parser: ChatParser = plan.parser()
-        self._counter = ReasoningCounter(plan, tokenizer)
+        self._counter = ReasoningCounter(plan, tokenizer) if counts else None
 
     @property
     def thought(self) -> int:
-        """How many tokens were thinking."""
-        return self._counter.count
+        """How many tokens were thinking; 0 if nobody counts."""
+        return 0 if self._counter is None else self._counter.count
 
     def push(self, choice: CompletionOutput) -> list[ChatDelta]:
         """Returns the deltas of the new part of a choice. Pieces of the same text become one delta."""
-        self._counter.push(choice.token_ids)
+        if self._counter is not None:
+            self._counter.push(choice.token_ids)
         events = self._parser.push(choice.text)
         if choice.finish_reason is not None:
             self.ended = True

@@ -32,7 +32,8 @@ def _served(help: str, flag: str = "", **differing: Any) -> Mapping[Door, At]:
 class ServerFields:
     """The options of the server's application.
 
-    api_keys: a request may enter with any of these keys, as "Authorization: Bearer KEY"; () lets every request enter.
+    api_keys: a request may enter with any of these keys, as "Authorization: Bearer KEY" or "x-api-key: KEY"; () lets
+    every request enter.
     protect_metrics: True means that /metrics needs a key too. /health and /ready never need one.
     max_body_size: the most bytes of a request's body.
     body_timeout: the seconds in which the whole body must arrive.
@@ -67,7 +68,7 @@ class ServerFields:
         (),
         str,
         repeated=True,
-        at=_serve("Key that lets a client in, as its bearer token. May be repeated.", "--api-key"),
+        at=_serve("Key that lets a client in, as its bearer token or x-api-key. May be repeated.", "--api-key"),
     )
     protect_metrics: bool = declare(False, at=_serve("Ask for a key at /metrics too."))
     max_body_size: int = declare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -149,6 +150,30 @@ def test_a_stored_response_is_read_and_deleted(client: openai.OpenAI) -> None:
             ask(client, input="x", previous_response_id=name)
         with pytest.raises(openai.NotFoundError):
             client.responses.delete(name)
+
+
+@pytest.mark.usefixtures("thinks")
+def test_answers_and_counts_do_not_depend_on_company(client: openai.OpenAI, url: str) -> None:
+    """Of both APIs for agents, streamed or not; the first round runs alone, the second all at once."""
+
+    def ask_one(number: int) -> list[Any]:
+        seed = {"seed": number, "thinking_token_budget": 4 + number}
+        shape: Any = {"model": "pico", "max_output_tokens": 40, "input": f"Question {number}?", "extra_body": seed}
+        if number % 3 == 0:
+            answer: Any = client.responses.create(**shape)
+        elif number % 3 == 1:
+            answer = list(client.responses.create(**shape, stream=True))[-1].response  # type: ignore[call-overload]
+        else:
+            turn = {"role": "user", "content": f"Question {number}?"}
+            thinking = {"type": "enabled", "budget_tokens": 4 + number}
+            body = {"model": "pico", "max_tokens": 40, "messages": [turn], "seed": number, "thinking": thinking}
+            told = httpx.post(f"{url}/v1/messages", json=body, timeout=PATIENCE).json()
+            return [told["content"], told["usage"]["output_tokens_details"]]
+        return [bare(answer)["output"], answer.usage.output_tokens_details.reasoning_tokens]
+
+    alone = [ask_one(number) for number in range(9)]
+    with ThreadPoolExecutor(9) as threads:
+        assert list(threads.map(ask_one, range(9))) == alone
 
 
 @pytest.fixture
