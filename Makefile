@@ -5,6 +5,7 @@
 #   make test-avx2, test-scalar   the tests that compute, as on a processor that has no more than that
 #   make test-wheel    tests of running and serving against the wheel, from another folder, in .venv-wheel
 #   make test-lowest   the same tests, with the oldest versions of packages that pyproject.toml allows, in .venv-lowest
+#   make test-clients  libraries of clients that do not go with constraints.txt, against the server
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make lint      linters, types and format alone
@@ -48,7 +49,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 # would compile them again, a third of the time that a worker needs until its first test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-wheel \
+.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
 	check lint fast-tests one-build sanitize clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -198,6 +199,23 @@ $(OLDEST_BUILD)/.installed: pyproject.toml | $(VENV)/.installed
 test-oldest-build: setup $(OLDEST_BUILD)/.installed
 	PYTHONPATH=$(abspath $(OLDEST_BUILD)) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) \
 	  tests/end_to_end/test_families.py tests/builder/test_constants.py -k 'not mutation'
+
+# Libraries of clients that want older versions of some packages, in a folder that Python finds before those of the environment.
+CLIENTS ?= build/clients
+OLDER_FOR_CLIENTS = ^(openai|jiter|rich)==
+
+$(CLIENTS)/.installed: pyproject.toml | $(VENV)/.installed
+	@rm -rf $(CLIENTS)
+	@mkdir -p $(CLIENTS)
+	@grep -vE '$(OLDER_FOR_CLIENTS)' constraints.txt > $(CLIENTS)/constraints.txt
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*project["optional-dependencies"]["clients"], sep="\n")' > $(CLIENTS)/clients.txt
+	@$(BIN)/python -m pip $(INSTALL) --target $(CLIENTS) -c $(CLIENTS)/constraints.txt -r $(CLIENTS)/clients.txt
+	@touch $@
+
+test-clients: setup $(CLIENTS)/.installed
+	PYTHONPATH=$(abspath $(CLIENTS)) $(BIN)/python -m pytest -q $(PYTEST_ARGS) \
+	  tests/runtime/serving/server/api/test_client_libraries.py -k 'instructor or llama_index'
 
 check: lint fast-tests one-build
 

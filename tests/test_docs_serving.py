@@ -13,6 +13,8 @@ from tensorwright.runtime.commands.cli import cli
 from tensorwright.runtime.requests import metrics
 from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
 from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.server.messages_request import MessagesRequest
+from tensorwright.runtime.serving.server.responses_request import ResponsesRequest
 from tensorwright.runtime.serving.triton.interfaces import INTERFACES
 
 METRIC = re.compile(r"\btensorwright_[a-z_]+\b")
@@ -48,6 +50,20 @@ def test_every_field_of_the_server_is_listed() -> None:
     assert not [name for name in fields.keys() - wanted if f"`{name}`" not in refused]
 
 
+def test_every_field_of_the_apis_for_agents_is_listed() -> None:
+    """Each API's in its own part of the page; what it refuses or leaves out under that heading."""
+    taken, _, refused = text_of("agents").partition("## What is refused")
+    refused = refused.partition("\n## ")[0]
+    responses, _, messages = taken.partition("\n## Messages")
+    for text, model in ((responses, ResponsesRequest), (messages, MessagesRequest)):
+        rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
+        listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        fields = model.model_fields
+        wanted = {name for name, field in fields.items() if field.annotation is not type(None)}
+        assert listed == wanted
+        assert not [name for name in fields.keys() - wanted if f"`{name}`" not in refused]
+
+
 def bound_rows() -> list[str]:
     """The table of bounds, as the module says them: each number's docstring, and the number."""
     tree = ast.parse((ROOT / "runtime/base/request_bounds.py").read_text(encoding="utf-8")).body
@@ -76,7 +92,7 @@ def test_every_bound_of_a_request_is_listed_as_it_is() -> None:
 
 
 def test_every_option_of_the_server_is_explained() -> None:
-    names = ("serving", "page", "operating", "prefill-decode", "ranks", "replicas", "tools", "lora")
+    names = ("serving", "page", "operating", "prefill-decode", "ranks", "replicas", "tools", "lora", "agents")
     pages = [Page(text_of(name)) for name in names]
     named = {flag for each in pages for line in each.shell for flag in FLAG.findall(line)}
     for command in ("tensorwright serve", "tensorwright route"):

@@ -58,7 +58,8 @@ class ChatWish:
     """What one call wants, beside its messages and parameters.
 
     variables: further variables for the template. effort: one of EFFORTS, None leaves it to the model. budget: the most
-    tokens of thinking, None means any number.
+    tokens of thinking, None means any number. thinks: whether the model is to think, in the words that its template has
+    for it; None leaves that to the model. Where it is given, a model that cannot think does without a budget.
     """
 
     tools: Tools = field(default_factory=Tools)
@@ -66,6 +67,7 @@ class ChatWish:
     variables: dict[str, Any] = field(default_factory=dict)
     effort: str | None = None
     budget: int | None = None
+    thinks: bool | None = None
 
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:
@@ -139,6 +141,9 @@ def plan_chat(
         )
     variables = dict(wish.variables) | ({"tools": shown_tools} if shown_tools else {})
     budget, unused = _follow_effort(wish, template, reasoning, variables)
+    if wish.thinks is not None:
+        budget, more = _follow_switch(wish.thinks, budget, template, reasoning, variables)
+        unused += more
     thought_key = "reasoning_content" if reasoning is None else reasoning.thought_key
     if tool_format is not None and tool_format.write is not None and CALLS not in template:
         messages = with_written_calls(messages, tool_format.write)
@@ -180,6 +185,18 @@ def _follow_effort(
     if wish.effort == "none" and reasoning is not None:
         return 0, ()
     return wish.budget, ("reasoning_effort",)
+
+
+def _follow_switch(
+    thinks: bool, budget: int | None, template: str, reasoning: ReasoningFormat | None, variables: dict[str, Any]
+) -> tuple[int | None, tuple[str, ...]]:
+    """Turns the template's thinking on or off. Returns what `_follow_effort` returns. Where the template has no switch,
+    thinking that is not wanted ends at once."""
+    if reasoning is None:
+        return None, ("thinking",) if thinks else ()
+    switches = [name for name in SWITCHES if name in compile_template(template).reads]
+    variables.update(dict.fromkeys(switches, thinks))
+    return (budget if thinks or switches else 0), ()
 
 
 def _shape(

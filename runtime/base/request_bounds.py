@@ -80,7 +80,13 @@ CALL_ARGUMENTS = 2**20
 TEMPLATE_VALUES = 2**14
 """Values in `chat_template_kwargs`, those in lists and objects counted one by one."""
 NAME_LENGTH = 1024
-"""Characters of `model`, of `user`, and of a message's or a schema's `name`."""
+"""Characters of `model`, of `user`, of ids, and of a message's or a schema's `name`."""
+METADATA_ENTRIES = 16
+"""Entries of `metadata` and of `include`."""
+METADATA_KEY = 64
+"""Characters of a key in `metadata`."""
+METADATA_VALUE = 512
+"""Characters of a value in `metadata`."""
 
 # --- Bounds of the JSON of a body, independent of its fields.
 

@@ -18,6 +18,8 @@ class ChatParser:
     """
 
     def __init__(self, tool_format: ToolFormat | None, reasoning: ReasoningFormat | None, tools: Tools, opened: bool):
+        self.past_thinking = reasoning is None
+        """Whether no thinking can come any more."""
         self._plain = tool_format is None and reasoning is None
         self._reader = TextReader()
         self._output = Output()
@@ -33,6 +35,11 @@ class ChatParser:
             next(self._steps)
         return self._output.taken()
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside the thinking."""
+        return self._output.thinking
+
     def finish(self) -> list[Event]:
         """Returns the remaining events, the End last."""
         self._reader.ended = True
@@ -47,6 +54,7 @@ class ChatParser:
         reader, output = self._reader, self._output
         if reasoning is not None and reasoning.begin:
             yield from read_thinking(reader, output, reasoning, opened)
+            self.past_thinking = True
         if tool_format is not None:
             yield from tool_format.parse(reader, output, tools)
         while there := (yield from reader.waiting()):  # what follows is content

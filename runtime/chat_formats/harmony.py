@@ -47,6 +47,7 @@ def parse(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
             if thought:
                 output.next_thinking()
             thought = True
+            output.begin_thinking()
             yield from _pass_body(reader, output.reasoning)
             output.end_thinking()
         else:

@@ -49,10 +49,12 @@ class _Trimmed:
 
 
 class Output:
-    """The events that a parser made and nobody took yet."""
+    """The events that a parser made and nobody took yet. thinking: whether the text that comes next is thinking, as far
+    as is certain."""
 
     def __init__(self) -> None:
         self.calls = 0
+        self.thinking = False
         self._events: list[Event] = []
         self._content = _Trimmed(drop_leading=False)
         self._thinking = _Trimmed(drop_leading=True)
@@ -65,8 +67,13 @@ class Output:
         if certain := self._thinking.add(text):
             self._events.append(ReasoningDelta(certain))
 
+    def begin_thinking(self) -> None:
+        """Begins a part of the thinking, at the tag that opens it."""
+        self.thinking = True
+
     def end_thinking(self) -> None:
         """Ends a part of the thinking. If another one comes, a line end stands between them."""
+        self.thinking = False
         self._thinking.drop()
         self._content.drop()
 

@@ -60,7 +60,9 @@ def read_thinking(reader: TextReader, output: Output, form: ReasoningFormat, ope
             output.text(reader.recorded())
             return
         reader.forget()
+        output.begin_thinking()
     else:
+        output.begin_thinking()
         yield from reader.space()
         yield from reader.accept(form.begin)  # some models repeat the tag
     while True:

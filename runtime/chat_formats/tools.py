@@ -15,6 +15,8 @@ from tensorwright.runtime.base.parameter_checks import shown, weigh
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 CHOICES = ("none", "auto", "required")
 """The choices that name no tool."""
+ALLOWED = "allowed_tools"
+"""The type of a choice that lets the model call some of the tools."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """The parameters of a tool that declares none."""
 
@@ -49,7 +51,8 @@ class Tools:
     """The tools of a request, and how they may be used.
 
     choice: "none", "auto", "required", or "named" if the model must call the only tool that may be called.
-    callable: the tools that may be called: all of them, or the named one. parallel: whether there may be several calls.
+    callable: the tools that may be called: all of them, those that are allowed, or the named one. parallel: whether
+    there may be several calls.
     """
 
     declared: tuple[Tool, ...] = ()
@@ -74,7 +77,8 @@ class Tools:
     @property
     def shaped(self) -> bool:
         """Whether a grammar must shape the answer."""
-        some = self.choice == "auto" and (not self.parallel or any(tool.strict for tool in self.callable))
+        fewer = len(self.callable) < len(self.declared)
+        some = self.choice == "auto" and (not self.parallel or fewer or any(tool.strict for tool in self.callable))
         return self.forced or some
 
 
@@ -82,7 +86,8 @@ def read_tools(tools: Any, tool_choice: Any = None, parallel_tool_calls: Any = N
     """Returns the tools of a request in the form of OpenAI's API. Raises InvalidRequestError, which names the tool.
 
     tools: dicts {"type": "function", "function": {"name", "description", "parameters", "strict"}}; None or [] mean
-    none. tool_choice: "none", "auto", "required", or {"type": "function", "function": {"name": ...}}; None means "auto"
+    none. tool_choice: "none", "auto", "required", {"type": "function", "function": {"name": ...}}, or {"type":
+    "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [such choices of one]}}; None means "auto"
     if there are tools. parallel_tool_calls: False allows one call at most; None means True.
     """
     if tools is not None and not isinstance(tools, (list, tuple)):
@@ -115,17 +120,43 @@ def _read_choice(declared: Sequence[Tool], choice: Any) -> tuple[str, tuple[Tool
         if choice == "required" and not declared:
             raise InvalidRequestError("tool_choice must come with tools")
         return (choice if declared else "none"), (() if choice == "none" else tuple(declared))
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
+        return _read_allowed(declared, choice.get(ALLOWED))
+    name = _chosen_name(choice)
+    if name is None:
+        raise InvalidRequestError(
+            'tool_choice must be a text, {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", '
+            f'"allowed_tools": {{...}}}}, got {shown(choice)}'
+        )
+    return "named", tuple(tool for tool in declared if tool.name == _known(declared, name))
+
+
+def _read_allowed(declared: Sequence[Tool], allowed: Any) -> tuple[str, tuple[Tool, ...]]:
+    """Returns the choice that lets the model call some of the tools. All of them stay in the prompt, so that the
+    prefix of a conversation stays the same while what is allowed changes."""
+    mode, chosen = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(chosen, (list, tuple)) or not chosen:
+        raise InvalidRequestError(
+            "tool_choice: allowed_tools must have a mode, auto or required, and a list of at least one of the tools, "
+            f"got {shown(allowed)}"
+        )
+    names = {_known(declared, _chosen_name(tool)) for tool in chosen}
+    return mode, tuple(tool for tool in declared if tool.name in names)
+
+
+def _chosen_name(choice: Any) -> str | None:
+    """Returns the name in {"type": "function", "function": {"name": ...}}, or None for anything else."""
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
-        raise InvalidRequestError(
-            'tool_choice must be a text or {"type": "function", "function": {"name": ...}}, got ' + shown(choice)
-        )
-    named = tuple(tool for tool in declared if tool.name == name)
-    if not named:
+    return name if isinstance(name, str) else None
+
+
+def _known(declared: Sequence[Tool], name: str | None) -> str:
+    """Returns the name, which must be that of a tool."""
+    if name is None or all(tool.name != name for tool in declared):
         known = ", ".join(tool.name for tool in declared) or "none"
         raise InvalidRequestError(f"tool_choice must name one of the tools ({known:.200}), got {name!r:.80}")
-    return "named", named
+    return name
 
 
 def _read_tool(where: str, tool: Any) -> Tool:

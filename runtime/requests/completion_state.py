@@ -34,6 +34,13 @@ def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | 
     return table
 
 
+def detokenizer_of(tokenizer: Tokenizer, params: SamplingParams) -> IncrementalDetokenizer:
+    """Returns a detokenizer that makes the text of a completion with these parameters."""
+    ids = map(tokenizer.special_id, params.kept_special_tokens)
+    kept = frozenset(token for token in ids if token is not None)
+    return IncrementalDetokenizer(tokenizer, params.skip_special_tokens, kept)
+
+
 class CompletionState:
     """The state of one completion.
 
@@ -55,9 +62,7 @@ class CompletionState:
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            ids = map(tokenizer.special_id, params.kept_special_tokens)
-            kept = frozenset(token for token in ids if token is not None)
-            self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, kept)
+            self._detokenizer = detokenizer_of(tokenizer, params)
         self._stops = None if stops is None else StopStrings(stops, params.include_stop_str_in_output)
         self._text = io.StringIO()  # the end of a StringIO can be read without the rest
         self._token_ids: list[int] = []

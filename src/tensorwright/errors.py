@@ -100,6 +100,10 @@ class UnknownModelError(InvalidRequestError):
     """A request names a model that the server does not have, or an adapter that the engine does not have."""
 
 
+class UnknownResponseError(InvalidRequestError):
+    """A request names a response that the server does not store, or not for this key."""
+
+
 class AdapterError(TensorwrightError):
     """A LoRA adapter is damaged, belongs to another model, is of a kind that is not supported, or finds no room.
     Nothing has changed."""

@@ -155,6 +155,12 @@ CHAT: Table = first_of(SAMPLING) | MESSAGES | {
     "tool_choice.type": (text,),
     "tool_choice.function": (numbers_by_key,),
     "tool_choice.function.name": (text, surrogates),
+    "tool_choice.allowed_tools": (numbers_by_key,),
+    "tool_choice.allowed_tools.mode": (text,),
+    "tool_choice.allowed_tools.tools": (repeat(f"{{{TOOL}}}"), lists),
+    "tool_choice.allowed_tools.tools[].type": (text,),
+    "tool_choice.allowed_tools.tools[].function": (numbers_by_key,),
+    "tool_choice.allowed_tools.tools[].function.name": (text,),
     "parallel_tool_calls": SWITCH,
     "reasoning_effort": (text,),
     "thinking_token_budget": (digits, highest_int),
@@ -176,7 +182,149 @@ TOKENIZE: Table = first_of(MESSAGES) | {
 
 DETOKENIZE: Table = {"model": (text,), "tokens": (zeros, lists, just(f"[{2**63}]"))}
 
+DRAWING: Table = dict.fromkeys(
+    (
+        "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "seed", "logit_bias", "min_tokens", "ignore_eos", "priority", "cache_salt",
+    ),
+    (),
+)  # fmt: skip
+"""The fields that one declaration gives to several endpoints: completions are attacked with all of them."""
+
+PART = ("type", "text", "annotations", "logprobs")
+RESPONSES: Table = DRAWING | {
+    "input": (words, repeat('{"role":"user","content":"a"}'), objects, deep),
+    "input[].type": (text,),
+    "input[].role": (text,),
+    "input[].content": (words, repeat('{"type":"input_text","text":"a"}'), ones),
+    "input[].output": (words, ones),
+    "input[].summary": (repeat('{"type":"summary_text","text":"a"}'), ones),
+    **{f"input[].content[].{name}": (lists if name == "annotations" else words,) for name in PART},
+    **{f"input[].{name}[].{part}": () for name in ("output", "summary") for part in PART},
+    "input[].call_id": (text,),
+    "input[].name": (surrogates,),
+    "input[].arguments": (text, just('"' + "[" * 90_000 + '"')),
+    "input[].encrypted_content": (text,),
+    "input[].id": (text,),
+    "input[].status": (text,),
+    "input[].phase": (text,),
+    "instructions": (words, surrogates),
+    "tools": (repeat('{"type":"function","name":"f"}'), deep),
+    "tools[].type": (text,),
+    "tools[].name": (text,),
+    "tools[].description": (words,),
+    "tools[].parameters": (numbers_by_key, deep_objects),
+    "tools[].strict": SWITCH,
+    "tool_choice": (text, deep_objects),
+    "tool_choice.type": (text,),
+    "tool_choice.name": (text,),
+    "tool_choice.mode": (text,),
+    "tool_choice.tools": (repeat('{"type":"function","name":"f"}'),),
+    "tool_choice.tools[].type": (text,),
+    "tool_choice.tools[].name": (text,),
+    "parallel_tool_calls": SWITCH,
+    "text": (numbers_by_key,),
+    "text.format": (numbers_by_key,),
+    "text.format.type": (text,),
+    "text.format.name": (text,),
+    "text.format.description": (words,),
+    "text.format.schema": (numbers_by_key, deep_objects),
+    "text.format.strict": SWITCH,
+    "text.verbosity": REFUSED,
+    "reasoning": (numbers_by_key,),
+    "reasoning.effort": (text,),
+    "reasoning.summary": REFUSED,
+    "reasoning.generate_summary": REFUSED,
+    "max_output_tokens": (digits, highest_int),
+    "metadata": (texts_by_key, numbers_by_key),
+    "store": SWITCH,
+    "previous_response_id": (text, surrogates),
+    "stream": SWITCH,
+    "stream_options": (lists,),
+    "stream_options.include_usage": SWITCH,
+    "stream_options.include_obfuscation": SWITCH,
+    "truncation": (text,),
+    "include": (texts, ones),
+    "user": (text,),
+    "service_tier": (text,),
+    "background": SWITCH,
+    "chat_template_kwargs": (numbers_by_key,),
+    "thinking_token_budget": (digits,),
+    "top_logprobs": (digits,),
+    **dict.fromkeys(
+        (
+            "conversation", "prompt", "context_management", "moderation", "max_tool_calls", "prompt_cache_key",
+            "prompt_cache_retention", "safety_identifier",
+        ),
+        REFUSED,
+    ),
+}  # fmt: skip
+
+TURNS: Table = {
+    "model": (text,),
+    "system": (words, repeat('{"type":"text","text":"a"}'), ones),
+    "system[].type": (text,),
+    "system[].text": (words,),
+    "system[].cache_control": (numbers_by_key,),
+    "system[].citations": (lists,),
+    "messages": (repeat('{"role":"user","content":"a"}'), objects, deep),
+    "messages[].role": (text,),
+    "messages[].content": (words, repeat('{"type":"text","text":"a"}'), ones),
+    "messages[].content[].type": (text,),
+    "messages[].content[].text": (text, surrogates),
+    "messages[].content[].thinking": (words,),
+    "messages[].content[].signature": (text,),
+    "messages[].content[].data": (text,),
+    "messages[].content[].id": (text,),
+    "messages[].content[].name": (text,),
+    "messages[].content[].input": (numbers_by_key, deep_objects),
+    "messages[].content[].tool_use_id": (text,),
+    "messages[].content[].content": (words, repeat('{"type":"text","text":"a"}'), ones),
+    "messages[].content[].is_error": SWITCH,
+    "messages[].content[].citations": (lists,),
+    "messages[].content[].cache_control": (deep_objects,),
+    **{f"messages[].content[].content[].{name}": () for name in ("type", "text", "citations", "cache_control")},
+    "tools": (repeat('{"name":"f","input_schema":{}}'), deep),
+    "tools[].type": (text,),
+    "tools[].name": (text,),
+    "tools[].description": (words,),
+    "tools[].input_schema": (numbers_by_key, deep_objects),
+    "tools[].strict": SWITCH,
+    "tools[].cache_control": (numbers_by_key,),
+    "tool_choice": (text, deep_objects),
+    "tool_choice.type": (text,),
+    "tool_choice.name": (text,),
+    "tool_choice.disable_parallel_tool_use": SWITCH,
+    "thinking": (numbers_by_key,),
+    "thinking.type": (text,),
+    "thinking.budget_tokens": (digits, highest_int),
+    "thinking.display": (text,),
+    "output_config": (numbers_by_key,),
+    "output_config.effort": (text,),
+    "output_config.format": (numbers_by_key,),
+    "output_config.format.type": (text,),
+    "output_config.format.schema": (numbers_by_key, deep_objects),
+    "chat_template_kwargs": (numbers_by_key,),
+    "cache_control": (numbers_by_key,),
+    **dict.fromkeys(("output_format", "mcp_servers", "container", "context_management"), REFUSED),
+}
+
+ANTHROPIC: Table = DRAWING | TURNS | {
+    "max_tokens": (digits, highest_int),
+    "stop_sequences": (texts, ones),
+    "stream": SWITCH,
+    "metadata": (texts_by_key,),
+    "metadata.user_id": (text,),
+    "service_tier": (text,),
+    "inference_geo": REFUSED,
+}  # fmt: skip
+
+COUNT: Table = dict.fromkeys(TURNS, ()) | {"messages": TURNS["messages"][:1], "system": TURNS["system"][:1]}
+
 BODIES: Mapping[str, Table] = {
+    "/v1/responses": RESPONSES,
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages/count_tokens": COUNT,
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/tokenize": TOKENIZE,
@@ -190,6 +338,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "/metrics": (),
     "/v1/models": (),
     "/v1/models/{model}": ("model",),
+    "/v1/responses/{response_id}": ("response_id", "stream"),
 }
 """Endpoints without a body, and their parameters."""
 
@@ -197,6 +346,9 @@ MESSAGE = '[{"role":"user","content":"a"}]'
 ROOTS: Mapping[str, Mapping[str, str]] = {
     "/v1/completions": {"model": '"pico"', "prompt": '"a"', "max_tokens": "4", "ignore_eos": "true"},
     "/v1/chat/completions": {"model": '"pico"', "messages": MESSAGE, "max_tokens": "4", "ignore_eos": "true"},
+    "/v1/responses": {"model": '"pico"', "input": '"a"', "max_output_tokens": "4", "ignore_eos": "true"},
+    "/v1/messages": {"model": '"pico"', "messages": MESSAGE, "max_tokens": "4", "ignore_eos": "true"},
+    "/v1/messages/count_tokens": {"model": '"pico"', "messages": MESSAGE},
     "/tokenize": {"model": '"pico"'},
     "/detokenize": {"model": '"pico"', "tokens": "[1]"},
 }
@@ -209,11 +361,38 @@ SIBLINGS: Mapping[str, Mapping[str, str]] = {
     "tools[].function": {"name": '"f"'},
     "tool_choice": {"type": '"function"', "function": '{"name":"f"}'},
     "tool_choice.function": {"name": '"f"'},
+    "tool_choice.allowed_tools": {"mode": '"auto"', "tools": f"[{{{TOOL}}}]"},
+    "tool_choice.allowed_tools.tools[]": {"type": '"function"', "function": '{"name":"f"}'},
+    "tool_choice.allowed_tools.tools[].function": {"name": '"f"'},
     "stream_options": {},
     "response_format": {"type": '"json_schema"', "json_schema": '{"name":"a","schema":{}}'},
     "response_format.json_schema": {"name": '"a"', "schema": "{}"},
 }
 """What stands beside a field where it stands inside of another, so that it is read at all."""
+_ANTHROPIC: Mapping[str, Mapping[str, str]] = {
+    "system[]": {"type": '"text"', "text": '"a"'},
+    "tools[]": {"name": '"f"', "input_schema": "{}"},
+    "tool_choice": {"type": '"auto"'},
+    "thinking": {"type": '"enabled"', "budget_tokens": "1"},
+    "output_config": {},
+    "output_config.format": {"type": '"json_schema"', "schema": "{}"},
+    "metadata": {},
+}
+OF_ENDPOINT: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "/v1/responses": {
+        "input[]": {"role": '"user"', "content": '"a"'},
+        "input[].content[]": {"type": '"input_text"', "text": '"a"'},
+        "tools[]": {"type": '"function"', "name": '"f"'},
+        "tool_choice": {"type": '"allowed_tools"', "mode": '"auto"', "tools": '[{"type":"function","name":"f"}]'},
+        "tool_choice.tools[]": {"type": '"function"', "name": '"f"'},
+        "text": {},
+        "text.format": {"type": '"json_schema"', "name": '"a"', "schema": "{}"},
+        "reasoning": {},
+    },
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/count_tokens": _ANTHROPIC,
+}
+"""The same where an endpoint has it in another form."""
 NEEDS: Mapping[str, Mapping[str, str]] = {
     "stream_options": {"stream": "true"},
     "guided_whitespace_pattern": {"guided_json": '{"type":"object"}'},
@@ -229,7 +408,8 @@ def body_with(endpoint: str, path: str, value: str) -> bytes:
     names = path.split(".")
     for depth in range(len(names) - 1, -1, -1):
         parent = ".".join(names[:depth])
-        beside = dict(SIBLINGS[parent] if depth else _root(endpoint, names[0].removesuffix("[]")))
+        siblings = SIBLINGS | OF_ENDPOINT.get(endpoint, {})
+        beside = dict(siblings[parent] if depth else _root(endpoint, names[0].removesuffix("[]")))
         beside[names[depth].removesuffix("[]")] = value
         value = "{" + ",".join(f'"{name}":{given}' for name, given in beside.items()) + "}"
         if depth and names[depth - 1].endswith("[]"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_an_endpoint_without_a_body_holds_nobody_up(roomy: Arena, endpoint: str)
 
     def ready(size: int) -> Attacker:
         def attack(target: Target) -> Outcome:
-            path = endpoint.format(model="a" * LONG_PATH)
+            path = re.sub(r"\{\w+\}", "a" * LONG_PATH, endpoint)
             long, _ = target.ask("GET", path)
             odd, text = target.ask("GET", path.replace("a" * LONG_PATH, "%ff%00"), b"[" * size)
             cut = (

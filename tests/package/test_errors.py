@@ -33,8 +33,8 @@ def test_the_page_lists_every_class_and_no_other() -> None:
 
 
 TOLD = {
-    "InvalidRequestError", "PromptTooLongError", "UnknownModelError", "QueueFullError", "NumericalError",
-    "TemporarilyUnavailableError",
+    "InvalidRequestError", "PromptTooLongError", "UnknownModelError", "UnknownResponseError", "QueueFullError",
+    "NumericalError", "TemporarilyUnavailableError",
 }  # fmt: skip
 """What a server tells its clients word for word."""
 OF_COMMANDS = {"runtime/commands/chat/conversation.py", "runtime/commands/eval.py", "runtime/commands/eval_tasks.py"}

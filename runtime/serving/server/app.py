@@ -16,9 +16,11 @@ from tensorwright.runtime.serving.server import (
     chat,
     completions,
     health,
+    messages,
     models,
     page,
     prefill,
+    responses_api,
     tokenization,
 )
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
@@ -40,12 +42,15 @@ from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.pools import ServerPools
 from tensorwright.runtime.serving.server.request_log import RequestLog
 from tensorwright.runtime.serving.server.request_time import Lifecycle
+from tensorwright.runtime.serving.server.response_store import ResponseStore
 from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import ShareGuard, make_shares
 from tensorwright.runtime.serving.server.transfers import Transfers
 
-OPENAI_ROUTERS = (completions.router, chat.router, models.router, tokenization.router)
-"""The routes of OpenAI's API, each group in its own file."""
+API_ROUTERS = (
+    completions.router, chat.router, responses_api.router, messages.router, models.router, tokenization.router,
+)  # fmt: skip
+"""The routes of OpenAI's and Anthropic's APIs, each group in its own file."""
 
 
 def create_app(
@@ -59,7 +64,7 @@ def create_app(
     in `request.app.state`.
 
     engines: the engines by the names that clients call them; the application shuts them down when it ends.
-    routers: the routes; None means those of OpenAI's API, or of the engine's role.
+    routers: the routes; None means those of API_ROUTERS, or of the engine's role.
     local: whether only this machine can reach the server; the Host header must then name this machine.
     transfers: the exchange of prefixes with other engines, which the application closes when it ends; None without.
     """
@@ -84,6 +89,8 @@ def create_app(
     app.state.exposition.http.show_shares(app.state.shares)
     app.state.body_memory = BodyMemory(options)
     app.state.exposition.http.show_bodies(app.state.body_memory)
+    app.state.responses = ResponseStore(options)
+    app.state.exposition.http.show_responses(app.state.responses)
     if transfers is not None:
         app.state.exposition.http.show_transfers(transfers)
     app.include_router(health.router)
@@ -105,7 +112,7 @@ def _routers(transfers: Transfers | None, options: ServerOptions) -> tuple[APIRo
     role = "decode" if transfers is None else transfers.options.role
     if role == "prefill":
         return (prefill.router, models.router, tokenization.router)
-    return (*OPENAI_ROUTERS, *extra) if role == "decode" else (*OPENAI_ROUTERS, prefill.router)
+    return (*API_ROUTERS, *extra) if role == "decode" else (*API_ROUTERS, prefill.router)
 
 
 def _add_guards(app: FastAPI, options: ServerOptions, local: bool, public: tuple[str, ...]) -> None:
@@ -120,7 +127,7 @@ def _add_guards(app: FastAPI, options: ServerOptions, local: bool, public: tuple
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", HEADER],
         )

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tensorwright.runtime.api.chat_plan import ChatPlan
+from tensorwright.runtime.api.reasoning_tokens import ReasoningCounter, count_reasoning
 from tensorwright.runtime.chat_formats.chat_parser import ChatParser
 from tensorwright.runtime.chat_formats.events import (
     AssistantMessage,
@@ -33,10 +34,13 @@ from tensorwright.runtime.serving.server.responses import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ChatUsage,
     MessageToolCall,
+    ReasoningTokens,
     ToolCallDelta,
 )
 from tensorwright.runtime.serving.server.text_engine import TextEngine
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 
 class ChatAnswer:
@@ -46,7 +50,10 @@ class ChatAnswer:
         self._engine = engine
         self._body = body
         self._plan = plan
+        options = body.stream_options
+        self._counts = options is not None and bool(options.include_usage)
         self._streams: dict[int, _ChoiceStream] = {}  # by the index of the choice
+        self.framed = False
         self._head: dict[str, Any] = {
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -56,9 +63,17 @@ class ChatAnswer:
         }
 
     def whole(self, output: RequestOutput) -> ChatCompletion:
-        return ChatCompletion(
-            **self._head, choices=[self._choice(choice) for choice in output.outputs], usage=count_usage([output])
-        )
+        choices = [self._choice(choice) for choice in output.outputs]
+        return ChatCompletion(**self._head, choices=choices, usage=self._usage([output], self._thought(output)))
+
+    def _thought(self, output: RequestOutput) -> int:
+        """Returns the number of tokens that all choices of a whole output spent on thinking."""
+        return sum(count_reasoning(self._plan, self._engine.tokenizer, choice.token_ids) for choice in output.outputs)
+
+    @staticmethod
+    def _usage(outputs: Sequence[RequestOutput], thought: int) -> ChatUsage:
+        counts = dict(count_usage(outputs))
+        return ChatUsage(**counts, completion_tokens_details=ReasoningTokens(reasoning_tokens=thought))
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         message = self._plan.message(choice.text)
@@ -83,16 +98,15 @@ class ChatAnswer:
         )
 
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
-        options = self._body.stream_options
-        counts = options is not None and bool(options.include_usage)
-        nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
+        nothing_yet: dict[str, Any] = {"usage": None} if self._counts else {}
         async for _, output in follow_all(handles):  # `output` holds only what is new.
             for choice in output.outputs:
                 for piece in self._pieces(choice):
                     chunk = ChatChunk(**self._head, choices=[piece], **nothing_yet)
                     yield chunk.model_dump_json(exclude_unset=True)
-        if counts:
-            usage = count_usage([handle.so_far() for handle in handles])
+        if self._counts:
+            thought = sum(stream.thought for stream in self._streams.values())
+            usage = self._usage([handle.so_far() for handle in handles], thought)
             yield ChatChunk(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
 
     def _pieces(self, choice: CompletionOutput) -> list[ChatChunkChoice]:
@@ -103,7 +117,7 @@ class ChatAnswer:
             return []
         pieces = []
         if stream is None:
-            stream = self._streams[choice.index] = _ChoiceStream(self._plan)
+            stream = self._streams[choice.index] = _ChoiceStream(self._plan, self._engine.tokenizer, self._counts)
             pieces.append(self._piece(choice, ChatDelta(role="assistant", content="")))
         deltas = stream.push(choice)
         logprobs = self._logprobs(choice)
@@ -137,14 +151,22 @@ def reason_of(choice: CompletionOutput, calls: int) -> str | None:
 class _ChoiceStream:
     """The stream of one choice. ended: whether its last part came. calls: how many calls it had."""
 
-    def __init__(self, plan: ChatPlan):
+    def __init__(self, plan: ChatPlan, tokenizer: Tokenizer, counts: bool):
         self.ended = False
         self.calls = 0
         self._plan = plan
         self._parser: ChatParser = plan.parser()
+        self._counter = ReasoningCounter(plan, tokenizer) if counts else None
+
+    @property
+    def thought(self) -> int:
+        """How many tokens were thinking; 0 if nobody counts."""
+        return 0 if self._counter is None else self._counter.count
 
     def push(self, choice: CompletionOutput) -> list[ChatDelta]:
         """Returns the deltas of the new part of a choice. Pieces of the same text become one delta."""
+        if self._counter is not None:
+            self._counter.push(choice.token_ids)
         events = self._parser.push(choice.text)
         if choice.finish_reason is not None:
             self.ended = True

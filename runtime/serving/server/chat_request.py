@@ -128,16 +128,38 @@ class NamedFunction(StrictModel):
     name: Name
 
 
-class NamedTool(StrictModel):
-    """The choice of one tool."""
+class AllowedTool(StrictModel):
+    """One of the tools that may be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
+class AllowedTools(StrictModel):
+    """The tools that may be called. mode: "required" if one of them must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=bounds.TOOLS, fail_fast=True)]
+
+
+class ToolsChoice(StrictModel):
+    """The choice of one tool, or of some."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ToolsChoice:
+        for name in ("function", "allowed_tools"):
+            if (getattr(self, name) is not None) != (self.type == name):
+                raise ValueError(f"{name} must come with the type {name}, and only with it")
+        return self
+
+
 ToolList = Annotated[list[ToolField], Field(max_length=bounds.TOOLS, fail_fast=True)]
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], TEXT] | Annotated[NamedTool, OTHER], TEXT_OR_OTHER
+    Annotated[Literal["none", "auto", "required"], TEXT] | Annotated[ToolsChoice, OTHER], TEXT_OR_OTHER
 ]
 
 
@@ -147,6 +169,7 @@ def _few_values(value: Any) -> Any:
     return value
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES, fail_fast=True)]
 TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_few_values)]
 
@@ -155,9 +178,9 @@ class ChatFields(StrictModel):
     """The fields that make a prompt of messages.
 
     chat_template_kwargs: further variables for the model's chat template. tools: the functions that the model may call.
-    tool_choice: "none", "auto", "required", or the tool that must be called. parallel_tool_calls: false allows one call
-    at most. reasoning_effort: how much the model thinks, "none" for not at all. thinking_token_budget: the most tokens
-    of thinking, after which its end is forced.
+    tool_choice: "none", "auto", "required", or the tool that must be called, or those that may be. parallel_tool_calls:
+    false allows one call at most. reasoning_effort: how much the model thinks, "none" for not at all.
+    thinking_token_budget: the most tokens of thinking, after which its end is forced.
     """
 
     messages: Messages
@@ -166,7 +189,7 @@ class ChatFields(StrictModel):
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
 
     def wish(self) -> ChatWish:

@@ -14,12 +14,12 @@ from starlette.types import Scope
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.serving.server.options import ServerOptions
-from tensorwright.runtime.serving.server.request_fields import SamplingFields
+from tensorwright.runtime.serving.server.request_fields import DrawingFields
 
 _SECRET = secrets.token_bytes(32)  # Each process has its own secret, so that nobody can guess a salt from a key.
 
 
-def client_defaults(request: Request, body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of one client's request. They include the salt of the client's key, unless all keys share
     the prefix cache. Raises InvalidRequestError for a priority above --max-priority.
 

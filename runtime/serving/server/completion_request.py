@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.requests.prompts import Prompt, PromptDict
-from tensorwright.runtime.serving.server.request_fields import Refused, SamplingFields
+from tensorwright.runtime.serving.server.request_fields import REFUSED, SamplingFields, refused
 
 
 def _kind(value: Any) -> str | None:
@@ -56,7 +63,14 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=bounds.LOGPROBS)
-    suffix: Refused = None
+    suffix: Annotated[
+        None,
+        refused(
+            "nothing is written that must lead to another text. Write the prompt with the model's own tokens for "
+            "filling in the middle"
+        ),
+        REFUSED,
+    ] = None
 
     @property
     def prompts(self) -> list[Prompt]:

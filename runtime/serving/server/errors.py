@@ -1,4 +1,4 @@
-"""Gives every error that leaves the server OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+"""Gives every error that leaves the server its status and OpenAI's words; error_forms.py writes them for the path."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from tensorwright.errors import (
     AdapterError,
@@ -27,7 +28,9 @@ from tensorwright.errors import (
     TemporarilyUnavailableError,
     TensorwrightError,
     UnknownModelError,
+    UnknownResponseError,
 )
+from tensorwright.runtime.serving.server.error_forms import OPENAI, ErrorFacts, form_of
 
 log = logging.getLogger(__name__)
 STOPPED = "this model's engine stopped; the server's log says why"  # The engine's own message may name files.
@@ -46,16 +49,43 @@ class ApiError:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Returns the JSON body of the answer. A stream that fails sends the same body as its last event."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        """Returns the JSON body of the answer in OpenAI's form."""
+        return OPENAI.body(self._facts())
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, dict(self.headers))
+    def event(self, scope: Scope) -> str:
+        """Returns the last event of a stream that fails, in the form of the request's path."""
+        return form_of(scope["path"]).event(self._facts(scope))
+
+    def response(self) -> ErrorResponse:
+        """Returns the answer, which is written in the form of the request's path when it is sent."""
+        return ErrorResponse(self)
+
+    def _facts(self, scope: Scope | None = None) -> ErrorFacts:
+        request_id = None if scope is None else scope.get("state", {}).get("request_id")
+        return ErrorFacts(self.status, self.message, self.type, self.param, self.code, request_id)
+
+
+class ErrorResponse(JSONResponse):
+    """The answer to a request that failed. Guards answer before the request has a handler, so the form of the body
+    follows from the path alone."""
+
+    def __init__(self, error: ApiError):
+        super().__init__(error.body(), error.status, dict(error.headers))
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = form_of(scope["path"]).body(self._error._facts(scope))
+        await JSONResponse(body, self.status_code, self._own_headers())(scope, receive, send)
+
+    def _own_headers(self) -> dict[str, str]:
+        """Returns the headers without those that depend on the body; a route may have added some."""
+        return {name: value for name, value in self.headers.items() if name not in ("content-length", "content-type")}
 
 
 # The first class that fits is taken, so subclasses stand before their bases.
 _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UnknownResponseError, 404, "invalid_request_error", "response_not_found"),
     (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (AdapterError, 400, "invalid_request_error", None),
@@ -115,16 +145,16 @@ def _describe_http(error: HTTPException) -> ApiError:
 def install_handlers(app: FastAPI) -> None:
     """Adds handlers for the exceptions of routes and of the framework. request_log.RequestLog answers all others."""
 
-    async def on_ours(request: Request, error: Exception) -> JSONResponse:
+    async def on_ours(request: Request, error: Exception) -> ErrorResponse:
         if not is_foreseen(error):
             log.error("a request failed", exc_info=error, extra={"facts": {"request_id": request.state.request_id}})
         return describe_error(error, request.app.state.options.retry_after).response()
 
-    async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+    async def on_invalid(request: Request, error: Exception) -> ErrorResponse:
         assert isinstance(error, RequestValidationError)
         return describe_invalid(error).response()
 
-    async def on_http(request: Request, error: Exception) -> JSONResponse:
+    async def on_http(request: Request, error: Exception) -> ErrorResponse:
         assert isinstance(error, HTTPException)
         return _describe_http(error).response()
 

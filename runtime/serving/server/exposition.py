@@ -18,6 +18,7 @@ from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.connections import CLOSED_EARLY, Connections
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.pools import WorkPool
+from tensorwright.runtime.serving.server.response_store import ResponseStore
 from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import Shares
 from tensorwright.runtime.serving.server.transfers import Transfers
@@ -51,6 +52,9 @@ class HttpMetrics:
     def show_bodies(self, memory: BodyMemory) -> None:
         self._registry.register(_Collected(lambda: _body_families(memory)))
 
+    def show_responses(self, store: ResponseStore) -> None:
+        self._registry.register(_Collected(lambda: _response_families(store)))
+
     def show_transfers(self, transfers: Transfers) -> None:
         self._registry.register(_Collected(lambda: _transfer_families(transfers)))
 
@@ -71,7 +75,7 @@ class HttpMetrics:
         """Counts one request. status: the HTTP status; 0 means that the client left before the answer began."""
         route = scope.get("route")
         path = getattr(route, "path", "other")
-        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
+        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
         self._requests.labels(method, path, str(status or "none")).inc()
         self._seconds.labels(path).observe(seconds)
 
@@ -104,6 +108,17 @@ def _body_families(memory: BodyMemory) -> list[Family]:
     refused = CounterMetricFamily("tensorwright_http_bodies_refused_total", "Bodies that there was no room for.")
     refused.add_metric([], memory.refused)
     return [held, refused]
+
+
+def _response_families(store: ResponseStore) -> list[Family]:
+    count, size, dropped = store.state()
+    kept = GaugeMetricFamily("tensorwright_responses_stored", "Responses that are kept for later requests.")
+    kept.add_metric([], count)
+    held = GaugeMetricFamily("tensorwright_responses_stored_bytes", "Of responses that are kept.")
+    held.add_metric([], size)
+    went = CounterMetricFamily("tensorwright_responses_dropped_total", "Responses that had to make room.")
+    went.add_metric([], dropped)
+    return [kept, held, went]
 
 
 def _share_family(shares: Shares) -> Family:

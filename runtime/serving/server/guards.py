@@ -59,7 +59,8 @@ class HeadAsGet:
 
 
 class KeyGuard:
-    """Checks bearer keys. Every check compares the digests of all keys, so its time reveals nothing about a key.
+    """Checks the key of each request, which is OpenAI's bearer token or Anthropic's header x-api-key. Every check
+    compares the digests of all keys, so its time reveals nothing about a key.
 
     public: further paths that need no key.
     """
@@ -79,18 +80,25 @@ class KeyGuard:
             return
         error = ApiError(
             401,
-            'this server needs a key, as the header "Authorization: Bearer KEY"; none came, or one that is not known',
+            'this server needs a key, as the header "Authorization: Bearer KEY" or "x-api-key: KEY"; none came, or one '
+            "that is not known",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer", "connection": "close"},  # Strangers keep no connection.
         )
         await error.response()(scope, receive, send)
 
     def _admit(self, scope: Scope) -> int | None:
-        """Returns the number of the request's key, counted from 1, or None if the key is missing or unknown."""
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        """Returns the number of the request's key, counted from 1, or None if the key is missing or unknown. A known
+        bearer token comes before x-api-key, for some clients send a placeholder in one of the two headers."""
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = self._find(token) if scheme.lower() == "bearer" else None
+        return self._find(headers.get("x-api-key", "")) if bearer is None else bearer
+
+    def _find(self, key: str) -> int | None:
         asked = _digest(key.strip().encode("latin-1", "replace"))
         matches = [hmac.compare_digest(asked, digest) for digest in self._digests]
-        return matches.index(True) + 1 if scheme.lower() == "bearer" and any(matches) else None
+        return matches.index(True) + 1 if any(matches) else None
 
 
 def _digest(key: bytes) -> bytes:
@@ -222,8 +230,7 @@ class TimeGuard:
             if kind is None:
                 await error.response()(scope, receive, send)
             elif kind.startswith("text/event-stream"):
-                event = f"data: {json.dumps(error.body())}\n\n".encode()
-                await send({"type": "http.response.body", "body": event, "more_body": False})
+                await send({"type": "http.response.body", "body": error.event(scope).encode(), "more_body": False})
             else:
                 raise
 

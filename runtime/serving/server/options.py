@@ -24,6 +24,9 @@ class ServerOptions(StrictKeywords, ServerFields):
         room = self.max_body_memory
         holds = room is None or (is_int(room) and room >= 2 * self.max_body_size)
         _check("max_body_memory", room, holds, "at least twice max_body_size, or None")
+        kept = self.max_stored_response_memory
+        holds = kept is None or (is_int(kept) and kept >= 2 * self.max_body_size)
+        _check("max_stored_response_memory", kept, holds, "at least twice max_body_size, or None")
         if self.max_requests_per_key is not None and not self.api_keys:
             raise InvalidOptionError("max_requests_per_key needs api_keys")
         for host in self.allowed_hosts:
@@ -42,6 +45,12 @@ class ServerOptions(StrictKeywords, ServerFields):
     def body_memory(self) -> int:
         """The most bytes that all bodies may take at once: max_body_memory or its default."""
         return DEFAULT_BODIES * self.max_body_size if self.max_body_memory is None else self.max_body_memory
+
+    @property
+    def stored_response_memory(self) -> int:
+        """The most bytes of all stored responses: max_stored_response_memory or its default."""
+        kept = self.max_stored_response_memory
+        return DEFAULT_BODIES * self.max_body_size if kept is None else kept
 
 
 def check_key(key: str, where: str) -> None:

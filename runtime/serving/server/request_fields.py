@@ -1,4 +1,4 @@
-"""Declares the fields that the bodies of completions and of chat completions share.
+"""Declares the fields that the bodies of several endpoints share.
 
 Unknown fields are refused by their names, unless lenient_fields.py has taken them out of the body before. Fields that
 OpenAI's API has and this server does not support take only null.
@@ -84,15 +84,24 @@ Penalty = Annotated[float, Field(ge=bounds.PENALTIES[0], le=bounds.PENALTIES[1])
 RepetitionPenalty = Annotated[float, Field(ge=bounds.REPETITION_PENALTIES[0], le=bounds.REPETITION_PENALTIES[1])]
 
 
-def _refuse(value: Any, info: ValidationInfo) -> Any:
-    if value is not None:
-        raise PydanticCustomError(
-            "unsupported_field", "{name} is not supported by this server: leave it out", {"name": str(info.field_name)}
-        )
-    return value
+def refused(reason: str = "") -> BeforeValidator:
+    """Returns the validator of a field that takes only null. reason: a sentence without its point that says why, and
+    what to do instead."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value is not None:
+            details = {
+                "name": str(info.field_name),
+                "why": f": {reason}, and leave it out" if reason else ": leave it out",
+            }
+            raise PydanticCustomError("unsupported_field", "{name} is not supported by this server{why}", details)
+        return value
+
+    return BeforeValidator(check)
 
 
-Refused = Annotated[None, BeforeValidator(_refuse), Field(description="Not supported: null, or left out.")]
+REFUSED = Field(description="Not supported: null, or left out.")
+Refused = Annotated[None, refused(), REFUSED]
 
 
 class Ignorable:
@@ -105,9 +114,7 @@ class Ignorable:
         self.taken = taken
 
 
-Ignored = Annotated[
-    None, BeforeValidator(_refuse), Field(description="Left out; not supported with --strict."), Ignorable(None)
-]
+Ignored = Annotated[None, refused(), Field(description="Left out; not supported with --strict."), Ignorable(None)]
 
 
 class StreamOptions(StrictModel):
@@ -134,36 +141,20 @@ class ResponseFormat(StrictModel):
     json_schema: JsonSchema | None = None
 
 
-class SamplingFields(StrictModel):
-    """The fields of sampling. A field that is null or left out has the default of SamplingParams, which is OpenAI's.
-    The model's own default comes first for temperature, top_p, top_k, min_p, repetition_penalty and the length of a
-    chat's answer, if its generation_config.json names one and the server runs without --generation-config neutral.
+class DrawingFields(StrictModel):
+    """The fields that say with which model tokens are drawn, and how, in every API. A field that is null or left out
+    has the default of SamplingParams, which is OpenAI's. The model's own default comes first for temperature, top_p,
+    top_k, min_p and repetition_penalty, if its generation_config.json names one and the server runs without
+    --generation-config neutral.
 
     model: the model's name; it may be left out where the server has one model.
     priority: requests of higher priority start first; --max-priority of the server bounds it.
     cache_salt: requests share the prefix cache with requests of the same salt; without one, with those of the same key.
-    user: accepted and not used.
-    use_beam_search: the n completions are the best of a search of best_of beams, or of n; without stream.
-    best_of: the number of beams; without use_beam_search null or n, for completions are not ranked.
-    length_penalty, early_stopping: of the beam search, as in transformers.
-    guided_*, response_format: at most one of them; guided_whitespace_pattern says what may stand between the parts of
-    JSON.
     """
 
     model: Name | None = None
-    n: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)
     temperature: float | None = Field(None, ge=0, le=bounds.TEMPERATURES[1])
     top_p: float | None = Field(None, gt=0, le=1)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Biases | None = None
-    seed: int | None = Field(None, ge=-(2**63), le=bounds.MAX_SEED)
-    stop: Stops | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    user: Name | None = None
-
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
@@ -176,20 +167,45 @@ class SamplingFields(StrictModel):
     dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=bounds.DRY_BREAKERS, fail_fast=True)] | None = None
     no_repeat_ngram_size: int | None = Field(None, ge=0, lt=2**31)
     logits_processors: Refused = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=bounds.MAX_SEED)
+    logit_bias: Biases | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    ignore_eos: bool | None = None
+    priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
+
+
+class SamplingFields(DrawingFields):
+    """The fields of sampling that both kinds of completions have. The model's own default of the length counts for a
+    chat's answer too.
+
+    user: accepted and not used.
+    use_beam_search: the n completions are the best of a search of best_of beams, or of n; without stream.
+    best_of: the number of beams; without use_beam_search null or n, for completions are not ranked.
+    length_penalty, early_stopping: of the beam search, as in transformers.
+    guided_*, response_format: at most one of them; guided_whitespace_pattern says what may stand between the parts of
+    JSON.
+    """
+
+    n: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)
+    stop: Stops | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: Name | None = None
+
     use_beam_search: bool | None = None
     best_of: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)
     length_penalty: Penalty | None = None
     early_stopping: Literal[False, True, "never"] | None = None
-    min_tokens: int | None = Field(None, ge=0, lt=2**31)
-    ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=bounds.STOP_TOKEN_IDS, fail_fast=True)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=bounds.BAD_WORDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1, lt=2**31)
-    priority: int | None = Field(None, gt=-(2**31), lt=2**31)
-    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
     guided_json: Annotated[Annotated[SchemaText, TEXT] | Annotated[Schema, OTHER], TEXT_OR_OTHER] | None = None
     guided_regex: Grammar | None = None
     guided_choice: Annotated[list[Grammar], Field(max_length=bounds.GRAMMAR_CHOICES, fail_fast=True)] | None = None

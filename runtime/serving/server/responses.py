@@ -22,6 +22,16 @@ class Usage(BaseModel):
     prompt_tokens_details: CachedTokens
 
 
+class ReasoningTokens(BaseModel):
+    reasoning_tokens: int
+
+
+class ChatUsage(Usage):
+    """Token counts of a chat. reasoning_tokens of the details: the generated tokens that were thinking."""
+
+    completion_tokens_details: ReasoningTokens
+
+
 class CompletionLogprobs(BaseModel):
     """Lists with one entry per token. text_offset: where the token's text starts in the choice's text."""
 
@@ -117,7 +127,7 @@ class ChatCompletion(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: ChatUsage
 
 
 class ToolCallDelta(BaseModel):
@@ -152,7 +162,7 @@ class ChatChunk(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: ChatUsage | None = None
 
 
 class ModelCard(BaseModel):

@@ -12,7 +12,8 @@ from tensorwright.options.declare import SECONDS, At, Door, Rule, Size, declare,
 
 MAX_PORT = 65535
 DEFAULT_BODIES = 16
-"""The number of bodies of the largest size that there is room for, unless max_body_memory is given."""
+"""The number of bodies of the largest size that there is room for, unless max_body_memory is given; and of stored
+conversations of that size, unless max_stored_response_memory is."""
 _PRIORITY = "The highest priority that a request may ask for."
 _POSITIVE = whole_number("a positive integer", high=math.inf)
 _POSITIVE_OR_NONE = whole_number("a positive integer, or None", high=math.inf)
@@ -31,7 +32,8 @@ def _served(help: str, flag: str = "", **differing: Any) -> Mapping[Door, At]:
 class ServerFields:
     """The options of the server's application.
 
-    api_keys: a request may enter with any of these keys, as "Authorization: Bearer KEY"; () lets every request enter.
+    api_keys: a request may enter with any of these keys, as "Authorization: Bearer KEY" or "x-api-key: KEY"; () lets
+    every request enter.
     protect_metrics: True means that /metrics needs a key too. /health and /ready never need one.
     max_body_size: the most bytes of a request's body.
     body_timeout: the seconds in which the whole body must arrive.
@@ -51,6 +53,9 @@ class ServerFields:
     max_stall_seconds: when an engine has requests and has ended no step for longer, the server says it is not ready.
     max_priority: the highest priority that a request may ask for. A request without one has priority 0.
     shared_prefixes: True means that all keys share the prefix cache; False gives each key a prefix cache of its own.
+    max_stored_responses: the most responses of the Responses API that are kept for later requests; 0 keeps none.
+    max_stored_response_memory: the most bytes of all of them. None means DEFAULT_BODIES times max_body_size.
+    max_stored_response_seconds: the seconds after which a response is forgotten.
     strict: True refuses fields that the server does not know or that change nothing. Otherwise they are left out, and
     the answer's header X-Tensorwright-Ignored names them.
     adapter_folder: the folder whose adapters clients with a key may load and unload; None means that they may not.
@@ -63,7 +68,7 @@ class ServerFields:
         (),
         str,
         repeated=True,
-        at=_serve("Key that lets a client in, as its bearer token. May be repeated.", "--api-key"),
+        at=_serve("Key that lets a client in, as its bearer token or x-api-key. May be repeated.", "--api-key"),
     )
     protect_metrics: bool = declare(False, at=_serve("Ask for a key at /metrics too."))
     max_body_size: int = declare(
@@ -144,6 +149,19 @@ class ServerFields:
     )
     shared_prefixes: bool = declare(
         False, at=_serve("Share one prefix cache among all keys, in place of one for each key.")
+    )
+    max_stored_responses: int = declare(
+        1024,
+        rule=whole_number("an integer >= 0", low=0, high=math.inf),
+        at=_serve("The most responses that are kept for previous_response_id; 0 keeps none."),
+    )
+    max_stored_response_memory: int | None = declare(
+        None,
+        Size,
+        at=_serve(f"The most bytes of all responses that are kept. [default: {DEFAULT_BODIES} times --max-body-size]"),
+    )
+    max_stored_response_seconds: float = declare(
+        3600.0, rule=SECONDS, at=_serve("Seconds after which a response that is kept is forgotten.")
     )
     strict: bool = declare(
         False,

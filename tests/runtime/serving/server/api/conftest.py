@@ -16,6 +16,8 @@ import uvicorn
 import xxhash
 from fastapi import FastAPI
 
+from support.agents import ANSWER, THOUGHT
+from support.chat_samples import SAMPLES
 from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM
 from tensorwright.engine_format.checksums import checksum_text, read_checksums
@@ -105,6 +107,18 @@ def strict(app: FastAPI) -> Iterator[None]:
 def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
+
+
+@pytest.fixture
+def hermes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The served model calls tools."""
+    monkeypatch.setattr(llm, "chat_template", SAMPLES["hermes"].template + ANSWER)
+
+
+@pytest.fixture
+def thinks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The served model thinks, and calls tools."""
+    monkeypatch.setattr(llm, "chat_template", SAMPLES["hermes"].template + THOUGHT)
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,8 @@ async def leave_when(url: str, path: str, bodies: list[dict[str, Any]], ready: C
         ("/v1/completions", LONG, 1, 1),
         ("/v1/completions", {**LONG, "prompt": ["a", "b", "c"]}, 3, 3),
         ("/v1/chat/completions", {**CHAT, "n": 3}, 1, 3),
+        ("/v1/responses", {"input": "x", "ignore_eos": True}, 1, 1),
+        ("/v1/messages", CHAT, 1, 1),
     ],
 )
 def test_running_requests_end(

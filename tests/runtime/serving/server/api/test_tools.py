@@ -3,13 +3,13 @@ grammar leaves it no choice."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from support.agents import ANSWER, OPENED, ROOM, fits
 from support.chat_samples import SAMPLES
 from support.doc_words import ROOT
 from support.waiting import PATIENCE
@@ -17,15 +17,6 @@ from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidRequestError
 
 ASK: Any = [{"role": "user", "content": "How warm is it?"}]
-ROOM: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "unit": {"type": "string", "enum": ["C", "F"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["unit", "days"],
-    "additionalProperties": False,
-}
 TOOLS: Any = [
     {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": ROOM}},
     {"type": "function", "function": {"name": "now"}},
@@ -33,10 +24,6 @@ TOOLS: Any = [
 STRICT: Any = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 SHAPE: dict[str, Any] = {"seed": 7, "max_tokens": 300, "parallel_tool_calls": False}
-ANSWER = "{% if add_generation_prompt %}answer: {% endif %}"
-OPENED = (
-    "{# </think> #}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
-)
 
 
 @pytest.fixture(params=["hermes", "llama3_json", "pythonic", "mistral_named", "glm", "harmony"])
@@ -45,18 +32,6 @@ def form(request: pytest.FixtureRequest, llm: LLM, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(llm, "chat_template", SAMPLES[request.param].template + ANSWER)
     name: str = request.param
     return name
-
-
-@pytest.fixture
-def hermes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, "chat_template", SAMPLES["hermes"].template + ANSWER)
-
-
-def fits(name: str, arguments: str) -> bool:
-    given = json.loads(arguments)
-    if name == "now":
-        return isinstance(given, dict)
-    return set(given) == {"unit", "days"} and given["unit"] in ("C", "F") and given["days"] in range(1, 10)
 
 
 def calls_of(message: Any) -> list[tuple[str, str]]:
@@ -113,6 +88,24 @@ def test_a_named_tool_is_the_one_that_is_called(client: openai.OpenAI) -> None:
     [(name, arguments)] = calls_of(answer.choices[0].message)
     assert name == "get_weather"
     assert fits(name, arguments)
+
+
+@pytest.mark.usefixtures("hermes")
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called(client: openai.OpenAI, llm: LLM, mode: str) -> None:
+    """All tools stay in the prompt, so that its prefix stays what it is."""
+    allowed: Any = {"mode": mode, "tools": [{"type": "function", "function": {"name": "now"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    tag = llm.tokenizer.encode("<tool_call>", add_special_tokens=False)[-1]
+    shape: Any = {"seed": 7, "max_tokens": 40, "logit_bias": {str(tag): 100}, "parallel_tool_calls": False}
+    some, every = (
+        client.chat.completions.create(model="pico", messages=ASK, tools=TOOLS, tool_choice=each, **shape)
+        for each in (choice, mode)
+    )
+    assert [name for name, _ in calls_of(some.choices[0].message)] == ["now"]
+    assert some.usage is not None
+    assert every.usage is not None
+    assert some.usage.prompt_tokens == every.usage.prompt_tokens
 
 
 @pytest.mark.usefixtures("hermes")
@@ -210,6 +203,7 @@ def test_thinking_is_apart_and_its_budget_ends_it(
     monkeypatch.setattr(llm, "chat_template", OPENED)
     more = {} if budget is None else {"thinking_token_budget": budget}
     shape: Any = {"seed": 5, "max_tokens": 24, "extra_body": more}
+    counted: Any = {**shape, "stream_options": {"include_usage": True}}
     answer = client.chat.completions.create(model="pico", messages=ASK, **shape)
     message: Any = answer.choices[0].message
     ours = llm.chat(ASK, SamplingParams(seed=5, max_tokens=24), **more).outputs[0]
@@ -219,18 +213,24 @@ def test_thinking_is_apart_and_its_budget_ends_it(
     assert getattr(message, "reasoning", None) == thought
     pieces = streamed(client, **shape)[0]
     assert (pieces["content"], pieces["reasoning"] or None) == (message.content or "", thought)
+    thinking = len(ours.token_ids)
+    if budget is not None:
+        thinking = ours.token_ids.index(llm.tokenizer.encode("</think>", add_special_tokens=False)[-1]) + 1
+    *_, last = client.chat.completions.create(model="pico", messages=ASK, stream=True, **counted)
+    for usage in (answer.usage, last.usage):
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == thinking
     if budget is None:
         assert message.content is None, "this model never ends its thinking"
     else:
         assert message.content
         assert "</think>" not in message.content
-        close = llm.tokenizer.encode("</think>", add_special_tokens=False)[-1]
-        assert ours.token_ids.index(close) <= budget
+        assert thinking - 1 <= budget
 
 
-def test_thinking_and_calls(client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = SAMPLES["hermes"].template + "{# </think> #}{% if add_generation_prompt %}<think>\n{% endif %}"
-    monkeypatch.setattr(llm, "chat_template", template)
+@pytest.mark.usefixtures("thinks")
+def test_thinking_and_calls(client: openai.OpenAI) -> None:
     shape: Any = {**SHAPE, "tools": TOOLS, "tool_choice": "required", "extra_body": {"thinking_token_budget": 4}}
     message: Any = client.chat.completions.create(model="pico", messages=ASK, **shape).choices[0].message
     assert message.reasoning_content
