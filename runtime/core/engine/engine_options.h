@@ -10,6 +10,7 @@
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/speculation/drafter.h"
+#include "runtime/core/tiers/block_tiers.h"
 
 namespace tensorwright {
 
@@ -26,6 +27,7 @@ struct EngineOptions {
   // max_batch_size sequences; without any, it reuses no prefix of a model with states.
   int32_t state_snapshots = 0;
   SpeculationOptions speculation;  // only with a proposer
+  TierOptions tiers;               // what keeps blocks that the prefix cache forgets
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.
