@@ -18,6 +18,7 @@ from tensorwright.options.bench import LoadFields, LoadTestFields
 from tensorwright.options.build import BuildFields
 from tensorwright.options.declare import Door, Option, options_at
 from tensorwright.options.engine import EngineFields
+from tensorwright.options.prefix_cache import PrefixCacheFields
 from tensorwright.options.ray import RayFields
 from tensorwright.options.server import NetworkFields, ServerFields
 from tensorwright.options.transfer import RouterFields, TransferFields
@@ -26,7 +27,7 @@ from tensorwright.options.triton import ModelFields, RepositoryFields
 DOCS = Path(__file__).resolve().parent
 GROUPS = (
     ModelFields, RepositoryFields, RouterFields, NetworkFields, ServerFields, TransferFields, RayFields, LoadFields,
-    LoadTestFields, EngineFields, BuildFields,
+    LoadTestFields, PrefixCacheFields, EngineFields, BuildFields,
 )  # fmt: skip
 """The groups of options, in the order in which a table lists them."""
 TABLE = re.compile(

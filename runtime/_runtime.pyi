@@ -693,6 +693,48 @@ class EngineOptions:
     def state_snapshots(self, arg: int, /) -> None: ...
 
     @property
+    def tier_memory_bytes(self) -> int:
+        """memory for blocks that the prefix cache forgets, 0: none"""
+
+    @tier_memory_bytes.setter
+    def tier_memory_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def tier_disk(self) -> str:
+        """the directory for such blocks, '': none"""
+
+    @tier_disk.setter
+    def tier_disk(self, arg: str, /) -> None: ...
+
+    @property
+    def tier_disk_bytes(self) -> int:
+        """the most bytes there"""
+
+    @tier_disk_bytes.setter
+    def tier_disk_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def tier_ttl(self) -> float:
+        """seconds for which a block is kept after its last use, 0: no limit"""
+
+    @tier_ttl.setter
+    def tier_ttl(self, arg: float, /) -> None: ...
+
+    @property
+    def tier_secret(self) -> bytes:
+        """32 bytes that the names of blocks are made with"""
+
+    @tier_secret.setter
+    def tier_secret(self, arg: bytes, /) -> None: ...
+
+    @property
+    def tier_identity(self) -> str:
+        """what engines that compute the same bits have in common"""
+
+    @tier_identity.setter
+    def tier_identity(self, arg: str, /) -> None: ...
+
+    @property
     def draft_tokens(self) -> int:
         """tokens proposed for a sequence in a step, 0: as many as pay"""
 
@@ -972,6 +1014,11 @@ class Engine:
     def live_adapters(self) -> int:
         """
         How many adapters there are, those counted that only requests still use.
+        """
+
+    def take_notices(self) -> list[str]:
+        """
+        What the tiers of the prefix cache have to tell people since the last call.
         """
 
     def prefix_transfers(self) -> PrefixTransfers:

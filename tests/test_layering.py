@@ -292,6 +292,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     # What follows knows of tensors only what interface/executor.h says.
     "runtime/core/ranks": _BASE,
     "runtime/core/cache": _BASE,
+    "runtime/core/tiers": {*_BASE, "runtime/core/cache"},
     "runtime/core/scheduler": {*_BASE, "runtime/core/cache"},
     "runtime/core/sampling": {*_BASE, "runtime/core/rows", "runtime/core/scheduler"},
     "runtime/core/speculation": {
@@ -299,9 +300,11 @@ MAY_INCLUDE: dict[str, set[str]] = {
     },
     "runtime/core/engine": {
         *_BASE, "runtime/core/rows", "runtime/core/cache", "runtime/core/scheduler", "runtime/core/sampling",
-        "runtime/core/speculation",
+        "runtime/core/speculation", "runtime/core/tiers",
     },
-    "runtime/core/simulation": {*_BASE, "runtime/core/cache", "runtime/core/scheduler", "runtime/core/engine"},
+    "runtime/core/simulation": {
+        *_BASE, "runtime/core/cache", "runtime/core/scheduler", "runtime/core/engine", "runtime/core/tiers",
+    },
 }  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 C_HEADERS = {"float.h", "immintrin.h", "math.h", "stdbool.h", "stddef.h", "stdint.h", "string.h"}

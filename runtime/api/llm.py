@@ -43,6 +43,10 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.sizes import parse_size
 
 
+def _bytes(size: str | int | None, name: str) -> int | None:
+    return None if size is None else parse_size(size, name)
+
+
 class LLM(StrictKeywords):
     """A running engine. It is thread-safe; use it as a context manager, or call `shutdown`.
 
@@ -77,6 +81,13 @@ class LLM(StrictKeywords):
         ranks. None means 0, and one more for each further rank of this machine.
     enable_prefix_caching: True keeps the keys and values of finished prompts for later prompts with the same beginning.
         None means True if the engine's target can do it; all targets but onnx can.
+    prefix_cache_memory: memory beside the KV cache, in bytes or as a text such as "4GiB", for blocks of prompts that
+        the KV cache forgets; a prompt that begins with them gets them back. None means none.
+    prefix_cache_disk: a directory for such blocks that outlives the engine: what it remembered is found again after a
+        restart. It is for one running copy of an engine; engines that differ may share it. None means none.
+        docs/prefix-cache.md has all of it. Only target cpu, and models without recurrent layers.
+    prefix_cache_disk_size: the most bytes in prefix_cache_disk; None means 20 GiB.
+    prefix_cache_ttl: the seconds after its last use in which a block is kept there; None means no limit.
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
         states; a prompt is shared up to such a state. None means 4 for each of max_batch_size, in at most a quarter of
         kv_cache_memory; 0 shares no prompt of a model with such layers.
@@ -140,6 +151,10 @@ class LLM(StrictKeywords):
         rank_timeout: float = 300.0,
         devices: str | None = None,
         enable_prefix_caching: bool | None = None,
+        prefix_cache_memory: str | int | None = None,
+        prefix_cache_disk: str | Path | None = None,
+        prefix_cache_disk_size: str | int | None = None,
+        prefix_cache_ttl: float | None = None,
         state_snapshots: int | None = None,
         speculative: str | Mapping[str, Any] | None = None,
         adapters: Mapping[str, str | Path] | None = None,
@@ -170,7 +185,7 @@ class LLM(StrictKeywords):
 
             check_argument(chat_template)
         check_generation_config(generation_config)
-        asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
+        asked = _bytes(kv_cache_memory, "kv_cache_memory")
         given = check_adapters(adapters, max_loras)
         options = RuntimeOptions(
             kv_cache_bytes=asked,
@@ -185,6 +200,12 @@ class LLM(StrictKeywords):
             devices=devices,
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
+            prefix_cache_memory=_bytes(prefix_cache_memory, "prefix_cache_memory"),
+            prefix_cache_disk=os.fspath(prefix_cache_disk)
+            if isinstance(prefix_cache_disk, Path)
+            else prefix_cache_disk,
+            prefix_cache_disk_size=_bytes(prefix_cache_disk_size, "prefix_cache_disk_size"),
+            prefix_cache_ttl=prefix_cache_ttl,
             state_snapshots=state_snapshots,
             speculation=read_speculation(speculative, "LLM: "),
             max_loras=len(given) if max_loras is None else max_loras,

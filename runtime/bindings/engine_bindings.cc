@@ -149,6 +149,7 @@ class PyEngine {
   int32_t live_adapters() const { return adapters_ ? adapters_->live() : 0; }
 
   PrefixTransfers prefix_transfers() const { return PrefixTransfers(running_); }
+  std::vector<std::string> take_notices() const { return running_->engine->take_notices(); }
   bool is_here() const { return running_ && running_->is_here(); }
   bool called_here() const {
     return PythonRows::calls_here() || (running_->python && running_->python->called_here());
@@ -307,6 +308,24 @@ Facts PyEngine::stats() const {
   d["accepted_at"] = std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end());
   d["draft_failures"] = s.speculation.failures;
   d["draft_seconds"] = s.speculation.propose_s;
+  d["tier_memory_bytes"] = s.tiers.memory_bytes;
+  d["tier_memory_blocks"] = s.tiers.memory_blocks;
+  d["tier_memory_hits"] = s.tiers.memory_hits;
+  d["tier_memory_evicted"] = s.tiers.memory_evicted;
+  d["tier_disk_bytes"] = s.tiers.disk.bytes;
+  d["tier_disk_blocks"] = s.tiers.disk.blocks;
+  d["tier_disk_hits"] = s.tiers.disk_hits;
+  d["tier_disk_evicted"] = s.tiers.disk.evicted;
+  d["tier_disk_read_bytes"] = s.tiers.disk.read_bytes;
+  d["tier_disk_written_bytes"] = s.tiers.disk.written_bytes;
+  d["tier_disk_failed_writes"] = s.tiers.disk.failed_writes;
+  d["tier_disk_dropped"] = s.tiers.disk.dropped;
+  d["tier_lost"] = s.tiers.lost;
+  d["prefix_fetches"] = s.fetches.fetches;
+  d["prefix_fetches_failed"] = s.fetches.failed;
+  d["prefix_fetches_passed_over"] = s.fetches.passed_over;
+  d["prefix_fetch_tokens"] = s.fetches.tokens;
+  d["prefix_fetch_seconds"] = s.fetches.seconds;
   return d;
 }
 
@@ -368,6 +387,32 @@ void bind_options(nb::module_& m) {
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")
+      .def_prop_rw(
+          "tier_memory_bytes", [](const PyEngineOptions& o) { return o.tiers.memory_bytes; },
+          [](PyEngineOptions& o, int64_t bytes) { o.tiers.memory_bytes = bytes; },
+          "memory for blocks that the prefix cache forgets, 0: none")
+      .def_prop_rw(
+          "tier_disk", [](const PyEngineOptions& o) { return o.tiers.disk; },
+          [](PyEngineOptions& o, const std::string& path) { o.tiers.disk = path; },
+          "the directory for such blocks, '': none")
+      .def_prop_rw(
+          "tier_disk_bytes", [](const PyEngineOptions& o) { return o.tiers.disk_bytes; },
+          [](PyEngineOptions& o, int64_t bytes) { o.tiers.disk_bytes = bytes; }, "the most bytes there")
+      .def_prop_rw(
+          "tier_ttl", [](const PyEngineOptions& o) { return o.tiers.ttl_s; },
+          [](PyEngineOptions& o, double seconds) { o.tiers.ttl_s = seconds; },
+          "seconds for which a block is kept after its last use, 0: no limit")
+      .def_prop_rw(
+          "tier_secret",
+          [](const PyEngineOptions& o) { return nb::bytes(o.tiers.secret.data(), o.tiers.secret.size()); },
+          [](PyEngineOptions& o, const nb::bytes& secret) {
+            o.tiers.secret.assign(secret.c_str(), secret.size());
+          },
+          "32 bytes that the names of blocks are made with")
+      .def_prop_rw(
+          "tier_identity", [](const PyEngineOptions& o) { return o.tiers.identity; },
+          [](PyEngineOptions& o, const std::string& identity) { o.tiers.identity = identity; },
+          "what engines that compute the same bits have in common")
       .def_prop_rw(
           "draft_tokens", [](const PyEngineOptions& o) { return o.speculation.tokens; },
           [](PyEngineOptions& o, int32_t tokens) { o.speculation.tokens = tokens; },
@@ -496,6 +541,8 @@ void bind_engine(nb::module_& m) {
       .def("live_adapters", &PyEngine::live_adapters,
            "How many adapters there are, those counted that only requests "
            "still use.")
+      .def("take_notices", &PyEngine::take_notices,
+           "What the tiers of the prefix cache have to tell people since the last call.")
       .def("prefix_transfers", &PyEngine::prefix_transfers,
            "What gives prefixes of the cache to other engines and takes theirs.")
       .def_prop_ro("stopped", &PyEngine::stopped)

@@ -176,6 +176,11 @@ def _start_fleet(
             )
     if options.get("trace") is not None:
         raise InvalidOptionError("--trace is for an engine in this process; leave it out with --ray")
+    if options.get("prefix_cache_disk") is not None:
+        raise InvalidOptionError(
+            "--prefix-cache-disk is for an engine in this process, as replicas of one machine would share the "
+            "directory; leave it out with --ray"
+        )
     if options.pop("adapters") or options.get("max_loras"):
         raise InvalidOptionError("--adapter is for an engine in this process; leave it out with --ray")
     take(options, Door.SERVE, BuildChoices)

@@ -17,10 +17,11 @@ from typing import Any
 from tensorwright.engine_format.targets import GPU_TARGETS, TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.engine import DEFAULT_LIMITS
+from tensorwright.options.prefix_cache import DISK_SIZE
 from tensorwright.runtime.base.host import choose_threads
 from tensorwright.runtime.engine.adapters import read_places
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
+from tensorwright.runtime.engine.options import EngineOptions, PrefixTiers, RuntimeOptions
 from tensorwright.runtime.engine.ranks.group import RankGroup
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
@@ -174,6 +175,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             )
     if options.max_loras:
         read_places(engine, "max_loras")
+    tiers = _resolve_tiers(options, engine)
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
     batch, tokens = options.step_limits(default_limits(engine))
     return EngineOptions(
@@ -196,6 +198,33 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_loras=options.max_loras or 0,
         max_lora_rank=options.max_lora_rank,
         jump_forward=options.jump_forward is not False and target.name == "cpu" and not engine.state_bytes,
+        tiers=tiers,
+    )
+
+
+def _resolve_tiers(options: RuntimeOptions, engine: EngineDir) -> PrefixTiers | None:
+    """Returns what keeps blocks that the KV cache has no room for. Raises InvalidOptionError for an engine whose blocks
+    cannot be kept elsewhere."""
+    if not options.keeps_forgotten_blocks:
+        return None
+    name = "prefix_cache_memory" if options.prefix_cache_disk is None else "prefix_cache_disk"
+    require_cpu(engine, name)
+    engine.config.require_one_rank(engine.path, name)
+    if options.enable_prefix_caching is False:
+        raise InvalidOptionError(f"{name} keeps blocks of the prefix cache, which is off: leave one of both out")
+    if engine.state_bytes:
+        raise InvalidOptionError(
+            f"{name}: {engine.path} has recurrent layers, and blocks are of no use without their states, which are not "
+            "kept so: leave it out"
+        )
+    if options.speculation is not None and options.speculation.method in ("draft", "heads"):
+        raise InvalidOptionError(
+            f"{name}: with speculative={options.speculation.method!r} what proposes has a cache of its own, which is "
+            "not kept so: leave one of both out, or choose ngram or suffix"
+        )
+    size = DISK_SIZE if options.prefix_cache_disk_size is None else options.prefix_cache_disk_size
+    return PrefixTiers(
+        options.prefix_cache_memory or 0, options.prefix_cache_disk or "", size, options.prefix_cache_ttl or 0.0
     )
 
 

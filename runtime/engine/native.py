@@ -22,11 +22,13 @@ from tensorwright.runtime.engine.adapters import REPLACEMENTS, adapter_bytes, re
 from tensorwright.runtime.engine.draft_engine import open_draft, read_draft_tokens
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, Opening, require_cpu, resolve_options
+from tensorwright.runtime.engine.fingerprint import files_fingerprint, kernels_fingerprint
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
 from tensorwright.runtime.engine.ranks.devices import devices_here
 from tensorwright.runtime.engine.ranks.start import StartedRanks, start_ranks
 from tensorwright.runtime.engine.ranks.under_mpi import own_rank, ranks_here, require_ranks
+from tensorwright.runtime.engine.tier_secret import read_secret
 from tensorwright.runtime.engine.tuning import REMEDY as TUNING_REMEDY
 from tensorwright.runtime.engine.tuning import Tuning, find_tuning
 from tensorwright.sizes import format_size
@@ -58,7 +60,7 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
     if engine.target not in EXECUTORS:
         prefixes = resolved.enable_prefix_caching
         free = available_memory() // ranks_here(engine)  # each rank has a cache of this size
-        free = max(0, free - _adapter_memory(engine, resolved))
+        free = max(0, free - _adapter_memory(engine, resolved) - _tier_memory(resolved, free))
         if asked is None:
             size = default_kv_bytes(engine, batch, free, prefixes=prefixes)
         else:
@@ -148,6 +150,7 @@ def create_engine(
         native.max_adapters = options.max_loras + REPLACEMENTS
         native.max_adapter_rank = options.max_lora_rank * read_places(engine, "max_loras").most_modules
     draft = _set_speculation(native, engine, options)
+    _set_tiers(native, engine, options)
     if executor is None and engine.config.ranks > 1:
         ranks = start_ranks(engine, options, runtime)
     if ranks is not None:
@@ -195,6 +198,32 @@ def _adapter_memory(engine: EngineDir, options: EngineOptions) -> int:
     places, rank = read_places(engine, "max_loras"), options.max_lora_rank
     adapters = (options.max_loras + REPLACEMENTS) * adapter_bytes(places, rank)
     return adapters + step_bytes(places, rank, options.max_num_tokens)
+
+
+def _tier_memory(options: EngineOptions, free: int) -> int:
+    """Returns the bytes of memory for blocks that the KV cache has no room for. Raises OutOfMemoryError for more than
+    are free."""
+    if options.tiers is None:
+        return 0
+    if options.tiers.memory > free:
+        raise OutOfMemoryError(
+            f"prefix_cache_memory is {format_size(options.tiers.memory)}, but {format_size(free)} of memory are "
+            "available: ask for less, or leave it out"
+        )
+    return options.tiers.memory
+
+
+def _set_tiers(native: Any, engine: EngineDir, options: EngineOptions) -> None:
+    """Sets what keeps blocks that the KV cache has no room for."""
+    tiers = options.tiers
+    if tiers is None:
+        return
+    native.tier_memory_bytes = tiers.memory
+    native.tier_disk = tiers.disk
+    native.tier_disk_bytes = tiers.disk_size
+    native.tier_ttl = tiers.ttl
+    native.tier_secret = read_secret(tiers.disk)
+    native.tier_identity = f"{files_fingerprint(engine)} {kernels_fingerprint(dispatch_choices())}"
 
 
 def can_start_again(engine: EngineDir) -> bool:

@@ -37,6 +37,10 @@ class RuntimeOptions:
     max_loras: int | None = None
     max_lora_rank: int = 16
     jump_forward: bool | None = None
+    prefix_cache_memory: int | None = None
+    prefix_cache_disk: str | None = None
+    prefix_cache_disk_size: int | None = None
+    prefix_cache_ttl: float | None = None
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -46,6 +50,19 @@ class RuntimeOptions:
                 f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
                 f"request takes a token of each step, got {tokens}"
             )
+        if self.prefix_cache_disk_size is not None and self.prefix_cache_disk is None:
+            raise InvalidOptionError(
+                "LLM: prefix_cache_disk_size is the size of prefix_cache_disk, which is not set: name a directory"
+            )
+        if self.prefix_cache_ttl is not None and not self.keeps_forgotten_blocks:
+            raise InvalidOptionError(
+                "LLM: prefix_cache_ttl is of prefix_cache_memory and prefix_cache_disk, and neither is set: set one"
+            )
+
+    @property
+    def keeps_forgotten_blocks(self) -> bool:
+        """Whether blocks that the KV cache has no room for are kept elsewhere."""
+        return self.prefix_cache_memory is not None or self.prefix_cache_disk is not None
 
     def with_limits(self, usual: Mapping[str, int]) -> RuntimeOptions:
         """Returns the same options, with the usual limits of a step where the caller asked for none.
@@ -63,6 +80,20 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True)
+class PrefixTiers:
+    """What keeps blocks that the KV cache has no room for.
+
+    memory: bytes, 0 for none. disk: a directory, "" for none. disk_size: bytes. ttl: the seconds after its last use in
+    which a block is kept; 0 means no limit.
+    """
+
+    memory: int
+    disk: str
+    disk_size: int
+    ttl: float
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """The options with which an engine runs; none is left open.
 
@@ -71,7 +102,7 @@ class EngineOptions:
     nothing is proposed. trace: the file of the timeline, None if none is kept. trace_steps: whether the
     steps alone are kept in memory. work_cut: the sizes of
     runtime/core/base/work_cut.h that are not the defaults. max_loras: the names of adapters that there may be; 0 means
-    that the engine takes none.
+    that the engine takes none. tiers: what keeps blocks that the KV cache has no room for; None if nothing does.
     """
 
     kv_cache_bytes: int
@@ -94,3 +125,4 @@ class EngineOptions:
     max_loras: int = 0
     max_lora_rank: int = 16
     jump_forward: bool = False
+    tiers: PrefixTiers | None = None

@@ -224,6 +224,7 @@ class EngineClient:
         finally:
             if threading.current_thread() is not self._thread:
                 self._thread.join()
+        self._log_notices()  # what an engine tells at its end
         if self._on_stopped is not None:
             self._on_stopped()
 
@@ -243,6 +244,7 @@ class EngineClient:
                 stopped = self._engine.stopped  # read before the events, so that no event before the stop is missed
                 events = self._engine.wait_events(0.0 if self._long else POLL)
                 self._note_progress(events)
+                self._log_notices()
                 self._feeder.feed(events, self._matcher_of)  # masks come first, because the engine waits for them
                 for request_id, error in self._feeder.failed():
                     self._give_up(request_id, as_error(error))
@@ -265,6 +267,10 @@ class EngineClient:
             self._fail_rest()
         if self._cause is not None:  # without this thread nobody gets the engine's tokens
             self._engine.shutdown(False, 0)
+
+    def _log_notices(self) -> None:
+        for notice in self._engine.take_notices():
+            logger.warning("%s", notice)
 
     def _replace_lost(self) -> bool:
         """Starts another engine in place of one whose ranks were lost. Returns False if the client is to stop."""

@@ -81,6 +81,30 @@ ENGINE: dict[str, Metric] = {
     ),
     "state_snapshot_hits": _metric("state_snapshot_hits_total", "counter", "Starts of sequences behind a kept state."),
     "invariant_checks": _metric("invariant_checks_total", "counter", "Checks of the engine's own counts."),
+    "tier_memory_bytes": _metric("tier_memory_bytes", "gauge", "Bytes of forgotten KV blocks that are kept in memory."),
+    "tier_memory_blocks": _metric("tier_memory_blocks", "gauge", "Forgotten KV blocks that are kept in memory."),
+    "tier_memory_hits": _metric("tier_memory_hits_total", "counter", "KV blocks that were read back from memory."),
+    "tier_memory_evicted": _metric(
+        "tier_memory_evictions_total", "counter", "KV blocks that left the memory, for the disk or for good."
+    ),
+    "tier_disk_bytes": _metric("tier_disk_bytes", "gauge", "Bytes of the files of KV blocks."),
+    "tier_disk_blocks": _metric("tier_disk_blocks", "gauge", "KV blocks in files."),
+    "tier_disk_hits": _metric("tier_disk_hits_total", "counter", "KV blocks that were read back from files."),
+    "tier_disk_evicted": _metric("tier_disk_evictions_total", "counter", "KV blocks whose files gave way or were old."),
+    "tier_disk_read_bytes": _metric("tier_disk_read_bytes_total", "counter", "Bytes of KV blocks read from files."),
+    "tier_disk_written_bytes": _metric("tier_disk_written_bytes_total", "counter", "Bytes of files of KV blocks."),
+    "tier_disk_failed_writes": _metric(
+        "tier_disk_failed_writes_total", "counter", "KV blocks that could not be written, as on a full disk."
+    ),
+    "tier_disk_dropped": _metric("tier_disk_dropped_total", "counter", "Damaged files and KV blocks."),
+    "tier_lost": _metric("tier_lost_total", "counter", "KV blocks kept nowhere: too many on their way, or no memory."),
+    "prefix_fetches": _metric("prefix_fetches_total", "counter", "Prefixes that were to be read back."),
+    "prefix_fetches_failed": _metric("prefix_fetches_failed_total", "counter", "Of those, the ones that did not come."),
+    "prefix_fetches_passed_over": _metric(
+        "prefix_fetches_passed_over_total", "counter", "Prefixes that were computed because reading would take longer."
+    ),
+    "prefix_fetch_tokens": _metric("prefix_fetch_tokens_total", "counter", "Tokens of the prefixes that came."),
+    "prefix_fetch_seconds": _metric("prefix_fetch_seconds_total", "counter", "Seconds that requests waited for them."),
     "prefix_lookup_tokens": _metric("prefix_lookup_tokens_total", "counter", "Tokens looked up in the prefix cache."),
     "prefix_hit_tokens": _metric("prefix_hit_tokens_total", "counter", "Of those, tokens that were found."),
 }

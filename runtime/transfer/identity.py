@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import TransferError
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.fingerprint import files_fingerprint, kernels_fingerprint
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,11 @@ class Identity:
 
 def identity_of(engine: EngineDir, layout: dict[str, Any]) -> Identity:
     """Returns the identity of an opened engine of target cpu. layout: what `_runtime.PrefixTransfers.layout` says."""
-    files = (name for name in TARGETS[engine.target].files if name in engine.files)
-    sums = [f"{name} {engine.files[name].digest}" for name in sorted(files)]
-    kernels = [f"{choice['family']} {choice['taken']}" for choice in native.dispatch_choices()]
     return Identity(
-        fingerprint=_digest(sums),
-        kernels=_digest(kernels),
+        fingerprint=files_fingerprint(engine),
+        kernels=kernels_fingerprint(native.dispatch_choices()),
         block_size=layout["block_size"],
         block_bytes=tuple(layout["block_bytes"]),
         windows=tuple(layout["windows"]),
         state_bytes=layout["state_bytes"],
     )
-
-
-def _digest(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,4 +1,5 @@
-"""Two engines, one that prefills and one that decodes: the answers have the bits of one engine alone."""
+"""Prefixes that come into an engine's cache from another engine, or from the tiers that keep what a cache forgets: the
+answers have the bits of one engine alone."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import pytest
 
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
+from tensorwright.errors import InvalidOptionError, TransferError
+from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.transfer.receiver import Fetched, Peer, fetch_prefix
 from tensorwright.runtime.transfer.server import TransferServer
@@ -105,8 +108,6 @@ def test_the_bits_are_those_of_one_engine(engine: Path, expected: list[Any], ser
 
 def test_a_crowd_that_is_preempted_has_the_same_bits(engine: Path, expected: list[Any], server: TransferServer) -> None:
     """The decode engine runs short of blocks while prefixes come: some are preempted, and some prefixes are dropped."""
-    from tensorwright.errors import TransferError
-
     opened_bytes = _blocks(engine, 30)
     with ExitStack() as running:
         prefill, decode = open_pair(
@@ -127,9 +128,36 @@ def test_a_crowd_that_is_preempted_has_the_same_bits(engine: Path, expected: lis
         assert decode.get_stats()["used_blocks"] == 0
 
 
+@pytest.mark.parametrize("memory", [None, "64MiB"])
+def test_what_comes_back_from_tiers_has_the_same_bits(
+    engine: Path, expected: list[Any], memory: str | None, tmp_path: Path
+) -> None:
+    """One request after the other, in a crowd that is short of blocks, and after a restart."""
+    opened = open_engine(engine)
+    if opened.state_bytes:
+        with pytest.raises(InvalidOptionError, match="recurrent layers"):
+            LLM(engine, threads=1, prefix_cache_disk=tmp_path)
+        return
+    options: dict[str, Any] = {
+        "threads": 1, "prefix_cache_disk": tmp_path, "prefix_cache_memory": memory, "max_batch_size": 3,
+        "max_num_tokens": 32, "max_prefill_chunk": 19, "kv_cache_memory": 14 * opened.kv_block_bytes,
+    }  # fmt: skip
+    hits: dict[str, int] = {}
+    for _ in range(2):
+        with LLM(engine, **options) as llm:
+            for (asked, params), alone in zip(asks(), expected, strict=True):
+                assert bits(llm.generate(asked, params)) == alone
+            handles = [llm.generate_async(asked, params) for asked, params in asks()]
+            for handle, alone in zip(handles, expected, strict=True):
+                assert bits(handle.result()) == alone
+            stats = llm.get_stats()
+            assert stats["used_blocks"] == stats["invariant_violations"] == stats["tier_disk_dropped"] == 0
+            hits = {name: hits.get(name, 0) + stats[name] for name in ("tier_memory_hits", "tier_disk_hits")}
+    assert hits["tier_disk_hits"] > 0
+    assert memory is None or hits["tier_memory_hits"] > 0
+
+
 def _blocks(engine: Path, count: int) -> int:
     """Returns the memory of a cache of about so many blocks."""
-    from tensorwright.runtime.engine.engine_dir import open_engine
-
     opened = open_engine(engine)
     return count * opened.kv_block_bytes + 10 * opened.state_bytes + (1 << 16)

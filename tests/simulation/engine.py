@@ -123,6 +123,9 @@ class SteppedEngine:
         self._tell()
         return alive
 
+    def take_notices(self) -> list[str]:
+        return list(self._engine.take_notices())
+
     def wait_events(self, timeout_s: float) -> list[Any]:
         self._simulation.pause()
         end = self._simulation.now + timeout_s

@@ -31,6 +31,10 @@ COUNTERS = (
     "state_slots", "used_state_slots", "state_snapshots", "state_snapshots_taken", "state_snapshots_evicted",
     "state_snapshot_hits", "forced_tokens", "drafts", "draft_tokens", "accepted_tokens", "draft_failures",
     "draft_seconds",
+    "tier_memory_bytes", "tier_memory_blocks", "tier_memory_hits", "tier_memory_evicted", "tier_disk_bytes",
+    "tier_disk_blocks", "tier_disk_hits", "tier_disk_evicted", "tier_disk_read_bytes", "tier_disk_written_bytes",
+    "tier_disk_failed_writes", "tier_disk_dropped", "tier_lost", "prefix_fetches", "prefix_fetches_failed",
+    "prefix_fetches_passed_over", "prefix_fetch_tokens", "prefix_fetch_seconds",
 )  # fmt: skip
 """Statistics of the real engine that this one leaves at 0."""
 
@@ -96,6 +100,9 @@ class FakeEngine:
             if sampling.prompt_logprobs >= 0:  # in two events, as two chunks of the prompt would tell of them
                 told = [[(token, -0.5 * at, 1)] for at, token in enumerate(prompt)][1:]
                 self._events += [FakeEvent(request_id, prompt_logprobs=part) for part in (told[:1], told[1:])]
+
+    def take_notices(self) -> list[str]:
+        return []
 
     def set_mask(self, request_id: int, completion: int, generated: int, bits: Any) -> bool:
         with self._lock:

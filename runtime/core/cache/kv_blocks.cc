@@ -160,7 +160,8 @@ void KvBlocks::shrink(SequenceBlocks& held, int32_t blocks) {
   for (BlockTable& table : held.tables) table.truncate(blocks);
 }
 
-void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt) {
+void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt,
+                       int32_t priority) {
   if (!tree_) return;
   std::vector<int32_t> blocks(groups_.size());
   while (static_cast<size_t>(held.published + 1) * block_size_ <= tokens.size()) {
@@ -168,6 +169,7 @@ void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, st
     for (size_t group = 0; group < groups_.size(); ++group) blocks[group] = held.tables[group][index];
     auto content = tokens.subspan(static_cast<size_t>(index) * block_size_, block_size_);
     held.tail = tree_->insert(held.tail, content, blocks, salt);
+    held.tail->priority = std::max(held.tail->priority, priority);
     for (size_t group = 0; group < groups_.size(); ++group) {
       if (held.tail->blocks[group] != blocks[group])
         held.tables[group].replace(index, tree_->share(held.tail, group));

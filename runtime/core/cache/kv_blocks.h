@@ -64,6 +64,17 @@ class KvBlocks {
   // Sets the function that copies the states from one slot to another. Only a model with states needs it.
   void on_copy_state(CopyState copy) { copy_state_ = std::move(copy); }
 
+  // Tells `leaving` of each remembered block before it is forgotten (PrefixTree::archive). Only where
+  // prefixes are remembered, and before any is.
+  void archive(const ArchiveHash& hash, PrefixTree::Leaving leaving) {
+    tree_->archive(hash, std::move(leaving));
+  }
+  // Calls `visit` with the idle blocks of a group, the one that is evicted last first, until it returns
+  // false.
+  void visit_idle(int32_t group, const std::function<bool(const PrefixTree::Node& node)>& visit) const {
+    if (tree_) tree_->visit_idle(static_cast<size_t>(group), visit);
+  }
+
   int32_t block_size() const { return block_size_; }
   int32_t blocks_for(int64_t positions) const {
     return static_cast<int32_t>((positions + block_size_ - 1) / block_size_);
@@ -109,13 +120,20 @@ class KvBlocks {
   // same tokens, the sequence takes that block instead of its own: the bits are the same, and so a sequence
   // always holds every ancestor of a node that it holds. If it throws bad_alloc, the next call publishes the
   // remaining blocks.
-  void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {});
+  // priority: that of the request, for those who keep forgotten blocks.
+  void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {},
+               int32_t priority = 0);
   // The next five functions serve prefixes that come from another engine or go to one (prefix_import.h).
   // Whether the contents of blocks are remembered at all.
   bool remembers() const { return tree_.has_value(); }
   // Returns the nodes of the leading full blocks of `tokens`, the first block first. They may have holes.
   std::vector<PrefixTree::Node*> remembered_path(std::span<const int32_t> tokens,
                                                  std::string_view salt = {}) const;
+  // Makes the idle blocks of such a path the last to be evicted, so that what is to follow them does not take
+  // their place.
+  void touch(const std::vector<PrefixTree::Node*>& path) {
+    for (size_t group = 0; !path.empty() && group < groups_.size(); ++group) tree_->touch(path.back(), group);
+  }
   // Returns the first block of a group that a sequence behind a prefix of `blocks` blocks needs.
   int32_t first_needed_behind(int32_t group, int32_t blocks) const;
   // Returns a block of the group that is free, or that was idle and is forgotten now; an empty ref if there

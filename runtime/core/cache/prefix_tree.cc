@@ -16,6 +16,7 @@ PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, H
 }
 
 PrefixTree::~PrefixTree() {
+  leaving_ = nullptr;
   for (auto& [key, node] : nodes_) {
     for (size_t group = 0; group < groups_.size(); ++group) forget(node.get(), group);
   }
@@ -59,6 +60,7 @@ std::unique_ptr<PrefixTree::Node> PrefixTree::make_node(Node* parent, std::span<
   node->parent = parent;
   if (!parent) node->salt = salt;
   node->key = key;
+  if (archive_) node->archived = archive_->child(parent ? parent->archived : archive_->root(salt), tokens);
   node->tokens.assign(tokens.begin(), tokens.end());
   node->blocks.assign(groups_.size(), kHole);
   node->idle.assign(groups_.size(), 0);
@@ -127,6 +129,12 @@ void PrefixTree::let_go_backwards(Node* node, int32_t count, size_t group) {
   }
 }
 
+void PrefixTree::touch(Node* node, size_t group) {
+  for (; node; node = node->parent) {
+    if (node->idle[group]) idle_[group].splice(idle_[group].end(), idle_[group], node->places[group]);
+  }
+}
+
 bool PrefixTree::evict(size_t group) {
   if (idle_[group].empty()) return false;
   Node* node = idle_[group].front();
@@ -138,6 +146,12 @@ bool PrefixTree::evict(size_t group) {
     prune(node);
   }
   return true;
+}
+
+void PrefixTree::visit_idle(size_t group, const std::function<bool(const Node&)>& visit) const {
+  for (auto node = idle_[group].rbegin(); node != idle_[group].rend(); ++node) {
+    if (!visit(**node)) return;
+  }
 }
 
 void PrefixTree::set_snapshot(Node* node, BlockRef slot) {
@@ -157,6 +171,7 @@ void PrefixTree::forget(Node* node, size_t group) {
   if (node->snapshot) take_snapshot(node);
   set_held(node, group);
   if (node->blocks[group] != kHole) {
+    if (leaving_) leaving_(*node, group);
     groups_[group].forget(node->blocks[group]);
     --remembered_[group];
   }

@@ -13,17 +13,21 @@
 // A node may have a snapshot: a slot that holds the states of the recurrent layers behind the node's last
 // token. A snapshot goes with a block of its node, or when it is the one that was used longest ago and its
 // slot is wanted for another.
+//
+// With archive(), whoever keeps contents elsewhere is told of each block before the tree forgets it.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/cache/block_allocator.h"
@@ -38,6 +42,8 @@ class PrefixTree {
     Node* parent = nullptr;  // null for the first block of a sequence
     uint64_t number = 0;     // unlike an address, a number is never used again
     uint64_t key = 0;        // hash of parent and tokens
+    ArchiveKey archived;     // the name of the contents elsewhere; set only with archive()
+    int32_t priority = 0;    // the highest of the requests that computed it
     int32_t children = 0;
     std::string salt;             // set in a first block only; it holds for the blocks below too
     std::vector<int32_t> tokens;  // [block_size]
@@ -49,6 +55,7 @@ class PrefixTree {
     std::list<Node*>::iterator snapshot_place;       // in the tree's snapshots_, if there is a snapshot
   };
   using Hash = uint64_t (*)(uint64_t parent, std::span<const int32_t> tokens);
+  using Leaving = std::function<void(const Node& node, size_t group)>;
 
   // `groups` must outlive the tree. windows: [cache groups], 0 means no window; an empty list means no
   // windows. `hash` is a parameter so that tests can make it collide.
@@ -57,6 +64,17 @@ class PrefixTree {
   ~PrefixTree();
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
+
+  // Names the contents by `hash`, which must outlive the tree, and calls `leaving`, which must not throw,
+  // before a block is forgotten, except when the tree is destroyed. It must be called before the first
+  // insert().
+  void archive(const ArchiveHash& hash, Leaving leaving) {
+    archive_ = &hash;
+    leaving_ = std::move(leaving);
+  }
+  // Calls `visit` with the idle blocks of a group, the one that is evicted last first, until it returns
+  // false.
+  void visit_idle(size_t group, const std::function<bool(const Node& node)>& visit) const;
 
   // Returns the longest path of full blocks that `tokens` starts with, the first block first. Its nodes may
   // have holes.
@@ -74,6 +92,8 @@ class PrefixTree {
   void let_go(Node* node, int32_t count, size_t group);
   // Does the same, but the deepest is the last to be evicted.
   void let_go_backwards(Node* node, int32_t count, size_t group);
+  // Makes the idle blocks of a path, which ends at `node`, the last to be evicted, the deepest of them first.
+  void touch(Node* node, size_t group);
   // Erases the node and its ancestors as far as they are leaves with holes; no sequence may hold them.
   void trim(Node* node) { prune(node); }
   // Forgets the block of the group that has been idle longest. Returns false if no block is idle.
@@ -116,6 +136,8 @@ class PrefixTree {
   std::vector<std::list<Node*>> idle_, rest_;
   std::vector<int32_t> remembered_;  // per group
   std::list<Node*> snapshots_;       // the nodes with snapshots; the one used longest ago is at the front
+  const ArchiveHash* archive_ = nullptr;
+  Leaving leaving_;
   uint64_t numbers_ = 0;
   int64_t evictions_ = 0;
 };

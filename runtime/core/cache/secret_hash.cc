@@ -5,6 +5,9 @@
 #include <cstring>
 #include <random>
 
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+
 namespace tensorwright {
 
 namespace {
@@ -25,8 +28,7 @@ const Key& process_key() {
 // SipHash (Aumasson and Bernstein), with one round per word and three rounds at the end.
 class Sip {
  public:
-  Sip() {
-    const Key& key = process_key();
+  explicit Sip(const Key& key = process_key()) {
     v0_ = key.low ^ 0x736f6d6570736575u, v1_ = key.high ^ 0x646f72616e646f6du;
     v2_ = key.low ^ 0x6c7967656e657261u, v3_ = key.high ^ 0x7465646279746573u;
   }
@@ -69,6 +71,33 @@ uint64_t secret_hash(uint64_t first, std::span<const int32_t> tokens) {
   sip.add(first);
   add_bytes(sip, tokens.data(), tokens.size_bytes());
   return sip.finish();
+}
+
+ArchiveHash::ArchiveHash(std::string_view secret) {
+  if (secret.size() != kSecretBytes)
+    throw Error("InvalidOptionError", concat("[secret_hash] the secret of archive keys must have ",
+                                             kSecretBytes, " bytes, got ", secret.size(), "; draw one"));
+  std::memcpy(words_, secret.data(), kSecretBytes);
+}
+
+ArchiveKey ArchiveHash::root(std::string_view salt) const {
+  Sip high(Key{words_[0], words_[1]}), low(Key{words_[2], words_[3]});
+  for (Sip* sip : {&high, &low}) {
+    sip->add(0);  // no block begins so: its parent's key comes behind a 1
+    add_bytes(*sip, salt.data(), salt.size());
+  }
+  return {high.finish(), low.finish()};
+}
+
+ArchiveKey ArchiveHash::child(const ArchiveKey& parent, std::span<const int32_t> tokens) const {
+  Sip high(Key{words_[0], words_[1]}), low(Key{words_[2], words_[3]});
+  for (Sip* sip : {&high, &low}) {
+    sip->add(1);
+    sip->add(parent.high);
+    sip->add(parent.low);
+    add_bytes(*sip, tokens.data(), tokens.size_bytes());
+  }
+  return {high.finish(), low.finish()};
 }
 
 uint64_t secret_hash(std::string_view bytes) {

@@ -22,6 +22,12 @@ constexpr double kForever = 1e7;
 // The number of rounds in a row that may find no memory to publish events while there is nothing else to do.
 constexpr int kPublishTries = 2;
 
+// The seconds in which the loop must come to a visit that brings a prefix back.
+constexpr double kFetchWait = 60;
+
+// The most seconds in which an engine that ends writes the prefix cache to disk.
+constexpr double kSaveSeconds = 10;
+
 // Puts the elements of `list` before those of `later`, and the result into `list`, which must have room.
 template <typename T>
 void join(std::vector<T>& list, std::vector<T>* later) {
@@ -57,7 +63,11 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options,
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stepped_(options.debug_stepped),
       stats_(core_.stats()) {
-  if (!stepped_) thread_ = start_thread("the engine's loop", [this] { loop(); });
+  if (stepped_) return;
+  core_.start_fetching([this](const std::function<void(EngineCore&)>& work, size_t bytes) {
+    between_steps(work, bytes, kFetchWait);
+  });
+  thread_ = start_thread("the engine's loop", [this] { loop(); });
 }
 
 Engine::~Engine() { shutdown(false, 0); }
@@ -232,7 +242,16 @@ void Engine::loop() {
   core_.begin_thread();
   while (round()) {
   }
+  save_prefixes();
   core_.end_thread();
+}
+
+// After the loop has ended: the blocks of the prefix cache go to the disk, if there is a tier on one. An
+// engine that died may have spoilt them.
+void Engine::save_prefixes() {
+  core_.stop_fetching();
+  if (orderly_) core_.save_prefixes(Clock::now() + duration(kSaveSeconds));
+  core_.end_tiers();
 }
 
 bool Engine::turn() {
@@ -258,6 +277,7 @@ bool Engine::round() {
       publish(&events);
     } while (failed_publishes_ > 0);
     stop("was shut down");
+    orderly_ = true;
   } catch (const InvariantError& error) {
     stop("died of: ", error.what(), 1);
   } catch (const FatalError& error) {
@@ -272,16 +292,28 @@ bool Engine::round() {
 
 // The loop calls it, and must hold mutex_.
 bool Engine::has_work() const {
-  return state_ != State::kServing || failed_publishes_ > 0 || !inbox_.empty() || !aborts_.empty() ||
-         !visits_.empty() || !core_.idle();
+  // An engine that drains and waits for prefixes has nothing else to do.
+  const bool ends = state_ > State::kDraining || (state_ == State::kDraining && core_.idle());
+  return ends || failed_publishes_ > 0 || !inbox_.empty() || !aborts_.empty() || !visits_.empty() ||
+         core_.can_step();
+}
+
+// Waits until there is something to do, or the time of a request that waits for its prefix is up.
+void Engine::wait_for_work() {
+  std::unique_lock lock(mutex_);
+  while (!has_work()) {
+    if (core_.idle()) {
+      wake_.wait(lock);
+      continue;
+    }
+    const Clock::time_point until = std::min(core_.next_deadline(), Clock::now() + duration(kFetchWait));
+    if (wake_.wait_until(lock, until) == std::cv_status::timeout) return;
+  }
 }
 
 // Waits until there is something to do and hands it to the core. Returns false when the loop must end.
 bool Engine::take_inbox(std::vector<Event>* events) {
-  {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return has_work(); });
-  }
+  wait_for_work();
   State state = hand_over(events);
   return state == State::kServing || (state == State::kDraining && !core_.idle());
 }

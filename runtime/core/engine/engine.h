@@ -59,6 +59,8 @@ class Engine : private MaskSource {
   static constexpr size_t kVisitBytes = size_t{4} << 20;
   static constexpr size_t kMaxVisits = 64;
   EngineStats stats() const;  // as of the last step
+  // What the tiers of the prefix cache have to tell people since the last call.
+  std::vector<std::string> take_notices() { return core_.take_notices(); }
   const ModelFacts& facts() const { return facts_; }
   const std::vector<GroupShape>& groups() const { return groups_; }
   bool stopped() const;
@@ -91,6 +93,8 @@ class Engine : private MaskSource {
   void loop();
   bool round();
   bool has_work() const;
+  void wait_for_work();
+  void save_prefixes();
   bool take_inbox(std::vector<Event>* events);
   State hand_over(std::vector<Event>* events);
   void take_visits();
@@ -118,6 +122,7 @@ class Engine : private MaskSource {
   // such rounds in a row.
   std::vector<Event> untold_;
   int failed_publishes_ = 0;
+  bool orderly_ = false;  // the loop has ended because somebody shut the engine down
 
   mutable std::mutex mutex_;      // guards what follows
   std::condition_variable wake_;  // wakes the loop: there is something to do

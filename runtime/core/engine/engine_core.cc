@@ -97,6 +97,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     forced_ =
         std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, options.max_prompt_rows);
   }
+  if (options.tiers.enabled()) make_tiers(options.tiers);
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
   drafter_->begin();
@@ -105,6 +106,57 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       [this](int32_t tokens, double seconds) {
         drafter_->observe_step({.tokens = tokens, .seconds = seconds});
       });
+}
+
+void EngineCore::make_tiers(const TierOptions& options) {
+  const ModelFacts& model = executor_->facts();
+  if (!kv_->remembers() || model.state_bytes > 0 || model.block_bytes.empty())
+    throw Error("InvalidOptionError",
+                "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers; set "
+                "enable_prefix_caching, or leave prefix_cache_memory and prefix_cache_disk out");
+  tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes);
+  kv_->archive(tiers_->hash(), [this](const PrefixTree::Node& node, size_t group) {
+    const auto number = static_cast<int32_t>(group);
+    tiers_->put({node.archived, number}, node.priority, executor_->facts().block_bytes[group],
+                [&](char* to) { executor_->read_block(number, node.blocks[group], to); });
+  });
+  fetches_ = std::make_unique<PrefixFetches>(*kv_, *tiers_, model.block_bytes);
+  scheduler_->on_start([this](const Sequence& sequence) { return fetches_->ask(sequence); });
+}
+
+void EngineCore::start_fetching(PrefixFetches::Visit visit) {
+  if (fetches_) fetches_->start(std::move(visit));
+}
+
+void EngineCore::stop_fetching() {
+  if (fetches_) fetches_->stop();
+}
+
+void EngineCore::save_prefixes(Clock::time_point until) {
+  if (!tiers_) return;
+  bool goes_on = true;
+  for (int32_t group = 0; goes_on && group < kv_->groups(); ++group) {
+    const int64_t bytes = executor_->facts().block_bytes[static_cast<size_t>(group)];
+    kv_->visit_idle(group, [&](const PrefixTree::Node& node) {
+      const auto fill = [&](char* to) {
+        executor_->read_block(group, node.blocks[static_cast<size_t>(group)], to);
+      };
+      try {
+        return goes_on = tiers_->save({node.archived, group}, node.priority, bytes, fill, until);
+      } catch (const std::bad_alloc&) {  // what lies in memory already is written still
+        return goes_on = false;
+      }
+    });
+  }
+  tiers_->close(until);
+}
+
+void EngineCore::end_tiers() {
+  if (tiers_) tiers_->end();
+}
+
+std::vector<std::string> EngineCore::take_notices() {
+  return tiers_ ? tiers_->take_notices() : std::vector<std::string>();
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
@@ -253,16 +305,17 @@ void EngineCore::end_all(std::vector<Event>* events) {
 
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
   close([&](const Sequence& sequence) { return sequence.deadline <= now; }, "timeout", nullptr, events);
+  if (fetches_ && fetches_->stalled(now)) scheduler_->stop_fetching();
 }
 
 Clock::time_point EngineCore::next_deadline() const {
-  Clock::time_point first = Clock::time_point::max();
+  Clock::time_point first = fetches_ ? fetches_->stalls_at() : Clock::time_point::max();
   scheduler_->for_each([&](const Sequence& sequence) { first = std::min(first, sequence.deadline); });
   return first;
 }
 
 void EngineCore::step(std::vector<Event>* events) {
-  if (idle()) return;
+  if (!can_step()) return;
   take_step(events);
   if (++calls_ % kCheckEvery == 0 || calls_ == debug_lose_block_) check();
 }
@@ -306,6 +359,7 @@ void EngineCore::take_step(std::vector<Event>* events) {
   }
   forget_preempted();
   if (plan.chunks.empty()) {
+    if (scheduler_->only_fetches()) return;
     if (pending_.empty()) throw std::logic_error("[engine] the scheduler has sequences but no step for them");
     if (draw_ready(events)) return;  // a mask may have come since the last look
     masks_->wait_for_masks(Clock::time_point::max(), events);
@@ -400,6 +454,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   time.seconds = std::chrono::duration<double>(whole).count();
   if (waits) time.decodes = 0;
   if (drafter_) drafter_->observe_step(time);
+  if (fetches_ && time.decodes == 0) fetches_->observe(time.tokens, time.seconds);
   return true;
 }
 
@@ -796,6 +851,8 @@ EngineStats EngineCore::stats() const {
   stats.steps = scheduler_->stats();
   if (drafter_) stats.speculation = drafter_->stats();
   if (forced_) stats.forced_tokens = forced_->saved();
+  if (tiers_) stats.tiers = tiers_->stats();
+  if (fetches_) stats.fetches = fetches_->stats();
   return stats;
 }
 

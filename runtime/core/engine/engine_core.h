@@ -18,6 +18,7 @@
 #include "runtime/core/engine/engine_options.h"
 #include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/mask_source.h"
+#include "runtime/core/engine/prefix_fetches.h"
 #include "runtime/core/engine/prefix_transfer.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/sampling/sampler.h"
@@ -25,6 +26,7 @@
 #include "runtime/core/scheduler/scheduler.h"
 #include "runtime/core/scheduler/step_builder.h"
 #include "runtime/core/speculation/drafter.h"
+#include "runtime/core/tiers/block_tiers.h"
 
 namespace tensorwright {
 
@@ -50,6 +52,8 @@ struct EngineStats {
   int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
   SpeculationStats speculation;
+  TierStats tiers;
+  FetchStats fetches;
 };
 
 // What an engine holds at the moment. It takes less time to ask for it than for EngineStats.
@@ -90,14 +94,15 @@ class EngineCore {
   // Aborts one completion. A completion that has not started is left alone.
   void end_completion(int64_t id, int32_t completion, std::vector<Event>* events);
   void end_all(std::vector<Event>* events);
-  // Ends the completions whose time is up, with finish "timeout".
+  // Ends the completions whose time is up, with finish "timeout", and the wait for prefixes if the disk that
+  // they are on does not answer.
   void expire(Clock::time_point now, std::vector<Event>* events);
   // Runs one step, if any request is alive. If the executor throws or memory runs out, only the requests at
   // fault end. Throws std::bad_alloc if there is no memory for their events either; the engine cannot go on
   // after that.
   void step(std::vector<Event>* events);
 
-  // The first time at which expire() would end a completion.
+  // The first time at which expire() would do something.
   Clock::time_point next_deadline() const;
 
   // The number of requests that have a completion which has not ended.
@@ -106,10 +111,26 @@ class EngineCore {
   void check();
 
   bool idle() const { return scheduler_->idle(); }
+  // Returns whether step() has something to do: not if nobody can go on before a prefix has come.
+  bool can_step() const { return !idle() && !scheduler_->only_fetches(); }
   EngineStats stats() const;
   EngineLoad load() const noexcept;
   // Gives prefixes to other engines and takes theirs, between two calls of step().
   PrefixTransfer& transfer() { return *transfer_; }
+
+  // If there are tiers: begins to bring prefixes back from them. visit: runs work between two steps.
+  void start_fetching(PrefixFetches::Visit visit);
+  void stop_fetching();
+  // The prefix that a sequence waited for is in the cache, or does not come.
+  void prefix_came(int64_t id, int32_t completion) { scheduler_->came(id, completion); }
+  bool waits_for_prefix(int64_t id, int32_t completion) const { return scheduler_->fetches(id, completion); }
+  // If there is a tier on disk: writes what the cache remembers to it, what was used last first, until
+  // `until`. No request may be alive.
+  void save_prefixes(Clock::time_point until);
+  // Lets another engine have the directory of the tier on disk. No step may follow.
+  void end_tiers();
+  // Any thread may call it.
+  std::vector<std::string> take_notices();
 
  private:
   struct Failure {
@@ -152,6 +173,7 @@ class EngineCore {
                  Clock::time_point end) noexcept;
   void keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept;
   size_t widest_group() const noexcept;
+  void make_tiers(const TierOptions& options);
   void take_step(std::vector<Event>* events);
   void draft(StepPlan& plan);
   void run_each(const std::vector<Share>& shares, std::vector<Event>* events);
@@ -189,10 +211,12 @@ class EngineCore {
 
   std::unique_ptr<Executor> executor_;
   std::vector<GroupShape> shapes_;
+  std::unique_ptr<BlockTiers> tiers_;  // null: forgotten blocks are gone
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler>
       scheduler_;  // destroyed before kv_, because sequences give their blocks back to it
   std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
+  std::unique_ptr<PrefixFetches> fetches_;    // null without tiers
   Beams beams_;
   std::unique_ptr<Drafter> drafter_;          // null if nothing is proposed
   std::unique_ptr<ForcedTokens> forced_;      // null if nothing is computed because a grammar forces it

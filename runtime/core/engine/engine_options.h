@@ -10,6 +10,7 @@
 #include "runtime/core/cache/group_shape.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/speculation/drafter.h"
+#include "runtime/core/tiers/block_tiers.h"
 
 namespace tensorwright {
 
@@ -29,6 +30,7 @@ struct EngineOptions {
   // Whether tokens that a grammar forces are computed with the token before them. The executor must compute a
   // sequence's tokens to the same bits in one step as in several.
   bool jump_forward = false;
+  TierOptions tiers;               // what keeps blocks that the prefix cache forgets
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.

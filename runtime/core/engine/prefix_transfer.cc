@@ -91,6 +91,7 @@ PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_v
   import.arrived.resize(static_cast<size_t>(kv_.groups()));
   for (auto& blocks : import.arrived) blocks.resize(static_cast<size_t>(import.blocks));
   const std::vector<PrefixTree::Node*> path = kv_.remembered_path(tokens, salt);
+  kv_.touch(path);
   PrefixNeeds needs;
   for (int32_t index = 0; index < import.blocks; ++index) {
     for (int32_t group = 0; group < kv_.groups(); ++group) {

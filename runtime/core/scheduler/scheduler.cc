@@ -33,6 +33,8 @@ int32_t blocks_of_forks(const Sequence& sequence) {
   return sequence.sampling->max_tokens > 1 ? sequence.forks : 0;
 }
 
+bool can_start(const std::unique_ptr<Sequence>& sequence) { return !sequence->parked && !sequence->fetching; }
+
 std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
   std::unique_ptr<Sequence> sequence = std::move(*at);
   queue.erase(at);
@@ -142,8 +144,7 @@ void Scheduler::plan_all(StepPlan& plan) {
 bool Scheduler::preempt_idle() {
   auto sits_out = [](const auto& sequence) { return sequence->pending() == 0; };
   const bool all = std::ranges::all_of(running_, sits_out);
-  if (all && std::ranges::all_of(waiting_, [](const auto& sequence) { return sequence->parked; }))
-    return false;
+  if (all && std::ranges::none_of(waiting_, can_start)) return false;
   auto last = std::ranges::find_if(running_.rbegin(), running_.rend(), [&](const auto& sequence) {
     return sits_out(sequence) && (sequence->parked || !all);
   });
@@ -162,9 +163,41 @@ void Scheduler::plan_each(StepPlan& plan) {
   }
   // A sequence that was preempted just now does not fit again, because it needs more blocks than it gave up.
   while (true) {
-    const auto first = std::ranges::find_if(waiting_, [](const auto& sequence) { return !sequence->parked; });
-    if (first == waiting_.end() || !admit(static_cast<size_t>(first - waiting_.begin()), plan)) return;
+    const auto first = std::ranges::find_if(waiting_, can_start);
+    if (first == waiting_.end()) return;
+    if (must_wait(**first)) continue;
+    if (!admit(static_cast<size_t>(first - waiting_.begin()), plan)) return;
   }
+}
+
+// Asks whether a sequence that finds a place must wait for blocks of its prefix. The places of those that
+// wait are kept. A beam that was preempted does not ask, because the others of its search wait for it.
+bool Scheduler::must_wait(Sequence& sequence) {
+  if (!waits_ || sequence.asked || (sequence.sampling->beams() && sequence.generated() > 0)) return false;
+  int32_t taken = places();
+  for (const auto& other : waiting_) taken += other->fetching ? other->places() : 0;
+  if (taken + sequence.places() > limits_.max_seqs) return false;
+  sequence.asked = true;
+  return sequence.fetching = waits_(sequence);
+}
+
+void Scheduler::came(int64_t id, int32_t completion) {
+  if (const auto at = find(waiting_, id, completion); at != waiting_.end()) (*at)->fetching = false;
+}
+
+void Scheduler::stop_fetching() {
+  for (const auto& sequence : waiting_) sequence->fetching = false;
+}
+
+bool Scheduler::fetches(int64_t id, int32_t completion) const {
+  return std::ranges::any_of(waiting_, [&](const auto& sequence) {
+    return sequence->id == id && sequence->completion == completion && sequence->fetching;
+  });
+}
+
+bool Scheduler::only_fetches() const {
+  return running_.empty() && std::ranges::none_of(waiting_, can_start) &&
+         std::ranges::any_of(waiting_, [](const auto& sequence) { return sequence->fetching; });
 }
 
 StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
@@ -172,7 +205,7 @@ StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
   try {
     if (auto at = find(running_, id, completion); at != running_.end()) {
       plan_running(**at, plan, false);
-    } else if (at = find(waiting_, id, completion); at != waiting_.end() && !(*at)->parked) {
+    } else if (at = find(waiting_, id, completion); at != waiting_.end() && can_start(*at)) {
       admit(static_cast<size_t>(at - waiting_.begin()), plan);
     }
   } catch (...) {
@@ -241,6 +274,7 @@ int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match,
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
+  sequence.asked = false;
   sequence.snapshot_ends = {};
   if (kv_.keeps_snapshots()) {
     sequence.snapshot_ends = {match.remembered * kv_.block_size(),
@@ -355,7 +389,7 @@ void Scheduler::commit(const StepPlan& plan) {
 void Scheduler::remember(Sequence& sequence) {
   try {
     kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
-                sequence.sampling->cache_salt);
+                sequence.sampling->cache_salt, sequence.sampling->priority);
   } catch (const std::bad_alloc&) {
     // The step is done, and nothing depends on the prefix cache remembering it: the sequence's next commit
     // tries again.

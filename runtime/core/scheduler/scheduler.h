@@ -25,6 +25,10 @@
 // the states of its sequences, which then start again from the queue, behind the longest prefix with a
 // snapshot. Chunks end where a snapshot is taken: at most twice after each start.
 //
+// A waiting sequence that finds a place may have to wait until blocks of its prefix come into the cache
+// (on_start): others pass it meanwhile, and it is the first again when they have come. A sequence asks once
+// for each start.
+//
 // The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token
 // when it decodes, and by at least c = min(max_chunk, max_tokens - max_seqs + 1) tokens when it prefills (or
@@ -52,6 +56,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/cache/kv_blocks.h"
@@ -121,6 +126,16 @@ class Scheduler {
   // Sends a sequence to the queue, if it runs, and parks it.
   void put_aside(Sequence& sequence);
 
+  // Sets the function that says whether a sequence that could start must wait for blocks of its prefix. It
+  // must not throw. came() ends the wait.
+  void on_start(std::function<bool(const Sequence&)> waits) { waits_ = std::move(waits); }
+  void came(int64_t id, int32_t completion);
+  // Ends the wait of all sequences.
+  void stop_fetching();
+  bool fetches(int64_t id, int32_t completion) const;
+  // Returns whether no sequence can go on before blocks of a prefix have come.
+  bool only_fetches() const;
+
   // Throws what the copy of a block throws, and bad_alloc, after a rollback.
   StepPlan plan();
   // Plans only this sequence's share of a step; the plan is empty if the sequence must wait. Throws as plan()
@@ -164,6 +179,7 @@ class Scheduler {
   void plan_each(StepPlan& plan);
   bool preempt_idle();
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
+  bool must_wait(Sequence& sequence);
   bool admit(size_t waiting_index, StepPlan& plan);
   int32_t take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan);
   int32_t budget(const StepPlan& plan, const Sequence& sequence) const;
@@ -180,6 +196,7 @@ class Scheduler {
 
   KvBlocks& kv_;
   SchedulerLimits limits_;
+  std::function<bool(const Sequence&)> waits_;  // empty: no sequence waits
   Queue running_, waiting_;  // each has room for the sequences of both, so that moving one takes no memory
   uint64_t arrivals_ = 0;
   uint64_t plans_ = 0;

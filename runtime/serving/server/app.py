@@ -24,6 +24,7 @@ from tensorwright.runtime.serving.server import (
     tokenization,
 )
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
+from tensorwright.runtime.serving.server.clients import salt_secret
 from tensorwright.runtime.serving.server.errors import install_handlers
 from tensorwright.runtime.serving.server.exposition import Exposition
 from tensorwright.runtime.serving.server.guards import (
@@ -81,6 +82,7 @@ def create_app(
         )
     app.state.engines = EngineRegistry(engines)
     app.state.options = options
+    app.state.salt_secret = salt_secret(engines.values())
     app.state.transfers = transfers
     app.state.lifecycle = Lifecycle()
     app.state.pools = ServerPools(options)

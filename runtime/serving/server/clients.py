@@ -6,17 +6,30 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import Request
 from starlette.types import Scope
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.engine.tier_secret import read_secret
 from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.request_fields import DrawingFields
+from tensorwright.runtime.serving.server.served_model import ServedModel
 
-_SECRET = secrets.token_bytes(32)  # Each process has its own secret, so that nobody can guess a salt from a key.
+
+def salt_secret(engines: Iterable[ServedModel]) -> bytes:
+    """Returns the secret that salts of keys are made with, so that nobody can guess a salt from a key.
+
+    It is new in each process, unless an engine keeps its prefix cache on disk: then it is the same after a restart, or
+    no key would find its own prefixes.
+    """
+    for llm in engines:
+        tiers = llm.options.tiers
+        if tiers is not None and tiers.disk:
+            return hmac.new(read_secret(tiers.disk), b"salts of keys", hashlib.sha256).digest()
+    return secrets.token_bytes(32)
 
 
 def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,12 +45,13 @@ def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str
         )
     if not options.api_keys or options.shared_prefixes:
         return dict(defaults)
-    return {**defaults, "cache_salt": _salt(options.api_keys[request.scope["state"]["key"] - 1])}
+    key = options.api_keys[request.scope["state"]["key"] - 1]
+    return {**defaults, "cache_salt": _salt(request.app.state.salt_secret, key)}
 
 
-def _salt(key: str) -> str:
+def _salt(secret: bytes, key: str) -> str:
     """Returns the salt of a key. A client that does not know the key cannot name its salt in a request."""
-    return hmac.new(_SECRET, key.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, key.encode(), hashlib.sha256).hexdigest()
 
 
 def client_of(scope: Scope) -> str:

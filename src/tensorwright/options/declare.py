@@ -73,6 +73,11 @@ def whole_number(must: str, low: int = 1, high: float = MAX_INT32) -> Rule:
     return Rule(must, lambda value: is_int(value) and low <= value <= high)
 
 
+def path_rule(must: str) -> Rule:
+    """Returns the rule for a path. must: "the path of ..."."""
+    return Rule(must, lambda value: isinstance(value, str) and bool(value.strip()) and "\0" not in value)
+
+
 def is_positive(value: Any) -> bool:
     """Whether the value is a finite number above 0."""
     return 0 < real(value) < math.inf

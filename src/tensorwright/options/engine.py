@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.number_checks import MAX_INT32
-from tensorwright.options.declare import At, Door, Rule, Size, declare, whole_number
+from tensorwright.options.declare import At, Door, Rule, Size, declare, path_rule, whole_number
+from tensorwright.options.prefix_cache import PrefixCacheFields
 
 LOADS = ("map", "copy")
 NUMA = ("auto", "off", "split", "interleave")
@@ -83,7 +84,7 @@ def _are_adapters(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class EngineFields:
+class EngineFields(PrefixCacheFields):
     """The keywords of LLM with LLM's defaults. LLM's docstring says what each keyword does."""
 
     kv_cache_memory: str | int | None = declare(
@@ -268,9 +269,7 @@ class EngineFields:
     trace: str | None = declare(
         None,
         str,
-        rule=Rule(
-            "the path of a file", lambda value: isinstance(value, str) and bool(value.strip()) and "\0" not in value
-        ),
+        rule=path_rule("the path of a file"),
         help="Write what the engine did when (steps, instructions, threads, requests) into this file when it stops, in "
         "Chrome's trace format, which ui.perfetto.dev opens.",
         at={

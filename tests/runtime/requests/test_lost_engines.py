@@ -20,6 +20,9 @@ class Lost:
     def wait_events(self, timeout: float) -> list:
         return []
 
+    def take_notices(self) -> list[str]:
+        return []
+
     def stats(self) -> dict[str, int]:
         return {"steps": 0}
 

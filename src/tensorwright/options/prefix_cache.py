@@ -1,0 +1,43 @@
+"""Declares the options of what keeps the blocks of prompts that the KV cache forgets (docs/prefix-cache.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tensorwright.options.declare import SECONDS, At, Door, Size, declare, path_rule
+
+DISK_SIZE = 20 << 30
+"""The most bytes of the prefix cache on disk, unless the user says otherwise."""
+_TIERS = {door: At() for door in (Door.LLM, Door.RUN, Door.SERVE, Door.TRITON_REPO, Door.TRITON)}
+"""A benchmark computes every prompt, and a simulation has no tiers."""
+
+
+@dataclass(frozen=True)
+class PrefixCacheFields:
+    """Keywords of LLM, which EngineFields has too. LLM's docstring says what each keyword does."""
+
+    prefix_cache_memory: str | int | None = declare(
+        None,
+        Size,
+        help='Memory beside the KV cache for blocks of prompts that it has no room for, as "4GiB". [default: none]',
+        at=_TIERS,
+    )
+    prefix_cache_disk: str | None = declare(
+        None,
+        str,
+        rule=path_rule("the path of a directory"),
+        help="Directory in which blocks of prompts are kept that memory has no room for, also after a restart. "
+        "[default: none]",
+        at={door: replace(at, metavar="DIR") for door, at in _TIERS.items()},
+    )
+    prefix_cache_disk_size: str | int | None = declare(
+        None, Size, help="The most bytes in --prefix-cache-disk. [default: 20GiB]", at=_TIERS
+    )
+    prefix_cache_ttl: float | None = declare(
+        None,
+        float,
+        rule=SECONDS,
+        help="Seconds after its last use in which a block is kept in --prefix-cache-memory and --prefix-cache-disk. "
+        "[default: no limit]",
+        at=_TIERS,
+    )
