@@ -165,6 +165,11 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         trace_steps=options.trace_steps,
         max_loras=options.max_loras or 0,
         max_lora_rank=options.max_lora_rank,
+        itl_goal=options.itl_goal,
+        priority_ageing=options.priority_ageing,
+        watchdog=options.watchdog,
+        step_limit=options.step_limit,
+        watchdog_dir=options.watchdog_dir,
     )
 
 

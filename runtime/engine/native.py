@@ -34,6 +34,9 @@ from tensorwright.sizes import format_size
 if TYPE_CHECKING:
     from tensorwright.runtime import _runtime
 
+REPLACING = ("restart", "exit")
+"""The values of the option watchdog with which another engine takes the place of one that died."""
+
 
 def load_module() -> Any:
     """The compiled module `_runtime`; MissingDependencyError if it does not load."""
@@ -137,6 +140,8 @@ def create_engine(
     native.max_num_tokens = options.max_num_tokens
     native.max_chunk = options.max_prefill_chunk
     native.max_prompt_rows = options.max_prompt_logprob_rows
+    native.itl_goal_s = options.itl_goal or 0.0
+    native.ageing_s = options.priority_ageing or 0.0
     native.prefix_cache = options.enable_prefix_caching
     native.max_queue = options.max_queue_size
     native.state_snapshots = options.state_snapshots
@@ -196,9 +201,12 @@ def _adapter_memory(engine: EngineDir, options: EngineOptions) -> int:
     return adapters + step_bytes(places, rank, options.max_num_tokens)
 
 
-def can_start_again(engine: EngineDir) -> bool:
-    """Returns whether the ranks of an engine are processes of this one, which can start them again."""
-    return engine.config.ranks > 1 and own_rank() is None
+def can_start_again(engine: EngineDir, options: EngineOptions) -> bool:
+    """Returns whether another engine can take the place of one that was lost: ranks must be processes of this one.
+    Nobody but its client may refer to an engine of one rank, as adapters and the file of a trace do."""
+    if engine.config.ranks > 1:
+        return own_rank() is None
+    return options.watchdog in REPLACING and not options.max_loras and options.trace is None
 
 
 def _with_tuning(resolved: EngineOptions, asked: RuntimeOptions, engine: EngineDir) -> EngineOptions:

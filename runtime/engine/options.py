@@ -36,6 +36,11 @@ class RuntimeOptions:
     trace_steps: bool = False
     max_loras: int | None = None
     max_lora_rank: int = 16
+    itl_goal: float | None = None
+    priority_ageing: float | None = None
+    watchdog: str = "off"
+    step_limit: float = 300.0
+    watchdog_dir: str | None = None
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -69,7 +74,7 @@ class EngineOptions:
     states that are kept besides those of max_batch_size sequences; 0 for a model without states. speculation: None if
     nothing is proposed. trace: the file of the timeline, None if none is kept. trace_steps: whether the
     steps alone are kept in memory. work_cut: the sizes of
-    runtime/core/base/work_cut.h that are not the defaults. max_loras: the names of adapters that there may be; 0 means
+    runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none. max_loras: the names of adapters that there may be; 0 means
     that the engine takes none.
     """
 
@@ -92,3 +97,8 @@ class EngineOptions:
     work_cut: Mapping[str, int] = field(default_factory=dict)
     max_loras: int = 0
     max_lora_rank: int = 16
+    itl_goal: float | None = None
+    priority_ageing: float | None = None
+    watchdog: str = "off"
+    step_limit: float = 300.0
+    watchdog_dir: str | None = None

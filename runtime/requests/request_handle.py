@@ -66,6 +66,33 @@ class RequestHandle:
         self._home.check()
         return self._error
 
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The tokens of the prompt."""
+        return self._state.prompt_token_ids
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether somebody has called `abort`. It takes no lock."""
+        return self._asked_to_abort
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the request has output of any kind, or has ended. It takes no lock."""
+        return self._version > 0
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the sizes of the request for a report, and nothing of its text. It takes no lock, which a thread that
+        hangs might hold."""
+        state = self._state
+        return {
+            "request_id": self.request_id,
+            "prompt_tokens": len(state.prompt_token_ids),
+            "max_tokens": state.params.max_tokens,
+            "tokens": [completion.length for completion in state.completions],
+            "done": self._done,
+        }
+
     def so_far(self) -> RequestOutput:
         """Returns the output so far, also of a request that failed. It never waits and never raises the request's
         error."""

@@ -39,6 +39,7 @@ class RequestState:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
+        self.params = params
         stops = StopAutomaton(tuple(params.stop)) if params.stop else None
         self.completions = [
             CompletionState(

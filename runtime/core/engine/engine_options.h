@@ -26,6 +26,8 @@ struct EngineOptions {
   // max_batch_size sequences; without any, it reuses no prefix of a model with states.
   int32_t state_snapshots = 0;
   SpeculationOptions speculation;  // only with a proposer
+  double itl_goal_s = 0;           // seconds between two tokens of a completion; 0: none (step_pace.h)
+  double ageing_s = 0;             // seconds of waiting that are worth one priority; 0: none (scheduler.h)
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.

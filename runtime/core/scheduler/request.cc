@@ -90,6 +90,12 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "timeout_s must be negative (none) or at most " + std::to_string(kMaxTimeout),
            std::to_string(s.timeout_s), "use -1 for none");
   }
+  if (std::isnan(s.deadline_s) || s.deadline_s > kMaxTimeout) {
+    refuse(type, "deadline_s must be negative (none) or at most " + std::to_string(kMaxTimeout),
+           std::to_string(s.deadline_s), "use -1 for none");
+  }
+  if (s.tenant < 0) refuse(type, "tenant must not be negative", std::to_string(s.tenant), "use 0 for none");
+  validate_range("tenant_weight", s.tenant_weight, kMinTenantWeight, kMaxTenantWeight);
   validate_range("min_p", s.min_p, 0, 1);
   if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {
     refuse(type, "logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.logprobs), "lower it");
