@@ -45,7 +45,9 @@ REPETITION_PENALTIES = (0.01, 100.0)
 MAX_BIAS = 1e6
 """A number in `logit_bias`, above or below 0; -inf forbids the token."""
 MAX_TIMEOUT = 1e7
-"""Seconds of `timeout` in Python."""
+"""Seconds of `timeout` and `deadline`."""
+WEIGHTS = (1e-3, 1e3)
+"""`tenant_weight`, and `weight=` of a key. runtime/core/scheduler/request.h has the same numbers."""
 
 # --- Bounds of fields that only a body of the server has.
 

@@ -74,8 +74,8 @@ class EngineOptions:
     states that are kept besides those of max_batch_size sequences; 0 for a model without states. speculation: None if
     nothing is proposed. trace: the file of the timeline, None if none is kept. trace_steps: whether the
     steps alone are kept in memory. work_cut: the sizes of
-    runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none. max_loras: the names of adapters that there may be; 0 means
-    that the engine takes none.
+    runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none.
+    max_loras: the names of adapters that there may be; 0 means that the engine takes none.
     """
 
     kv_cache_bytes: int

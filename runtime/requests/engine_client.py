@@ -50,8 +50,8 @@ class EngineClient:
 
     engine: a `_runtime.Engine`, with submit, abort, wait_events, stats, shutdown and stopped. on_stopped: is called
     once the engine has stopped because the client was closed. start_again: makes another engine in place of one that
-    died; None if none can take its place. keep_waiting: whether requests that have no token go on with the other engine;
-    else all end with RankError. watchdog: None watches nothing.
+    died; None if none can take its place. keep_waiting: whether requests that have no token go on with the other
+    engine; else all end with RankError. watchdog: None watches nothing.
 
     A fork of the process has neither the engine's threads nor the client's. There every method raises
     ForkedEngineError, except that `running` is False and `close` does nothing.
@@ -169,8 +169,8 @@ class EngineClient:
 
     @property
     def trouble(self) -> str:
-        """Why the engine cannot work at the moment, although nobody closed the client; "" while all is well. It takes no
-        lock."""
+        """Why the engine cannot work at the moment, although nobody closed the client; "" while all is well. It takes
+        no lock."""
         if not self._home.is_here or self._closing or self._cause is not None:
             return ""
         if self._watchdog is not None and self._watchdog.stalled:

@@ -40,6 +40,8 @@ class RequestHandle:
 
     def __init__(self, state: RequestState, abort: Callable[..., bool]):
         """abort: aborts a request, given its id, or one completion, given the id and the completion's number."""
+        self.submitted_ns = time.time_ns()
+        """When the request was submitted, in nanoseconds since 1970."""
         self._home = HomeProcess()
         self._state = state
         self._abort = abort

@@ -1,10 +1,10 @@
 """Watches an engine for a step that does not end.
 
 A step that computes in C++ or in a library cannot be ended from outside, so the watchdog does what can be done. It
-writes a report (stall_report.py) and says that the engine is in trouble, which probes of the server show. With "restart"
-it also ends the requests that have begun, and has another engine put in place of this one as soon as the step ends;
-the requests that have not begun go on there. With "exit" it ends the process, so that whoever supervises it starts
-another one.
+writes a report (stall_report.py) and says that the engine is in trouble, which probes of the server show. With
+"restart" it also ends the requests that have begun, and has another engine put in place of this one as soon as the step
+ends; the requests that have not begun go on there. With "exit" it ends the process, so that whoever supervises it
+starts another one.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from tensorwright.runtime.serving.server.clients import client_defaults
 from tensorwright.runtime.serving.server.completions import STREAMED
 from tensorwright.runtime.serving.server.event_stream import EventStream
 from tensorwright.runtime.serving.server.handover import bring_prefixes
+from tensorwright.runtime.serving.server.rate_limits import reserve_tokens
 from tensorwright.runtime.serving.server.request_log import note_work
 from tensorwright.runtime.serving.server.requests import (
     CLIENT_CLOSED,
@@ -37,6 +38,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     engine = find_engine(request, body.model)
     params = chat_params(body, client_defaults(request, body, engine.sampling_defaults))
     hold_places(request, params.sequences)
+    reserve_tokens(request, params)
     try:
         plan = await in_text_pool(request, lambda: plan_of(engine, body, params))
         note_unused(request, plan)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.number_checks import is_int
 from tensorwright.options.declare import check_values
-from tensorwright.options.server import DEFAULT_BODIES, ServerFields, is_api_key
+from tensorwright.options.server import DEFAULT_BODIES, ServerFields
 from tensorwright.runtime.base.keywords import StrictKeywords
+from tensorwright.runtime.serving.server.api_keys import ApiKey, parse_keys
 from tensorwright.runtime.serving.server.hosts import is_host
 
 
 @dataclass(frozen=True)
 class ServerOptions(StrictKeywords, ServerFields):
-    """The checked fields of ServerFields, immutable. An impossible value raises InvalidOptionError."""
+    """The checked fields of ServerFields, immutable. An impossible value raises InvalidOptionError.
+
+    keys: what api_keys says, a key with its values each.
+    """
+
+    keys: tuple[ApiKey, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key in self.api_keys:
-            check_key(key, "api_keys")
+        object.__setattr__(self, "keys", parse_keys(self.api_keys))
         check_values(self, ServerFields)
         room = self.max_body_memory
         holds = room is None or (is_int(room) and room >= 2 * self.max_body_size)
@@ -42,13 +47,6 @@ class ServerOptions(StrictKeywords, ServerFields):
     def body_memory(self) -> int:
         """The most bytes that all bodies may take at once: max_body_memory or its default."""
         return DEFAULT_BODIES * self.max_body_size if self.max_body_memory is None else self.max_body_memory
-
-
-def check_key(key: str, where: str) -> None:
-    """Raises InvalidOptionError for a key that cannot stand in a header, for it can never match. The message does not
-    show the key."""
-    if not is_api_key(key):
-        raise InvalidOptionError(f"{where}: a key must be one or more printable ASCII characters without spaces")
 
 
 def _check(name: str, value: Any, holds: bool, must: str) -> None:

@@ -140,6 +140,7 @@ class SamplingFields(StrictModel):
 
     model: the model's name; it may be left out where the server has one model.
     priority: requests of higher priority start first; --max-priority of the server bounds it.
+    deadline: seconds within which the request must end; if it cannot, it ends with an error (504) at once.
     cache_salt: requests share the prefix cache with requests of the same salt; without one, with those of the same key.
     user: accepted and not used.
     use_beam_search: the n completions are the best of a search of best_of beams, or of n; without stream.
@@ -178,6 +179,7 @@ class SamplingFields(StrictModel):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1, lt=2**31)
     priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    deadline: float | None = Field(None, ge=0, le=bounds.MAX_TIMEOUT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
     guided_json: Annotated[Annotated[SchemaText, TEXT] | Annotated[Schema, OTHER], TEXT_OR_OTHER] | None = None
     guided_regex: Grammar | None = None

@@ -15,7 +15,7 @@ from tensorwright.runtime.serving.server.request_fields import SamplingFields
 SAME_NAME = (
     "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p",
     "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
-    "skip_special_tokens", "truncate_prompt_tokens", "priority", "cache_salt",
+    "skip_special_tokens", "truncate_prompt_tokens", "priority", "deadline", "cache_salt",
 )  # fmt: skip
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 

@@ -107,7 +107,8 @@ class At:
 class Option:
     """One option.
 
-    kind: int, float, str, bool, Size, Duration, TextFile or TwoNumbers; for a repeated option this is the type of each value.
+    kind: int, float, str, bool, Size, Duration, TextFile or TwoNumbers; for a repeated option this is the type of each
+    value.
     default: None also means that the option may be absent.
     help: what the option is, in one short sentence or noun phrase, then the default if the default is no value of its
     own.

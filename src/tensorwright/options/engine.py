@@ -53,8 +53,8 @@ _TOOL_PARSER = "The format in which the model writes calls of tools; auto: the o
 _REASONING_PARSER = "The form in which the model thinks; auto: the one that the chat template shows."
 _STEP_LIMIT = "The longest time that a step may take before the watchdog acts, in seconds or such as 2min"
 _WATCHDOG = (
-    "Of a step over --step-limit: off looks away, report writes what runs into a file, restart also puts another engine "
-    "in place of one that dies or comes back late, exit also ends the process."
+    "Of a step over the step limit: off looks away, report writes what runs into a file, restart also puts another "
+    "engine in place of one that dies or comes back late, exit also ends the process."
 )
 _TEMPLATE = "Jinja in place of the model's own chat template, or the name of one of the model's."
 
