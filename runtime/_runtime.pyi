@@ -310,6 +310,31 @@ class Sampling:
     def priority(self, arg: int, /) -> None: ...
 
     @property
+    def tenant(self) -> int:
+        """
+        of equal priorities, those of the tenant start first that has had the least for its weight
+        """
+
+    @tenant.setter
+    def tenant(self, arg: int, /) -> None: ...
+
+    @property
+    def tenant_weight(self) -> float:
+        """0.001 to 1000"""
+
+    @tenant_weight.setter
+    def tenant_weight(self, arg: float, /) -> None: ...
+
+    @property
+    def deadline_s(self) -> float:
+        """
+        from arrival to the end, negative: none; what cannot end by then ends with DeadlineError
+        """
+
+    @deadline_s.setter
+    def deadline_s(self, arg: float, /) -> None: ...
+
+    @property
     def ignore_eos(self) -> bool: ...
 
     @ignore_eos.setter
@@ -675,6 +700,24 @@ class EngineOptions:
     def max_chunk(self, arg: int, /) -> None: ...
 
     @property
+    def itl_goal_s(self) -> float:
+        """
+        seconds between two tokens of a completion, 0: none; see scheduler/step_pace.h
+        """
+
+    @itl_goal_s.setter
+    def itl_goal_s(self, arg: float, /) -> None: ...
+
+    @property
+    def ageing_s(self) -> float:
+        """
+        seconds of waiting that are worth one priority, 0: none; see scheduler/scheduler.h
+        """
+
+    @ageing_s.setter
+    def ageing_s(self, arg: float, /) -> None: ...
+
+    @property
     def debug_preempt_every(self) -> int:
         """for tests: steps between forced preemptions, 0: none"""
 
@@ -1021,6 +1064,20 @@ class FleetOptions:
 
     @max_chunk.setter
     def max_chunk(self, arg: int, /) -> None: ...
+
+    @property
+    def itl_goal_s(self) -> float:
+        """as EngineOptions'"""
+
+    @itl_goal_s.setter
+    def itl_goal_s(self, arg: float, /) -> None: ...
+
+    @property
+    def ageing_s(self) -> float:
+        """as EngineOptions'"""
+
+    @ageing_s.setter
+    def ageing_s(self, arg: float, /) -> None: ...
 
     @property
     def max_queue(self) -> int:

@@ -275,7 +275,7 @@ class EngineClient:
             "engine": self._engine.stats(),
             "stalled_seconds": self.stalled_seconds,
             "requests": len(handles),
-            "of_them": [handle.describe() for handle in handles[:MAX_REQUESTS]],
+            "of_them": [handle._describe() for handle in handles[:MAX_REQUESTS]],
             "timeline": spans,
         }
 
@@ -299,7 +299,7 @@ class EngineClient:
             return False
         lost = event.finish == "error" and event.error_type == EngineStoppedError.__name__
         handle = self._requests.get(event.request_id)
-        if handle is None or not (lost or (self._stalled and event.finish == "abort" and not handle.is_aborted)):
+        if handle is None or not (lost or (self._stalled and event.finish == "abort" and not handle._asked_to_abort)):
             return False
         if self._kept.may_keep(handle):
             self._kept.keep(handle)
@@ -366,7 +366,8 @@ class EngineClient:
         self._fail_all(kind(f"the request ended with the engine, which {cause}; send it again"), self._kept)
         self._feeder.close()
         self._engine.shutdown(False, 0)
-        self._engine = NoEngine(cause, self._engine.stats())
+        if self._keep_waiting:
+            self._engine = NoEngine(cause, self._engine.stats())
         engine = self._start_ranks(start_again)
         with self._room:
             self._engine, self._feeder, self._long = engine, MaskFeeder(engine), LongEvents()

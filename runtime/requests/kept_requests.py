@@ -29,7 +29,7 @@ class KeptRequests:
     def may_keep(self, handle: RequestHandle) -> bool:
         """Whether a request can go on with another engine: it has no output, and no engine was lost with it before,
         for a request that two engines were lost with may be the cause."""
-        return handle.request_id not in self._submitted_again and not handle.has_begun
+        return handle.request_id not in self._submitted_again and not handle._has_begun
 
     def keep(self, handle: RequestHandle) -> None:
         self._kept[handle.request_id] = handle
@@ -51,9 +51,9 @@ class KeptRequests:
             self._submitted_again.add(handle.request_id)
             sampling, first_mask = submission
             try:
-                engine.submit(handle.request_id, handle.prompt_token_ids, sampling, first_mask)
+                engine.submit(handle.request_id, handle._prompt_token_ids, sampling, first_mask)
             except Exception as error:  # the error is this request's; the others go on
                 end(handle, error)
                 continue
-            if handle.is_aborted:  # while there was no engine
+            if handle._asked_to_abort:  # while there was no engine
                 engine.abort(handle.request_id)

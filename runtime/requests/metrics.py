@@ -60,6 +60,10 @@ ENGINE: dict[str, Metric] = {
     "sat_out": _metric(
         "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
     ),
+    "requests_late": _metric("deadlines_missed_total", "counter", "Requests that could not end by their deadline."),
+    "steps_over_itl_goal": _metric(
+        "steps_over_itl_goal_total", "counter", "With an ITL goal: steps with running completions that took longer."
+    ),
     "drafts": _metric("drafts_total", "counter", "Proposals of tokens that a step computed."),
     "draft_tokens": _metric("draft_tokens_total", "counter", "Tokens that were proposed."),
     "accepted_tokens": _metric("draft_tokens_accepted_total", "counter", "Proposed tokens that were right."),

@@ -47,6 +47,7 @@ class CompletionOutput:
 class RequestMetrics:
     """The times of a request, in seconds. A time is None until it is known.
 
+    arrival_time: when the request was submitted, in seconds since 1970.
     queue_time: from arrival to the step that first worked on the request.
     time_to_first_token: from arrival to the first sampled token.
     time_per_output_token: the mean over the tokens after the first; None for a single token.
@@ -57,6 +58,7 @@ class RequestMetrics:
         while the request runs.
     """
 
+    arrival_time: float | None = None
     queue_time: float | None = None
     time_to_first_token: float | None = None
     time_per_output_token: float | None = None

@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def threads() -> list[dict[str, Any]]:
     """Returns every thread of the process, those of C++ too: its name, its state ("R": it computes, "S": it waits), the
     seconds of processor time that it took, and the system's name of what it waits for. [] where there is no /proc."""
     found: list[dict[str, Any]] = []
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}  # the system may not know them
     try:
         tasks = sorted(Path("/proc/self/task").iterdir(), key=lambda task: int(task.name))
     except OSError:
@@ -62,5 +64,6 @@ def threads() -> list[dict[str, Any]]:
         except (OSError, ValueError):  # the thread has ended meanwhile
             continue
         seconds = (int(fields[11]) + int(fields[12])) / _TICKS
+        name = names.get(int(task.name), name)
         found.append({"id": int(task.name), "name": name, "state": fields[0], "cpu_s": seconds, "waits_for": waits_for})
     return found

@@ -14,12 +14,9 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from tensorwright.runtime.requests.stall_report import write_report
-
-if TYPE_CHECKING:
-    from tensorwright.runtime.requests.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 EXIT_STALLED = 70
@@ -43,10 +40,21 @@ class WatchdogOptions:
         return min(1.0, self.limit / 4)
 
 
+class Watched(Protocol):
+    """What a watchdog needs of a client of an engine (engine_client.py)."""
+
+    @property
+    def stalled_seconds(self) -> float: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+    def replace_stalled(self, why: str) -> None: ...
+
+
 class Watchdog:
     """Looks at the client's engine from a thread of its own until `close`. exit: ends the process."""
 
-    def __init__(self, client: EngineClient, options: WatchdogOptions, exit: Callable[[int], object] = os._exit):
+    def __init__(self, client: Watched, options: WatchdogOptions, exit: Callable[[int], object] = os._exit):
         self._client = client
         self._options = options
         self._exit = exit

@@ -30,6 +30,7 @@ COUNTERS = (
     "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens", "sat_out", "invariant_checks", "invariant_violations",
     "state_slots", "used_state_slots", "state_snapshots", "state_snapshots_taken", "state_snapshots_evicted",
     "state_snapshot_hits", "drafts", "draft_tokens", "accepted_tokens", "draft_failures", "draft_seconds",
+    "requests_late", "steps_over_itl_goal", "prefill_share", "paced_places",
 )  # fmt: skip
 """Statistics of the real engine that this one leaves at 0."""
 

@@ -142,7 +142,7 @@ def charge_prompts(scope: Scope, handles: Sequence[RequestHandle]) -> None:
     """Takes the tokens of the prompts, which have been counted, if the request's key has a bound."""
     spending: Spending | None = scope["state"].get("spending")
     if spending is not None:
-        spending.charge(sum(len(handle.prompt_token_ids) for handle in handles))
+        spending.charge(sum(len(handle.so_far().prompt_token_ids) for handle in handles))
 
 
 class RateGuard:

@@ -107,8 +107,9 @@ class Tracing:
 
         now, context = time.time_ns(), set_span_in_context(parent)
         for handle in handles:
-            output, begin = handle.so_far(), handle.submitted_ns
+            output = handle.so_far()
             times = output.metrics
+            begin = int((times.arrival_time or now / 1e9) * 1e9)
             queued = _after(begin, times.queue_time)
             first = _after(begin, times.time_to_first_token)
             end = _after(begin, times.total_time) or now

@@ -58,8 +58,8 @@ def test_params_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
         "max_tokens": 2, "temperature": 0.5, "top_k": 0, "top_p": 0.9, "seed": 7, "stop_token_ids": [3],
         "ignore_eos": False, "eos_token_ids": [EOS], "logprobs": 1, "min_tokens": 0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [], "bad_words": [],
-        "timeout_s": -1.0, "priority": 0, "cache_salt": "", "prompt_logprobs": -1, "n": 1, "guided": False,
-        "beam_width": 1, "length_penalty": 1.0, "early_stopping": "no",
+        "timeout_s": -1.0, "priority": 0, "tenant": 0, "tenant_weight": 1.0, "deadline_s": -1.0, "cache_salt": "",
+        "prompt_logprobs": -1, "n": 1, "guided": False, "beam_width": 1, "length_penalty": 1.0, "early_stopping": "no",
     }  # fmt: skip
     assert fake.submitted[llm.generate(ids(A)).request_id].logprobs == -1
 

@@ -156,7 +156,7 @@ def test_unknown_keyword_names_the_closest() -> None:
     with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
     with pytest.raises(
-        InvalidOptionError, match="there are adapter, bad_words, beam_width, cache_salt, detokenize, early_stopping, "
+        InvalidOptionError, match="there are adapter, bad_words, beam_width, cache_salt, deadline, detokenize, "
     ):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 
