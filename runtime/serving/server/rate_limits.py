@@ -43,7 +43,7 @@ class TokenBucket:
         """Takes so many tokens, at most all that the bucket can hold. Raises RateLimitError if there are fewer, or
         none; then nothing was taken."""
         least = min(max(1, tokens), self.per_minute)
-        if self.left < least:
+        if self.left < least - 1e-6:  # what rounding leaves out is not missed
             self.refused += 1
             wait = self.seconds_until(least)
             raise RateLimitError(
