@@ -44,7 +44,7 @@ from tensorwright.runtime.requests.prompts import (
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
-from tensorwright.runtime.requests.watchdog import WatchdogOptions
+from tensorwright.runtime.requests.watchdog import watchdog_options
 from tensorwright.sizes import parse_size
 
 
@@ -252,11 +252,12 @@ class LLM(StrictKeywords):
             except BaseException:
                 engine.shutdown(False)
                 raise
-            watchdog = None
-            if self.options.watchdog != "off":
-                watchdog = WatchdogOptions(self.options.watchdog, self.options.step_limit, self.options.watchdog_dir)
             self._client = EngineClient(
-                engine, written, again, keep_waiting=self.engine.config.ranks == 1, watchdog=watchdog
+                engine,
+                written,
+                again,
+                keep_waiting=self.engine.config.ranks == 1,
+                watchdog=watchdog_options(self.options.watchdog, self.options.step_limit, self.options.watchdog_dir),
             )
             del engine  # the client alone refers to it, so that its memory is free once another takes its place
         except BaseException:

@@ -40,6 +40,11 @@ class WatchdogOptions:
         return min(1.0, self.limit / 4)
 
 
+def watchdog_options(action: str, limit: float, folder: str | None) -> WatchdogOptions | None:
+    """Returns the options of a watchdog; None for the action "off"."""
+    return None if action == "off" else WatchdogOptions(action, limit, folder)
+
+
 class Watched(Protocol):
     """What a watchdog needs of a client of an engine (engine_client.py)."""
 
