@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
@@ -16,15 +17,10 @@ from tensorwright.runtime.serving.server.hosts import is_host
 
 @dataclass(frozen=True)
 class ServerOptions(StrictKeywords, ServerFields):
-    """The checked fields of ServerFields, immutable. An impossible value raises InvalidOptionError.
-
-    keys: what api_keys says, a key with its values each.
-    """
-
-    keys: tuple[ApiKey, ...] = field(init=False, repr=False)
+    """The checked fields of ServerFields, immutable. An impossible value raises InvalidOptionError."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", parse_keys(self.api_keys))
+        parse_keys(self.api_keys)
         check_values(self, ServerFields)
         room = self.max_body_memory
         holds = room is None or (is_int(room) and room >= 2 * self.max_body_size)
@@ -42,6 +38,11 @@ class ServerOptions(StrictKeywords, ServerFields):
         for origin in self.cors_origins:
             known = origin == "*" or origin.startswith(("http://", "https://"))
             _check("cors_origins", origin, known and not origin.endswith("/"), '"*" or like "https://example.org"')
+
+    @cached_property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """What api_keys says: each key with its values, in the same order."""
+        return parse_keys(self.api_keys)
 
     @property
     def body_memory(self) -> int:
