@@ -47,7 +47,6 @@ class CompletionOutput:
 class RequestMetrics:
     """The times of a request, in seconds. A time is None until it is known.
 
-    arrival_time: when the request was submitted, in seconds since 1970.
     queue_time: from arrival to the step that first worked on the request.
     time_to_first_token: from arrival to the first sampled token.
     time_per_output_token: the mean over the tokens after the first; None for a single token.
@@ -56,9 +55,9 @@ class RequestMetrics:
     total_time: from arrival to the end; None also if no token was sampled.
     inter_token_times: the times between two successive tokens of a completion, for all completions. The list grows
         while the request runs.
+    arrival_time: when the request was submitted, in seconds since 1970.
     """
 
-    arrival_time: float | None = None
     queue_time: float | None = None
     time_to_first_token: float | None = None
     time_per_output_token: float | None = None
@@ -67,6 +66,7 @@ class RequestMetrics:
     accepted_tokens: int = 0
     total_time: float | None = None
     inter_token_times: list[float] = field(default_factory=list, repr=False)
+    arrival_time: float | None = None
 
 
 @dataclass

@@ -9,7 +9,7 @@ namespace tensorwright {
 namespace {
 
 // The margin never falls below this: a goal that cannot be kept must not stop the prompts.
-constexpr double kLeastMargin = 0.5;
+constexpr double kLeastMargin = 0.2;
 // How far one step over the goal lowers the margin.
 constexpr double kMarginStep = 0.02;
 // The weights of a new time in the means. What is slower than thought counts more than what is faster.
