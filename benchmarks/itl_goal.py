@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--goal", type=float, action="append", help="times a full step of decodes [default: 1.5 2 3 5]")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--costs", type=Path)
+    parser.add_argument("--steady", action="store_true", help="steps of the same shape take the same time")
     parser.add_argument("--max-batch-size", type=int, default=16)
     args = parser.parse_args()
     print(describe(), f"others use {busy_fraction():.0%} of the machine", flush=True)
@@ -72,6 +73,8 @@ def main() -> None:
         shape, costs = known_replica(args.engine, FleetFields(), {"max_batch_size": args.max_batch_size}, {})
     else:
         parser.error("give an engine or --costs")
+    if args.steady:
+        costs = replace(costs, spread=())
     traffic = full_load(shape, args.requests)
     full = decode_seconds(shape, costs, shape.max_seq_len // 4)
     print(f"a step of {shape.max_batch_size} decodes takes {full * 1e3:.2f} ms")

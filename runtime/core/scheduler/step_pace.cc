@@ -9,7 +9,7 @@ namespace tensorwright {
 namespace {
 
 // The margin never falls below this: a goal that cannot be kept must not stop the prompts.
-constexpr double kLeastMargin = 0.2;
+constexpr double kLeastMargin = 0.3;
 // How far one step over the goal lowers the margin.
 constexpr double kMarginStep = 0.02;
 // The weights of a new time in the means. What is slower than thought counts more than what is faster.
@@ -38,8 +38,11 @@ void StepPace::observe(const PacedStep& step) {
   if (!on() || step.decodes < 1 || !(step.seconds > 0)) return;
   const bool over = step.seconds > goal_;
   over_ += over;
-  margin_ = over ? std::max(kLeastMargin, margin_ - kMarginStep)
-                 : std::min(1.0, margin_ + kMarginStep * kRate / (1 - kRate));
+  if (!over) {
+    margin_ = std::min(1.0, margin_ + kMarginStep * kRate / (1 - kRate));
+  } else if (decode_seconds(step.decodes) <= goal_) {  // else fewer must run, whatever the share of prompts
+    margin_ = std::max(kLeastMargin, margin_ - kMarginStep);
+  }
   if (step.prefill == 0) {
     note_decodes(step);
   } else {
