@@ -75,7 +75,7 @@ $(MODULES): FORCE
 
 $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE) $(MODULES)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
-	@$(PIP) --no-build-isolation -e '.[build,serve,ray,report,$(if $(GPU_EXTRAS),$(GPU_EXTRAS)$(comma))dev]'
+	@$(PIP) --no-build-isolation -e '.[build,serve,ray,otel,report,$(if $(GPU_EXTRAS),$(GPU_EXTRAS)$(comma))dev]'
 	@touch $@
 
 triton-venv: $(TRITON_VENV)/.installed

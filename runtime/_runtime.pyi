@@ -132,6 +132,54 @@ class CpuExecutor:
     def dispatch(self) -> list[dict[str, Any]]:
         """Per kernel family: the kernel taken, and why better ones were not."""
 
+def cuda_device(device: int) -> dict[str, Any]:
+    """
+    name, sm, multiprocessors and memory (bytes) of a GPU. Raises MissingDependencyError without a driver, InvalidOptionError without such a GPU.
+    """
+
+class CudaExecutor:
+    """
+    Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a time.
+    """
+
+    def __init__(self, plan_path: str, weights_path: str, device: int = 0, cublaslt: str = '', graphs: bool = True, threads: int = 1) -> None:
+        """
+        cublaslt: the file of the library, empty for its usual names. graphs: whether decode steps are replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of the model, the limits of a step, and the GPU's name and sm."""
+
+    def free_memory(self) -> int:
+        """The bytes of the GPU that are free."""
+
+    def step_bytes(self, max_tokens: int, max_rows: int, max_seqs: int) -> int:
+        """The bytes of the GPU that steps of these sizes take beside the cache."""
+
+    def allocate(self, blocks: Sequence[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
+        """Makes room, once: blocks is a list with one count per cache group."""
+
+    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+        """
+        Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.
+        """
+
+    def step_seconds(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], repeats: int) -> list[float]:
+        """
+        Runs a step so many times, as step does. Returns the seconds of each, its logits in the host's memory.
+        """
+
+    def counters(self) -> dict[str, Any]:
+        """
+        How many steps ran without a graph (eager), were captured, and were replayed.
+        """
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Copies one KV block in all layers of a cache group."""
+
+    def close(self) -> None:
+        """Frees the GPU's memory, unless an engine has taken the executor."""
+
 class PlanCosts:
     """What the steps of a plan of target cpu cost, without its weights."""
 
@@ -378,6 +426,31 @@ class Sampling:
 
     @priority.setter
     def priority(self, arg: int, /) -> None: ...
+
+    @property
+    def tenant(self) -> int:
+        """
+        of equal priorities, those of the tenant start first that has had the least for its weight
+        """
+
+    @tenant.setter
+    def tenant(self, arg: int, /) -> None: ...
+
+    @property
+    def tenant_weight(self) -> float:
+        """0.001 to 1000"""
+
+    @tenant_weight.setter
+    def tenant_weight(self, arg: float, /) -> None: ...
+
+    @property
+    def deadline_s(self) -> float:
+        """
+        from arrival to the end, negative: none; what cannot end by then ends with DeadlineError
+        """
+
+    @deadline_s.setter
+    def deadline_s(self, arg: float, /) -> None: ...
 
     @property
     def ignore_eos(self) -> bool: ...
@@ -805,6 +878,24 @@ class EngineOptions:
     def max_chunk(self, arg: int, /) -> None: ...
 
     @property
+    def itl_goal_s(self) -> float:
+        """
+        seconds between two tokens of a completion, 0: none; see scheduler/step_pace.h
+        """
+
+    @itl_goal_s.setter
+    def itl_goal_s(self, arg: float, /) -> None: ...
+
+    @property
+    def ageing_s(self) -> float:
+        """
+        seconds of waiting that are worth one priority, 0: none; see scheduler/scheduler.h
+        """
+
+    @ageing_s.setter
+    def ageing_s(self, arg: float, /) -> None: ...
+
+    @property
     def debug_preempt_every(self) -> int:
         """for tests: steps between forced preemptions, 0: none"""
 
@@ -944,6 +1035,10 @@ class Engine:
     @overload
     def __init__(self, plan_path: str, weights_path: str, options: EngineOptions) -> None:
         """Raises EngineError, InvalidOptionError, OutOfMemoryError."""
+
+    @overload
+    def __init__(self, executor: CudaExecutor, options: EngineOptions) -> None:
+        """An executor of target cuda, which the engine takes over."""
 
     @overload
     def __init__(self, executor: object, options: EngineOptions) -> None:
@@ -1156,6 +1251,20 @@ class FleetOptions:
 
     @max_chunk.setter
     def max_chunk(self, arg: int, /) -> None: ...
+
+    @property
+    def itl_goal_s(self) -> float:
+        """as EngineOptions'"""
+
+    @itl_goal_s.setter
+    def itl_goal_s(self, arg: float, /) -> None: ...
+
+    @property
+    def ageing_s(self) -> float:
+        """as EngineOptions'"""
+
+    @ageing_s.setter
+    def ageing_s(self, arg: float, /) -> None: ...
 
     @property
     def max_queue(self) -> int:

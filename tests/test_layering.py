@@ -21,6 +21,7 @@ BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 LEAVES = (
     "durable", "errors", "gguf_names", "hub", "installing", "interrupts", "json_text", "new_file", "number_checks",
     "sizes",
+    "durations",
 )  # fmt: skip
 """Files of tensorwright/ that import nothing but Python's own and each other; every room may import them."""
 OF_LEAVES = ("huggingface_hub",)

@@ -87,7 +87,7 @@ def test_parse_without_choices_or_repetition_is_refused() -> None:
 
 
 def test_an_option_that_triton_starts_otherwise_is_declared_so() -> None:
-    assert OTHER_DEFAULTS == {"guided_vocabulary": "eager", "generation_config": "neutral"}
+    assert OTHER_DEFAULTS == {"watchdog": "restart", "guided_vocabulary": "eager", "generation_config": "neutral"}
     for option in options_at(Door.TRITON_REPO, EngineFields, ModelFields):
         default = option.shown(Door.TRITON).default
         if option.shown(Door.TRITON_REPO).default is None and default is not None:

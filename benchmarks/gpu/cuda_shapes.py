@@ -211,7 +211,9 @@ def main() -> None:
     running.add_argument("out", type=Path)
     running.add_argument("--json", metavar="FILE")
     running.add_argument("--weights-in", type=Path, default=Path("/dev/shm"), help="the folder of the file of weights")
-    running.add_argument("--copy-rate", type=float, default=2.8e12, help="bytes/s that the GPU reads (default: %(default)s)")
+    running.add_argument(
+        "--copy-rate", type=float, default=2.8e12, help="bytes/s that the GPU reads (default: %(default)s)"
+    )
     running.add_argument("--no-graphs", action="store_true")
     args = parser.parse_args()
     if args.command == "make":

@@ -42,6 +42,8 @@ def read_replica(path: str | Path) -> tuple[ReplicaShape, StepCosts]:
 def _record(kind: Any, values: Any, where: str) -> Any:
     """Returns the record of a dictionary whose values have the types of the record's fields."""
     names = {field.name: str(field.type) for field in fields(kind)}
+    if kind is ReplicaShape and isinstance(values, dict):
+        values = {"itl_goal_s": 0.0, **values}  # files of earlier versions have none
     if not isinstance(values, dict) or set(values) != set(names):
         raise InvalidOptionError(f"{where} must have {', '.join(names)}")
     for name, type_name in names.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tensorwright.durations import parse_duration
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
 from tensorwright.errors import InvalidOptionError
@@ -59,9 +60,20 @@ def known_replica(
 ) -> tuple[ReplicaShape, StepCosts]:  # fmt: skip
     """Returns what a replica is, and what its steps cost: from a file, measured, or predicted.
 
-    model: an engine, or what an estimate takes; None with a file. engine: the options of ENGINE_OPTIONS. Raises
-    InvalidOptionError, EngineError, CheckpointError, OutOfMemoryError.
+    model: an engine, or what an estimate takes; None with a file. engine: itl_goal and the options of ENGINE_OPTIONS.
+    Raises InvalidOptionError, EngineError, CheckpointError, OutOfMemoryError.
     """
+    shape, costs = _replica(model, fleet, engine, build_options, measure_seconds, progress)
+    if (goal := engine.get("itl_goal")) is not None:
+        shape = replace(shape, itl_goal_s=parse_duration(goal, "itl_goal"))
+    return shape, costs
+
+
+def _replica(
+    model: str | Path | None, fleet: FleetFields, engine: Mapping[str, Any], build_options: Mapping[str, Any],
+    measure_seconds: float, progress: Progress | None,
+) -> tuple[ReplicaShape, StepCosts]:  # fmt: skip
+    """Returns the replica without the goal for the time between tokens, which changes no step's cost."""
     values: dict[str, Any] = {name: engine.get(name) for name in ENGINE_OPTIONS}
     asked_bytes = values.pop("kv_cache_memory")
     kv_bytes = None if asked_bytes is None else parse_size(asked_bytes, "kv_cache_memory")

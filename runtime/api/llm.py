@@ -1,4 +1,7 @@
-"""Defines LLM, an engine that answers prompts. It is the Python interface of the runtime."""
+"""Defines LLM, an engine that answers prompts. It is the Python interface of the runtime.
+
+It has more than 500 lines because LLM's docstring says what each of its options does.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
+from tensorwright.durations import parse_duration
 from tensorwright.errors import InvalidRequestError
 from tensorwright.options.build import BuildChoices, BuildFields
 from tensorwright.options.declare import Door, find, options_in
@@ -40,6 +44,7 @@ from tensorwright.runtime.requests.prompts import (
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.requests.watchdog import watchdog_options
 from tensorwright.sizes import parse_size
 
 
@@ -64,6 +69,17 @@ class LLM(StrictKeywords):
         for less has that as its default.
     max_prefill_chunk: the most tokens of one prompt in one step, so that long prompts delay other requests less; None
         means no limit of its own.
+    itl_goal: the longest time between two tokens of a completion, in seconds or as a text such as "50ms". Steps then
+        compute only as many tokens of prompts beside running completions, and as many completions run, as keeps 99 of
+        100 such times within it, by what steps take. None means no goal. It changes no request's tokens.
+    priority_ageing: a request that waits rises by one priority for each such time, in seconds or as a text such as
+        "30s", up to the highest priority that waits; None means never.
+    watchdog: what becomes of an engine whose step takes longer than step_limit: "off", "report" writes what runs into
+        a file, "restart" also puts another engine in its place once the step ends, and in the place of one that died
+        (requests that have no token yet go on there, the others end with EngineRestartedError), "exit" also ends the
+        process with code 70 while the step still hangs, for a supervisor to start it anew (docs/operating.md).
+    step_limit: the longest time that a step may take, in seconds or as a text such as "2min".
+    watchdog_dir: the folder of the watchdog's files; None means the system's folder for temporary files.
     max_prompt_logprob_rows: the most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a
         row of logits from its first use on.
     threads: the number of worker threads; None means one per physical core that this process may use. On a GPU the
@@ -144,6 +160,11 @@ class LLM(StrictKeywords):
         max_batch_size: int | None = None,
         max_num_tokens: int | None = None,
         max_prefill_chunk: int | None = None,
+        itl_goal: str | float | None = None,
+        priority_ageing: str | float | None = None,
+        watchdog: str = "off",
+        step_limit: str | float = 300.0,
+        watchdog_dir: str | None = None,
         max_prompt_logprob_rows: int = 64,
         threads: int | None = None,
         load: str = "map",
@@ -192,6 +213,11 @@ class LLM(StrictKeywords):
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             max_prefill_chunk=max_prefill_chunk,
+            itl_goal=None if itl_goal is None else parse_duration(itl_goal, "itl_goal"),
+            priority_ageing=None if priority_ageing is None else parse_duration(priority_ageing, "priority_ageing"),
+            watchdog=watchdog,
+            step_limit=parse_duration(step_limit, "step_limit"),
+            watchdog_dir=watchdog_dir,
             max_prompt_logprob_rows=max_prompt_logprob_rows,
             threads=threads,
             load=load,
@@ -242,17 +268,24 @@ class LLM(StrictKeywords):
         try:
             engine, self.options = native.start_engine(self.engine, options)
             written = None if file is None else partial(file.write, engine, str(self.engine.path))
-            again = (
-                partial(native.start_again, self.engine, self.options) if native.can_start_again(self.engine) else None
-            )
-            self._adapters = AdapterTable(self.engine, engine, self.options.max_loras, max_lora_rank)
+            replaceable = native.can_start_again(self.engine, self.options)
+            again = partial(native.start_again, self.engine, self.options) if replaceable else None
+            loras = self.options.max_loras
+            self._adapters = AdapterTable(self.engine, engine if loras else None, loras, max_lora_rank)
             try:
                 for name, folder in given.items():
                     self._adapters.load(name, folder, int(time.time()))
             except BaseException:
                 engine.shutdown(False)
                 raise
-            self._client = EngineClient(engine, written, again)
+            self._client = EngineClient(
+                engine,
+                written,
+                again,
+                keep_waiting=self.engine.config.ranks == 1,
+                watchdog=watchdog_options(self.options.watchdog, self.options.step_limit, self.options.watchdog_dir),
+            )
+            del engine  # the client alone refers to it, so that its memory is free once another takes its place
         except BaseException:
             if file is not None:
                 file.discard()
@@ -421,6 +454,12 @@ class LLM(StrictKeywords):
     def max_seq_len(self) -> int:
         """The most tokens of a request, prompt and output together, for which the engine was built."""
         return self.engine.max_seq_len
+
+    @property
+    def trouble(self) -> str:
+        """Why the engine cannot work at the moment, although it was not shut down: a step is over step_limit, or
+        another engine takes the place of one that died. "" while all is well."""
+        return self._client.trouble
 
     @property
     def running(self) -> bool:

@@ -55,7 +55,9 @@ DRY_BASES = (1.0, 100.0)
 MAX_BIAS = 1e6
 """A number in `logit_bias`, above or below 0; -inf forbids the token."""
 MAX_TIMEOUT = 1e7
-"""Seconds of `timeout` in Python."""
+"""Seconds of `timeout` and `deadline`."""
+WEIGHTS = (1e-3, 1e3)
+"""`tenant_weight`, and `weight=` of a key. runtime/core/scheduler/request.h has the same numbers."""
 
 # --- Bounds of fields that only a body of the server has.
 

@@ -290,6 +290,10 @@ Facts PyEngine::stats() const {
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
   d["forced_tokens"] = s.forced_tokens;
+  d["requests_late"] = s.late;
+  d["steps_over_itl_goal"] = s.steps_over_goal;
+  d["prefill_share"] = s.pace.prefill;
+  d["paced_places"] = s.pace.places;
   d["state_slots"] = s.state_slots;
   d["used_state_slots"] = s.used_state_slots;
   d["state_snapshots"] = s.state_snapshots;
@@ -432,6 +436,10 @@ void bind_options(nb::module_& m) {
       .def_rw("draft_kv_bytes", &PyEngineOptions::draft_kv_bytes, "bytes of the draft model's KV cache")
       .def_rw("draft_least", &PyEngineOptions::draft_least, "tokens that must be equal, at least 2")
       .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
+      .def_rw("itl_goal_s", &PyEngineOptions::itl_goal_s,
+              "seconds between two tokens of a completion, 0: none; see scheduler/step_pace.h")
+      .def_rw("ageing_s", &PyEngineOptions::ageing_s,
+              "seconds of waiting that are worth one priority, 0: none; see scheduler/scheduler.h")
       .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,
               "for tests: steps between forced preemptions, 0: none")
       .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted")

@@ -124,6 +124,11 @@ void bind_sampling(nb::module_& m) {
           [](Sampling& s, Ints ids) { s.eos_token_ids = TokenSet(std::move(ids)); }, "ascending")
       .def_rw("timeout_s", &Sampling::timeout_s, "from arrival to the end, negative: none")
       .def_rw("priority", &Sampling::priority, "higher ones start first")
+      .def_rw("tenant", &Sampling::tenant,
+              "of equal priorities, those of the tenant start first that has had the least for its weight")
+      .def_rw("tenant_weight", &Sampling::tenant_weight, "0.001 to 1000")
+      .def_rw("deadline_s", &Sampling::deadline_s,
+              "from arrival to the end, negative: none; what cannot end by then ends with DeadlineError")
       .def_rw("ignore_eos", &Sampling::ignore_eos)
       .def_rw("logprobs", &Sampling::logprobs,
               "-1: none, 0: of the sampled token, n: of the n likeliest as well")

@@ -215,6 +215,8 @@ void bind_simulation_options(nb::module_& m) {
   add("max_batch_size", engine(&EngineOptions::max_batch_size), "as EngineOptions'");
   add("max_num_tokens", engine(&EngineOptions::max_num_tokens), "as EngineOptions'");
   add("max_chunk", engine(&EngineOptions::max_chunk), "as EngineOptions'");
+  add("itl_goal_s", engine(&EngineOptions::itl_goal_s), "as EngineOptions'");
+  add("ageing_s", engine(&EngineOptions::ageing_s), "as EngineOptions'");
   add("max_queue", engine(&EngineOptions::max_queue), "as EngineOptions'");
   add("prefix_cache", engine(&EngineOptions::prefix_cache), "as EngineOptions'");
   add("state_snapshots", engine(&EngineOptions::state_snapshots), "as EngineOptions'");

@@ -72,6 +72,7 @@ def serve_engines(
     from tensorwright.runtime.serving.server.listen import Listen
     from tensorwright.runtime.serving.server.options import ServerOptions
     from tensorwright.runtime.serving.server.request_log import set_up_logging
+    from tensorwright.runtime.serving.server.tracing import require_otel
     from tensorwright.runtime.serving.server.transfers import TransferOptions, Transfers
 
     settings = RaySettings(**take(options, Door.SERVE, RayFields))
@@ -84,6 +85,8 @@ def serve_engines(
             app_options[option.name] = parse_size(app_options[option.name], option.shown(Door.SERVE).flag)
     app_options["api_keys"] += read_keys(api_key_file)
     server_options = ServerOptions(**app_options)
+    if server_options.otel:
+        require_otel()
     asked = take(options, Door.SERVE, TransferFields)
     transfer_options = TransferOptions(**asked, token=read_token(asked["transfer_token_file"]))
     if transfer_options.token is not None and (options.get("adapters") or server_options.adapter_folder is not None):
@@ -264,11 +267,11 @@ def name_engines(engines: Iterable[str]) -> dict[str, Path]:
 
 
 def read_keys(file: str | None) -> tuple[str, ...]:
-    """Reads a file with one key per line. Empty lines and lines that begin with "#" do not count. Raises
-    InvalidOptionError for a file that cannot be read or has no key."""
+    """Reads a file with one key per line, each as --api-key takes it. Empty lines and lines that begin with "#" do not
+    count. Raises InvalidOptionError for a file that cannot be read or has no key."""
     if file is None:
         return ()
-    from tensorwright.runtime.serving.server.options import check_key
+    from tensorwright.runtime.serving.server.api_keys import parse_key
 
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -278,7 +281,7 @@ def read_keys(file: str | None) -> tuple[str, ...]:
     if not keys:
         raise InvalidOptionError(f"--api-key-file {file} must hold at least one key: with none everybody could enter")
     for number, key in enumerate(keys, start=1):
-        check_key(key, f"--api-key-file {file}, key {number}")
+        parse_key(key, f"--api-key-file {file}, key {number}")
     return keys
 
 

@@ -93,7 +93,7 @@ def _columns(product: ProductPlaces) -> int:
 class AdapterTable:
     """The adapters of one engine by name. It is thread-safe.
 
-    maker: the `_runtime.Engine`. most: how many names there may be. max_rank: of one module.
+    maker: the `_runtime.Engine`; None if most is 0. most: how many names there may be. max_rank: of one module.
     """
 
     def __init__(self, engine: EngineDir, maker: Any, most: int, max_rank: int):

@@ -199,6 +199,11 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_lora_rank=options.max_lora_rank,
         jump_forward=options.jump_forward is not False and target.name == "cpu" and not engine.state_bytes,
         tiers=tiers,
+        itl_goal=options.itl_goal,
+        priority_ageing=options.priority_ageing,
+        watchdog=options.watchdog,
+        step_limit=options.step_limit,
+        watchdog_dir=options.watchdog_dir,
     )
 
 

@@ -36,6 +36,9 @@ from tensorwright.sizes import format_size
 if TYPE_CHECKING:
     from tensorwright.runtime import _runtime
 
+REPLACING = ("restart", "exit")
+"""The values of the option watchdog with which another engine takes the place of one that died."""
+
 
 def load_module() -> Any:
     """The compiled module `_runtime`; MissingDependencyError if it does not load."""
@@ -139,6 +142,8 @@ def create_engine(
     native.max_num_tokens = options.max_num_tokens
     native.max_chunk = options.max_prefill_chunk
     native.max_prompt_rows = options.max_prompt_logprob_rows
+    native.itl_goal_s = options.itl_goal or 0.0
+    native.ageing_s = options.priority_ageing or 0.0
     native.prefix_cache = options.enable_prefix_caching
     native.jump_forward = options.jump_forward
     native.max_queue = options.max_queue_size
@@ -226,9 +231,12 @@ def _set_tiers(native: Any, engine: EngineDir, options: EngineOptions) -> None:
     native.tier_identity = f"{files_fingerprint(engine)} {kernels_fingerprint(dispatch_choices())}"
 
 
-def can_start_again(engine: EngineDir) -> bool:
-    """Returns whether the ranks of an engine are processes of this one, which can start them again."""
-    return engine.config.ranks > 1 and own_rank() is None
+def can_start_again(engine: EngineDir, options: EngineOptions) -> bool:
+    """Returns whether another engine can take the place of one that was lost: ranks must be processes of this one.
+    Nobody but its client may refer to an engine of one rank, as adapters and the file of a trace do."""
+    if engine.config.ranks > 1:
+        return own_rank() is None
+    return options.watchdog in REPLACING and not options.max_loras and options.trace is None
 
 
 def _with_tuning(resolved: EngineOptions, asked: RuntimeOptions, engine: EngineDir) -> EngineOptions:

@@ -41,6 +41,11 @@ class RuntimeOptions:
     prefix_cache_disk: str | None = None
     prefix_cache_disk_size: int | None = None
     prefix_cache_ttl: float | None = None
+    itl_goal: float | None = None
+    priority_ageing: float | None = None
+    watchdog: str = "off"
+    step_limit: float = 300.0
+    watchdog_dir: str | None = None
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -101,8 +106,9 @@ class EngineOptions:
     states that are kept besides those of max_batch_size sequences; 0 for a model without states. speculation: None if
     nothing is proposed. trace: the file of the timeline, None if none is kept. trace_steps: whether the
     steps alone are kept in memory. work_cut: the sizes of
-    runtime/core/base/work_cut.h that are not the defaults. max_loras: the names of adapters that there may be; 0 means
-    that the engine takes none. tiers: what keeps blocks that the KV cache has no room for; None if nothing does.
+    runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none.
+    max_loras: the names of adapters that there may be; 0 means that the engine takes none. tiers: what keeps blocks that
+    the KV cache has no room for; None if nothing does.
     """
 
     kv_cache_bytes: int
@@ -126,3 +132,8 @@ class EngineOptions:
     max_lora_rank: int = 16
     jump_forward: bool = False
     tiers: PrefixTiers | None = None
+    itl_goal: float | None = None
+    priority_ageing: float | None = None
+    watchdog: str = "off"
+    step_limit: float = 300.0
+    watchdog_dir: str | None = None

@@ -8,11 +8,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from tensorwright.errors import (
+    EngineRestartedError,
     EngineStoppedError,
+    InvalidOptionError,
     QueueFullError,
     RankError,
     RequestAbortedError,
@@ -23,10 +25,14 @@ from tensorwright.runtime.base.library_errors import as_error
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.mask_feeder import MaskFeeder
 from tensorwright.runtime.guided.matcher import GrammarMatcher
+from tensorwright.runtime.requests.kept_requests import KeptRequests
 from tensorwright.runtime.requests.long_events import LongEvents
+from tensorwright.runtime.requests.no_engine import NoEngine
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
+from tensorwright.runtime.requests.stall_report import MAX_REQUESTS, MAX_SPANS
+from tensorwright.runtime.requests.watchdog import Watchdog, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 POLL = 0.5  # the most seconds of one wait
@@ -43,8 +49,9 @@ class EngineClient:
     """The client of one engine. It is thread-safe.
 
     engine: a `_runtime.Engine`, with submit, abort, wait_events, stats, shutdown and stopped. on_stopped: is called
-    once the engine has stopped because the client was closed. start_again: makes another engine in place of one whose
-    ranks were lost; None for an engine of one rank.
+    once the engine has stopped because the client was closed. start_again: makes another engine in place of one that
+    died; None if none can take its place. keep_waiting: whether requests that have no token go on with the other
+    engine; else all end with RankError. watchdog: None watches nothing.
 
     A fork of the process has neither the engine's threads nor the client's. There every method raises
     ForkedEngineError, except that `running` is False and `close` does nothing.
@@ -55,11 +62,17 @@ class EngineClient:
         engine: Any,
         on_stopped: Callable[[], None] | None = None,
         start_again: Callable[[], Any] | None = None,
+        *,
+        keep_waiting: bool = False,
+        watchdog: WatchdogOptions | None = None,
     ):
         self._home = HomeProcess()
         self._start_again = start_again
-        self._starts = 0  # how often ranks were lost since a request was answered
-        self._starting = False  # True while another engine takes the place of one whose ranks were lost
+        self._starts = 0  # how often engines were lost since a request was answered
+        self._starting = False  # True while another engine takes the place of one that was lost
+        self._keep_waiting = keep_waiting and start_again is not None
+        self._stalled = ""  # why the engine is told to stop, so that another one takes its place
+        self._kept = KeptRequests()
         self._on_stopped = on_stopped
         self._engine = engine
         self._feeder = MaskFeeder(engine)
@@ -76,6 +89,9 @@ class EngineClient:
         self._observers: tuple[Observer, ...] = ()
         self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
         self._thread.start()
+        self._watchdog = None if watchdog is None else Watchdog(self, watchdog)
+        if self._watchdog is not None:
+            self._watchdog.start()
         _open_clients.add(self)
 
     def submit(
@@ -103,6 +119,8 @@ class EngineClient:
                 if not self._requests:
                     self._last_progress = time.monotonic()  # before this request there was no progress to expect
                 self._requests[state.request_id] = handle
+                if self._keep_waiting:
+                    self._kept.note(state.request_id, sampling, first_mask)
             try:
                 self._engine.submit(state.request_id, state.prompt_token_ids, sampling, first_mask)
                 return handle
@@ -123,9 +141,10 @@ class EngineClient:
                 raise
 
     def _wait_for_ranks(self, wait: bool) -> None:
-        """Waits a moment for an engine whose ranks start again. The caller holds the lock."""
+        """Waits a moment for an engine that starts again. The caller holds the lock."""
         if not wait:
-            raise TemporarilyUnavailableError("the engine lost a rank, and all ranks start again; try again later")
+            what = "starts again" if self._keep_waiting else "lost a rank, and all ranks start again"
+            raise TemporarilyUnavailableError(f"the engine {what}; try again later")
         self._room.wait(POLL)
 
     def abort(self, request_id: int, completion: int = -1) -> bool:
@@ -149,11 +168,23 @@ class EngineClient:
         return self._thread.is_alive() and not self._engine.stopped
 
     @property
+    def trouble(self) -> str:
+        """Why the engine cannot work at the moment, although nobody closed the client; "" while all is well. It takes
+        no lock."""
+        if not self._home.is_here or self._closing or self._cause is not None:
+            return ""
+        if self._watchdog is not None and self._watchdog.stalled:
+            return f"no step has ended for {self.stalled_seconds:.0f} s"
+        if self._starting or (self._engine.stopped and self._is_replaced(self._engine.cause)):
+            return "another engine takes the place of one that died"
+        return ""
+
+    @property
     def stalled_seconds(self) -> float:
         """The seconds for which there have been requests, but no step has ended and no event has come; 0 without
         requests. It takes no lock."""
         last = self._last_progress  # read this before self._requests, because the first request sets it anew
-        return max(0.0, time.monotonic() - last) if self._requests else 0.0
+        return max(0.0, time.monotonic() - last) if self._requests and not self._starting else 0.0
 
     def check_process(self) -> None:
         """Raises ForkedEngineError in a fork of the process that made this client."""
@@ -185,8 +216,11 @@ class EngineClient:
         return native.read_profile(self._engine)
 
     def prefix_transfers(self) -> Any:
-        """Returns the engine's `_runtime.PrefixTransfers`."""
+        """Returns the engine's `_runtime.PrefixTransfers`. No other engine of one rank takes the place of this one
+        then, for whoever has them would not hear of it."""
         self._home.check()
+        if self._keep_waiting:
+            self._start_again, self._keep_waiting = None, False
         return self._engine.prefix_transfers()
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
@@ -219,6 +253,8 @@ class EngineClient:
             closer.join(COLLECTED_WAIT)
 
     def _stop(self, drain: bool, timeout: float) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
         try:
             self._engine.shutdown(drain, timeout)
         finally:
@@ -227,6 +263,51 @@ class EngineClient:
         self._log_notices()  # what an engine tells at its end
         if self._on_stopped is not None:
             self._on_stopped()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the watchdog's report says of the engine: counters, the requests that have not ended, and the
+        last spans of the timeline if one is kept."""
+        handles = list(self._requests.values())
+        try:
+            spans: Any = self._engine.timeline()[0][-MAX_SPANS:].tolist()
+        except (EngineStoppedError, InvalidOptionError):  # no timeline is kept
+            spans = None
+        return {
+            "engine": self._engine.stats(),
+            "stalled_seconds": self.stalled_seconds,
+            "requests": len(handles),
+            "of_them": [handle._describe() for handle in handles[:MAX_REQUESTS]],
+            "timeline": spans,
+        }
+
+    def replace_stalled(self, why: str) -> None:
+        """Ends the requests that have begun, and tells the engine to stop after the step under way, so that another one
+        takes its place. It does nothing if none can."""
+        if not self._keep_waiting or self._start_again is None or self._closing:
+            logger.error("no other engine can take the place of this one; its requests wait for the step to end")
+            return
+        self._stalled = why
+        error = EngineRestartedError(f"the request ended with the engine: {why}; send it again")
+        with self._lock:
+            begun = [handle for handle in self._requests.values() if not self._kept.may_keep(handle)]
+        for handle in begun:
+            self._end(handle, error)
+        self._engine.begin_shutdown(False)
+
+    def _keeps(self, event: Any) -> bool:
+        """Whether an event only says that the engine stopped, of a request that goes on with the next one."""
+        if not self._keep_waiting or self._closing:
+            return False
+        lost = event.finish == "error" and event.error_type == EngineStoppedError.__name__
+        handle = self._requests.get(event.request_id)
+        if handle is None or not (lost or (self._stalled and event.finish == "abort" and not handle._asked_to_abort)):
+            return False
+        if self._kept.may_keep(handle):
+            self._kept.keep(handle)
+        else:
+            why = event.error or self._stalled
+            self._end(handle, EngineRestartedError(f"the request ended with the engine: {why}; send it again"))
+        return True
 
     def _matcher_of(self, request_id: int, completion: int) -> GrammarMatcher | None:
         handle = self._requests.get(request_id)
@@ -273,28 +354,50 @@ class EngineClient:
             logger.warning("%s", notice)
 
     def _replace_lost(self) -> bool:
-        """Starts another engine in place of one whose ranks were lost. Returns False if the client is to stop."""
+        """Starts another engine in place of one that was lost. Returns False if the client is to stop."""
         cause = self._engine.cause
-        if self._start_again is None or self._closing or cause == SHUT_DOWN:
+        if not self._is_replaced(cause):
             return False
+        start_again = self._start_again
+        assert start_again is not None
         if self._starts == MOST_STARTS:
             self._start_again = None  # from now on nobody waits for another engine
+            for handle in self._kept.take():
+                self._end(handle, EngineStoppedError(f"the engine {cause}, as {MOST_STARTS} before it; make a new LLM"))
             return False
-        logger.error("the engine %s; its ranks start again", cause)
+        logger.error("the engine %s; another one takes its place", self._stalled or cause)
         with self._lock:
             self._starting = True
-        self._fail_all(RankError(f"the request ended with the engine, which {cause}; send it again"))
+        kind = EngineRestartedError if self._keep_waiting else RankError
+        self._fail_all(kind(f"the request ended with the engine, which {cause}; send it again"), self._kept)
         self._feeder.close()
         self._engine.shutdown(False, 0)
-        engine = self._start_ranks(self._start_again)
+        if self._keep_waiting:
+            self._engine = NoEngine(cause, self._engine.stats())
+        engine = self._start_ranks(start_again)
         with self._room:
             self._engine, self._feeder, self._long = engine, MaskFeeder(engine), LongEvents()
             self._steps = 0
+            self._stalled = ""
+            self._last_progress = time.monotonic()
+        self._kept.submit_to(engine, self._end)
+        with self._room:
             self._starting = False
             self._room.notify_all()
         if self._closing:  # who closes may have stopped the engine before this one
             engine.shutdown(False, 0)
         return True
+
+    def _is_replaced(self, cause: str) -> bool:
+        """Whether another engine is to take the place of one that has stopped."""
+        if self._start_again is None or self._closing:
+            return False
+        return cause != SHUT_DOWN or bool(self._stalled)
+
+    def _end(self, handle: RequestHandle, error: Exception) -> None:
+        handle._fail(error)
+        self._forget(handle.request_id)
+        self._observe(handle)
 
     def _start_ranks(self, start_again: Callable[[], Any]) -> Any:
         """Returns another engine. A rank that is lost while all start counts as the others do. Raises RankError after
@@ -320,13 +423,16 @@ class EngineClient:
         handle = self._requests.get(event.request_id)
         if handle is None:
             return  # the request failed in this process, and the engine did not know yet
+        if event.finish and self._keeps(event):
+            return
         try:
             ended = handle._on_event(event)
         except BaseException as error:  # a failure of one request's text or reader must not end other requests
             self._give_up(event.request_id, as_error(error))
             return
         if ended:
-            self._starts = 0
+            if handle.error is None:
+                self._starts = 0
             self._forget(event.request_id)
             self._observe(handle)
 
@@ -349,6 +455,7 @@ class EngineClient:
     def _forget(self, request_id: int) -> None:
         with self._room:
             self._requests.pop(request_id, None)
+            self._kept.forget(request_id)
             self._room.notify_all()
 
     def _fail_rest(self) -> None:
@@ -357,11 +464,13 @@ class EngineClient:
         else:
             self._fail_all(None)
 
-    def _fail_all(self, error: Exception | None) -> None:
-        """Ends all requests. error: None means that the LLM was shut down."""
+    def _fail_all(self, error: Exception | None, kept: Container[int] = ()) -> None:
+        """Ends all requests but `kept`. error: None means that the LLM was shut down."""
         with self._room:
-            rest = list(self._requests.values())
-            self._requests.clear()
+            rest = [handle for number, handle in self._requests.items() if number not in kept]
+            for handle in rest:
+                del self._requests[handle.request_id]
+                self._kept.forget(handle.request_id)
             self._room.notify_all()
         for handle in rest:
             shut = RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")

@@ -63,6 +63,10 @@ ENGINE: dict[str, Metric] = {
     "forced_tokens": _metric(
         "guided_forced_tokens_total", "counter", "Tokens that a grammar forced and that cost no step of their own."
     ),
+    "requests_late": _metric("deadlines_missed_total", "counter", "Requests that could not end by their deadline."),
+    "steps_over_itl_goal": _metric(
+        "steps_over_itl_goal_total", "counter", "With an ITL goal: steps with running completions that took longer."
+    ),
     "drafts": _metric("drafts_total", "counter", "Proposals of tokens that a step computed."),
     "draft_tokens": _metric("draft_tokens_total", "counter", "Tokens that were proposed."),
     "accepted_tokens": _metric("draft_tokens_accepted_total", "counter", "Proposed tokens that were right."),

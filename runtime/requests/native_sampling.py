@@ -45,6 +45,9 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime
         sampling.processor = ProcessorChain(params.logits_processors)
     sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
     sampling.priority = int(params.priority)
+    sampling.tenant = int(params.tenant)
+    sampling.tenant_weight = float(params.tenant_weight)
+    sampling.deadline_s = -1.0 if params.deadline is None else float(params.deadline)
     sampling.cache_salt = params.cache_salt or ""
     if request.adapter is not None:
         sampling.adapter = request.adapter.native

@@ -55,6 +55,7 @@ class RequestMetrics:
     total_time: from arrival to the end; None also if no token was sampled.
     inter_token_times: the times between two successive tokens of a completion, for all completions. The list grows
         while the request runs.
+    arrival_time: when the request was submitted, in seconds since 1970.
     """
 
     queue_time: float | None = None
@@ -65,6 +66,7 @@ class RequestMetrics:
     accepted_tokens: int = 0
     total_time: float | None = None
     inter_token_times: list[float] = field(default_factory=list, repr=False)
+    arrival_time: float | None = None
 
 
 @dataclass

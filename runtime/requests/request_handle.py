@@ -185,7 +185,28 @@ class RequestHandle:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    # The methods below are for the consumer thread. Only EngineClient calls them.
+    # The members below are for EngineClient and its helpers; those that change the request are for the consumer thread.
+
+    @property
+    def _prompt_token_ids(self) -> list[int]:
+        return self._state.prompt_token_ids
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the request has output of any kind, or has ended."""
+        return self._version > 0
+
+    def _describe(self) -> dict[str, Any]:
+        """Returns the sizes of the request for a report, and nothing of its text. It takes no lock, which a thread that
+        hangs might hold."""
+        state = self._state
+        return {
+            "request_id": self.request_id,
+            "prompt_tokens": len(state.prompt_token_ids),
+            "max_tokens": state.params.max_tokens,
+            "tokens": [completion.length for completion in state.completions],
+            "done": self._done,
+        }
 
     def _matcher(self, completion: int) -> GrammarMatcher | None:
         """Returns the matcher of a completion that goes on; None if the completion has ended or has no grammar."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class RequestState:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
+        self.params = params
         stops = StopAutomaton(tuple(params.stop)) if params.stop else None
         self.completions = [
             CompletionState(
@@ -50,7 +52,7 @@ class RequestState:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
-        self._metrics = RequestMetrics()
+        self._metrics = RequestMetrics(arrival_time=time.time())
         self._first_token_at: float | None = None
         self._last_token_at: dict[int, float] = {}  # completion -> the time of its last token
         self._drafted: dict[int, tuple[int, int]] = {}  # completion -> proposed tokens, and those that were right

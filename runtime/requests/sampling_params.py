@@ -91,6 +91,12 @@ class SamplingParams(StrictKeywords):
         finish_reason "timeout" and its output so far; None means never. (It is no error, because one slow prompt of
         many must not cost the others their answers.)
     priority: requests of a higher priority start first, and are the last to give way when memory runs out.
+    tenant: a whole number, 0 or more, of whoever asks. Of waiting requests of equal priority those start first whose
+        tenant has had the fewest tokens for its weight; within a tenant the older starts first.
+    tenant_weight: the weight, from 0.001 to 1000.
+    deadline: the seconds from the request's arrival within which it must end. As soon as it cannot, by the fastest
+    steps
+        that the engine has had, it ends with DeadlineError, and what was computed is dropped; None means none.
     cache_salt: a text of 1 to 256 characters. Only requests with the same salt find this request's entries in the
         prefix cache, so nobody learns from speed or from `cached_tokens` what others asked. Strangers must not be able
         to guess the salt. None shares the entries among requests without a salt.
@@ -141,6 +147,9 @@ class SamplingParams(StrictKeywords):
     prompt_logprobs: int | None = None
     timeout: float | None = None
     priority: int = 0
+    tenant: int = 0
+    tenant_weight: float = 1.0
+    deadline: float | None = None
     cache_salt: str | None = None
     adapter: str | None = None
     truncate_prompt_tokens: int | None = None
@@ -163,6 +172,10 @@ class SamplingParams(StrictKeywords):
         if self.timeout is not None:
             check_range("timeout", self.timeout, 0, bounds.MAX_TIMEOUT)
         check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
+        check_int("tenant", self.tenant, 0, MAX_INT32, "a 32-bit integer >= 0")
+        check_range("tenant_weight", self.tenant_weight, *bounds.WEIGHTS)
+        if self.deadline is not None:
+            check_range("deadline", self.deadline, 0, bounds.MAX_TIMEOUT)
         checks.salt("cache_salt", self.cache_salt)
         named = self.adapter is None or (isinstance(self.adapter, str) and 0 < len(self.adapter) <= bounds.NAME_LENGTH)
         check("adapter", self.adapter, named, f"a name of at most {bounds.NAME_LENGTH} characters, or None")

@@ -125,6 +125,24 @@ class TemporarilyUnavailableError(TensorwrightError):
     on; the client can try again later."""
 
 
+class EngineRestartedError(TemporarilyUnavailableError):
+    """The engine died, or hung in a step, while it computed the request, and another engine takes its place. The client
+    can send the request again."""
+
+
+class DeadlineError(TensorwrightError):
+    """The request cannot end by its deadline any more, so that nothing more of it is computed."""
+
+
+class RateLimitError(TensorwrightError):
+    """A client of the server has used the tokens that it has in a minute. retry_after: the seconds until there are
+    some again."""
+
+    def __init__(self, message: str, retry_after: float = 1.0):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class TransferError(TensorwrightError):
     """A prefix of the KV cache could not be taken over from another engine: the connection broke, bytes were altered,
     the engines differ, or requests needed the room. Nothing of the prefix is remembered; it can be computed instead."""

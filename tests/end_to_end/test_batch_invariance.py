@@ -93,8 +93,12 @@ def test_an_int4_cache_in_company(pico_engine_int4_kv):
 
 @pytest.fixture(scope="module")
 def crowd(engine):
-    """One engine for all of hypothesis's examples, short of blocks so that preemption happens."""
-    with LLM(str(engine), threads=2, kv_cache_memory=room(engine, 32, 16), max_batch_size=8, max_num_tokens=64) as llm:
+    """One engine for all of hypothesis's examples, short of blocks so that preemption happens, and with a goal for the
+    time between tokens that the clock decides about."""
+    with LLM(
+        str(engine), threads=2, kv_cache_memory=room(engine, 32, 16), max_batch_size=8, max_num_tokens=64,
+        itl_goal="3ms", priority_ageing="20ms",
+    ) as llm:  # fmt: skip
         yield llm
 
 

@@ -84,6 +84,7 @@ SAMPLING: Table = {
     "skip_special_tokens": SWITCH,
     "truncate_prompt_tokens": (digits, highest_int),
     "priority": (digits, highest_int),
+    "deadline": (digits, highest_int),
     "cache_salt": (text, surrogates, just('""')),
     "guided_json": (text, deep_objects, keys("{}")),
     "guided_regex": (text, just('"((a{1,99}){1,99}){1,99}"'), just('"' + "(a|b|ab)*" * 3000 + '"')),

@@ -19,7 +19,7 @@ SHAPED = {
 
 @dataclass(frozen=True)
 class Ask:
-    """One request of a made-up load."""
+    """One request of a made-up load. It is one of three tenants, by its seed."""
 
     prompt: tuple[int, ...]
     tokens: int
@@ -36,7 +36,8 @@ class Ask:
         return SamplingParams(
             max_tokens=self.tokens, temperature=self.temperature, seed=self.seed, logprobs=2, ignore_eos=True,
             top_k=40 if self.temperature else 0, top_p=0.9 if self.temperature else 1.0,
-            priority=self.priority, **(SHAPED | {"prompt_logprobs": 1} if self.shaped else {}),
+            priority=self.priority, tenant=self.seed % 3, tenant_weight=(1, 0.5, 4)[self.seed % 3],
+            **(SHAPED | {"prompt_logprobs": 1} if self.shaped else {}),
         )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
                        std::unique_ptr<Proposer> proposer)
     : executor_(std::move(executor)),
       beams_(executor_->facts().max_seq_len),
+      pace_(options.itl_goal_s, options.max_num_tokens),
       samplers_(static_cast<size_t>(executor_->threads())),
       timeline_(options.timeline),
       masks_(masks),
@@ -87,7 +88,8 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
-                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
+                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows,
+                            options.ageing_s});
   // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
@@ -173,6 +175,7 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   sequence->forks = sampling.sequences() - 1;
   sequence->arrived = arrived;
   if (sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sampling.timeout_s);
+  if (sampling.deadline_s >= 0) sequence->must_end = deadline(arrived, sampling.deadline_s);
   const auto open = open_.emplace(request.id, sampling.sequences()).first;
   try {
     scheduler_->add(std::move(sequence));
@@ -306,11 +309,39 @@ void EngineCore::end_all(std::vector<Event>* events) {
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
   close([&](const Sequence& sequence) { return sequence.deadline <= now; }, "timeout", nullptr, events);
   if (fetches_ && fetches_->stalled(now)) scheduler_->stop_fetching();
+  std::vector<std::pair<int64_t, double>> late;  // requests, and the deadlines that they were given
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (is_late(sequence, now)) late.emplace_back(sequence.id, sequence.sampling->deadline_s);
+  });
+  for (const auto& [id, given] : late) {
+    if (!open_.contains(id)) continue;  // another of its completions was late too
+    const Error error(
+        "DeadlineError",
+        "[request] a request must end by its deadline, " + std::to_string(given) +
+            " s after its arrival, and this one cannot any more; allow it more time, or ask for "
+            "fewer tokens");
+    end(id, &error, events);
+    ++late_;
+  }
+}
+
+// Returns whether a sequence cannot end by its deadline any more: even if all its steps were as fast as the
+// fastest that there were, and the prefix cache had what it may have.
+bool EngineCore::is_late(const Sequence& sequence, Clock::time_point now) const {
+  if (sequence.must_end == Clock::time_point::max()) return false;
+  const double left = std::chrono::duration<double>(sequence.must_end - now).count();
+  if (left <= 0) return true;
+  // Of a sequence that waits, all but the last token may be in the cache.
+  const int32_t prompt = sequence.computed > 0 || !kv_->remembers() ? sequence.pending() : 1;
+  const int32_t tokens = std::max(1, sequence.sampling->min_tokens);
+  const int32_t drawn = drafter_ ? 0 : std::max(0, tokens - sequence.generated() - 1);
+  return fastest_.least(prompt, drawn) > left;
 }
 
 Clock::time_point EngineCore::next_deadline() const {
   Clock::time_point first = fetches_ ? fetches_->stalls_at() : Clock::time_point::max();
-  scheduler_->for_each([&](const Sequence& sequence) { first = std::min(first, sequence.deadline); });
+  scheduler_->for_each(
+      [&](const Sequence& sequence) { first = std::min({first, sequence.deadline, sequence.must_end}); });
   return first;
 }
 
@@ -341,6 +372,7 @@ void EngineCore::take_step(std::vector<Event>* events) {
   }
   transfer_->leave_room();
   try {
+    scheduler_->set_pace(pace_.pace());
     plan = scheduler_->plan();
     shares = shares_of(plan);
   } catch (const std::logic_error&) {  // an error of the engine itself
@@ -447,15 +479,29 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   const bool waits =
       std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
   StepTime time = StepTime::of(plan);
+  PacedStep paced{plan.decodes, plan.prefill()};
   take_rows(wanted, logits, computing, events);
   if (timeline_) keep_draws(number, logits.rows, computed);
   // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
   const Clock::duration whole = waits ? computing : Clock::now() - start;
-  time.seconds = std::chrono::duration<double>(whole).count();
+  paced.seconds = time.seconds = std::chrono::duration<double>(whole).count();
+  observe(paced, waits, start);
   if (waits) time.decodes = 0;
   if (drafter_) drafter_->observe_step(time);
   if (fetches_ && time.decodes == 0) fetches_->observe(time.tokens, time.seconds);
   return true;
+}
+
+// Learns from a step that has ended. What clients see between two tokens is the time from the end of one step
+// to the end of the next. waited: whether the step waited for masks, which is no matter of its size.
+void EngineCore::observe(PacedStep step, bool waited, Clock::time_point start) {
+  fastest_.observe(step.decodes + step.prefill, step.seconds);
+  const Clock::time_point now = Clock::now();
+  if (!waited && step_ended_ && *step_ended_ <= start)
+    step.seconds = std::chrono::duration<double>(now - *step_ended_).count();
+  pace_.observe(step);
+  step_ended_.reset();
+  if (!idle()) step_ended_ = now;
 }
 
 void EngineCore::keep_step(const StepPlan& plan, int64_t number, int32_t rows, Clock::time_point begin,
@@ -847,6 +893,9 @@ EngineStats EngineCore::stats() const {
   stats.state_snapshots = kv_->snapshots();
   stats.snapshots = kv_->snapshot_stats();
   stats.sat_out = sat_out_;
+  stats.late = late_;
+  stats.steps_over_goal = pace_.over();
+  stats.pace = pace_.pace();
   stats.invariant_checks = checks_;
   stats.steps = scheduler_->stats();
   if (drafter_) stats.speculation = drafter_->stats();

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -17,6 +18,7 @@
 #include "runtime/core/engine/beams.h"
 #include "runtime/core/engine/engine_options.h"
 #include "runtime/core/engine/forced_tokens.h"
+#include "runtime/core/engine/fastest_steps.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/engine/prefix_fetches.h"
 #include "runtime/core/engine/prefix_transfer.h"
@@ -25,6 +27,7 @@
 #include "runtime/core/scheduler/request.h"
 #include "runtime/core/scheduler/scheduler.h"
 #include "runtime/core/scheduler/step_builder.h"
+#include "runtime/core/scheduler/step_pace.h"
 #include "runtime/core/speculation/drafter.h"
 #include "runtime/core/tiers/block_tiers.h"
 
@@ -48,7 +51,11 @@ struct EngineStats {
   int32_t state_slots = 0, used_state_slots = 0, state_snapshots = 0;
   SnapshotStats snapshots;
   int64_t forced_tokens = 0;  // tokens that a grammar forced and that cost no step of their own
-  int64_t sat_out = 0;        // times that a sequence was put aside until its mask comes
+  int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
+  int64_t late = 0;     // completions that could not end by their deadline
+  // With itl_goal_s: steps with decodes that took longer, and the pace as it is.
+  int64_t steps_over_goal = 0;
+  Pace pace;
   int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
   SpeculationStats speculation;
@@ -94,8 +101,8 @@ class EngineCore {
   // Aborts one completion. A completion that has not started is left alone.
   void end_completion(int64_t id, int32_t completion, std::vector<Event>* events);
   void end_all(std::vector<Event>* events);
-  // Ends the completions whose time is up, with finish "timeout", and the wait for prefixes if the disk that
-  // they are on does not answer.
+  // Ends the completions whose time is up, with finish "timeout", those that cannot end by their deadline any
+  // more, with DeadlineError, and the wait for prefixes if the disk that they are on does not answer.
   void expire(Clock::time_point now, std::vector<Event>* events);
   // Runs one step, if any request is alive. If the executor throws or memory runs out, only the requests at
   // fault end. Throws std::bad_alloc if there is no memory for their events either; the engine cannot go on
@@ -169,6 +176,8 @@ class EngineCore {
   };
 
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
+  void observe(PacedStep step, bool waited, Clock::time_point start);
+  bool is_late(const Sequence& sequence, Clock::time_point now) const;
   void keep_step(const StepPlan& plan, int64_t number, int32_t rows, Clock::time_point begin,
                  Clock::time_point end) noexcept;
   void keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept;
@@ -220,6 +229,10 @@ class EngineCore {
   Beams beams_;
   std::unique_ptr<Drafter> drafter_;          // null if nothing is proposed
   std::unique_ptr<ForcedTokens> forced_;      // null if nothing is computed because a grammar forces it
+  StepPace pace_;
+  FastestSteps fastest_;
+  // The end of the last step, if the next one follows at once.
+  std::optional<Clock::time_point> step_ended_;
   std::vector<Sampler> samplers_;             // one per thread of the executor
   const std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
   Step step_;
@@ -229,7 +242,7 @@ class EngineCore {
   std::vector<Draw> pending_, ready_;
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
   int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0;
-  int64_t added_ = 0, calls_ = 0, checks_ = 0;
+  int64_t added_ = 0, calls_ = 0, checks_ = 0, late_ = 0;
   const int32_t debug_lose_block_;
   SequenceBlocks debug_lost_;
 };

@@ -19,6 +19,16 @@ void require_option(bool holds, const std::string& must, int64_t came, const std
   throw Error("InvalidOptionError", "[engine] " + must + ", got " + std::to_string(came) + "; " + remedy);
 }
 
+constexpr double kMaxSeconds = 1e6;
+
+// Checks a time that is 0 for none.
+void require_seconds(double seconds, const char* name) {
+  if (seconds >= 0 && seconds <= kMaxSeconds) return;  // false for NaN
+  throw Error("InvalidOptionError", std::string("[engine] ") + name + " must be 0 (none) to " +
+                                        std::to_string(kMaxSeconds) + " seconds, got " +
+                                        std::to_string(seconds) + "; choose one in this range");
+}
+
 }  // namespace
 
 void validate_options(const EngineOptions& o) {
@@ -40,6 +50,8 @@ void validate_options(const EngineOptions& o) {
                  o.speculation.tokens, "choose one in this range");
   require_option(o.speculation.max_rows >= 1, "the drafted tokens of a step must be at least 1",
                  o.speculation.max_rows, "raise it");
+  require_seconds(o.itl_goal_s, "itl_goal");
+  require_seconds(o.ageing_s, "priority_ageing");
   require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
                  o.debug_preempt_every, "raise it");
 }

@@ -106,6 +106,12 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   if (!(s.typical_p > 0 && s.typical_p <= 1)) {
     refuse(type, "typical_p must be in (0, 1]", std::to_string(s.typical_p), "use 1 for off");
   }
+  if (std::isnan(s.deadline_s) || s.deadline_s > kMaxTimeout) {
+    refuse(type, "deadline_s must be negative (none) or at most " + std::to_string(kMaxTimeout),
+           std::to_string(s.deadline_s), "use -1 for none");
+  }
+  if (s.tenant < 0) refuse(type, "tenant must not be negative", std::to_string(s.tenant), "use 0 for none");
+  validate_range("tenant_weight", s.tenant_weight, kMinTenantWeight, kMaxTenantWeight);
   validate_range("min_p", s.min_p, 0, 1);
   validate_range("xtc_threshold", s.xtc_threshold, 0, 1);
   validate_range("xtc_probability", s.xtc_probability, 0, 1);

@@ -18,6 +18,9 @@
 
 namespace tensorwright {
 
+// The range of tenant_weight.
+inline constexpr double kMinTenantWeight = 1e-3, kMaxTenantWeight = 1e3;
+
 // When a beam search ends; beam_search.h says it exactly.
 enum class EarlyStopping { no, yes, never };
 
@@ -52,9 +55,16 @@ struct Sampling {
   std::shared_ptr<const DryBreakers> dry_breakers = nullptr;  // null: none
   int32_t no_repeat_ngram_size = 0;                           // 0: off
   std::vector<std::pair<int32_t, double>> logit_bias;
-  BannedWords bad_words;         // no word is empty
-  double timeout_s = -1;         // from arrival to the end; negative: none
-  int32_t priority = 0;          // higher ones start first
+  BannedWords bad_words;  // no word is empty
+  double timeout_s = -1;  // from arrival to the end; negative: none
+  int32_t priority = 0;   // higher ones start first
+  // Who asks. Of equal priorities the requests of the tenant start first that has had the least service for
+  // its weight. 0 is a tenant as any other.
+  int32_t tenant = 0;
+  double tenant_weight = 1;
+  // From arrival to the end; negative: none. A request that cannot end by then any more ends with
+  // DeadlineError, where timeout_s keeps what there is.
+  double deadline_s = -1;
   int32_t logprobs = -1;         // -1: none; 0: the sampled token's; n: those of the n likeliest as well
   int32_t prompt_logprobs = -1;  // the same for each prompt token but the first
   std::shared_ptr<const RowProcessor> processor = nullptr;  // the caller's own code; null: none

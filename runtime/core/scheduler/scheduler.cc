@@ -1,9 +1,13 @@
 #include "runtime/core/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iterator>
 #include <new>
 #include <span>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_set>
 
 #include "runtime/core/base/invariants.h"
@@ -45,15 +49,18 @@ std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
 
 Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
   if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0 ||
-      limits.max_prompt_rows < 1) {
+      limits.max_prompt_rows < 1 || !(limits.ageing_s >= 0)) {
     throw std::logic_error(
-        "[scheduler] limits must hold 1 <= max_seqs <= max_tokens, max_chunk >= 0 and max_prompt_rows >= 1");
+        "[scheduler] limits must hold 1 <= max_seqs <= max_tokens, max_chunk >= 0, max_prompt_rows >= 1 and "
+        "ageing_s >= 0");
   }
 }
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   make_room_for(1);
+  shares_.join(sequence->sampling->tenant);
   sequence->arrival = ++arrivals_;
+  sequence->priority = sequence->sampling->priority;
   insert_in_order(waiting_, std::move(sequence));
 }
 
@@ -67,6 +74,7 @@ std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
     auto at = find(*queue, id, completion);
     if (at == queue->end()) continue;
     kv_.release((*at)->blocks);
+    shares_.leave((*at)->sampling->tenant);
     return take(*queue, at);
   }
   return nullptr;
@@ -86,6 +94,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
     made.push_back(std::move(fork));
   }
   // Nothing throws from here on, so either all forks run or none.
+  for (size_t i = 0; i < made.size(); ++i) shares_.join_again(sequence.sampling->tenant);
   auto running = static_cast<std::ptrdiff_t>(running_.size());
   running_.resize(running_.size() + made.size());
   std::ranges::move(made, running_.begin() + running);
@@ -163,7 +172,7 @@ void Scheduler::plan_each(StepPlan& plan) {
   }
   // A sequence that was preempted just now does not fit again, because it needs more blocks than it gave up.
   while (true) {
-    const auto first = std::ranges::find_if(waiting_, can_start);
+    const auto first = next_to_start();
     if (first == waiting_.end()) return;
     if (must_wait(**first)) continue;
     if (!admit(static_cast<size_t>(first - waiting_.begin()), plan)) return;
@@ -215,9 +224,59 @@ StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
   return plan;
 }
 
+// Returns the waiting sequence that starts first, or the end if none can.
+Scheduler::Queue::iterator Scheduler::next_to_start() {
+  const auto first = std::ranges::find_if(waiting_, can_start);
+  if (first == waiting_.end() || (shares_.alone() && limits_.ageing_s == 0)) return first;
+  const int32_t highest = (*first)->priority;
+  const Clock::time_point now = limits_.ageing_s > 0 ? Clock::now() : Clock::time_point();
+  const auto rank = [&](const Sequence& sequence) {
+    return std::tuple(-int64_t{aged_priority(sequence, highest, now)}, sequence.charged == 0,
+                      shares_.served(sequence.sampling->tenant), sequence.arrival, sequence.completion);
+  };
+  auto best = first;
+  auto least = rank(**first);
+  for (auto at = std::next(first); at != waiting_.end(); ++at) {
+    if (!can_start(*at)) continue;
+    if (const auto mine = rank(**at); mine < least) best = at, least = mine;
+  }
+  return best;
+}
+
+// Returns the priority of a sequence with what its wait is worth; at most `highest`.
+int32_t Scheduler::aged_priority(const Sequence& sequence, int32_t highest, Clock::time_point now) const {
+  if (limits_.ageing_s == 0 || sequence.priority >= highest) return sequence.priority;
+  const double waited = std::chrono::duration<double>(now - sequence.arrived).count();
+  const double missing = static_cast<double>(highest) - sequence.sampling->priority;
+  const double risen = std::floor(std::max(0.0, waited) / limits_.ageing_s);
+  if (risen >= missing) return highest;
+  return std::max(sequence.priority, sequence.sampling->priority + static_cast<int32_t>(risen));
+}
+
+// Charges the tenant for what was computed of the sequence and is not charged yet.
+void Scheduler::charge(Sequence& sequence) {
+  const int32_t tokens = sequence.computed - sequence.charged;
+  if (tokens <= 0) return;
+  shares_.charge(sequence.sampling->tenant, tokens, sequence.sampling->tenant_weight);
+  sequence.charged = sequence.computed;
+}
+
+// Charges the tenant for all tokens that a sequence has when it starts, but for those that were remembered:
+// so the next one to start in the same step is chosen by what this one will take.
+void Scheduler::charge_start(PlannedChunk& chunk, int32_t remembered) {
+  Sequence& sequence = *chunk.sequence;
+  chunk.charged_before = sequence.charged;
+  sequence.charged = std::max(sequence.charged, remembered);
+  chunk.paid = std::max(0, sequence.size() - sequence.charged);
+  sequence.charged += chunk.paid;
+  shares_.charge(sequence.sampling->tenant, chunk.paid, sequence.sampling->tenant_weight);
+}
+
 int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
   int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
   chunk = std::min({chunk, limits_.max_tokens - plan.tokens, sequence.until_snapshot()});
+  if (pace_.prefill > 0 && plan.decodes > 0 && !sequence.decodes())
+    chunk = std::min(chunk, pace_.prefill - plan.prefill());
   return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
 }
 
@@ -249,6 +308,7 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
 bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   Sequence& sequence = *waiting_[waiting_index];
   if (places() + sequence.places() > limits_.max_seqs) return false;
+  if (pace_.places > 0 && !running_.empty() && places() + sequence.places() > pace_.places) return false;
   if (budget(plan, sequence) <= 0) return false;
   KvBlocks::Match match = kv_.match(sequence.reusable(), sequence.sampling->cache_salt);
   for (int32_t group = 0; group < kv_.groups(); ++group) {
@@ -263,8 +323,11 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
     sequence.computed = 0;
     throw;
   }
+  if (limits_.ageing_s > 0)
+    sequence.priority = aged_priority(sequence, waiting_.front()->priority, Clock::now());
   insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
   append(plan, sequence, chunk, 0, true);
+  charge_start(plan.chunks.back(), sequence.computed);
   return true;
 }
 
@@ -318,11 +381,12 @@ int32_t Scheduler::outstanding_blocks(int32_t group) const {
 
 void Scheduler::append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before,
                        bool admitted) {
-  bool decode = sequence.pending() == 1 && sequence.generated() > 0;
+  const bool decode = sequence.decodes();
   int32_t prompt_rows = sequence.prompt_rows(tokens);
   plan.chunks.push_back({&sequence, tokens, prompt_rows, blocks_before, admitted, decode});
   plan.tokens += tokens;
   plan.prompt_rows += prompt_rows;
+  plan.decodes += decode;
 }
 
 void Scheduler::preempt_last(StepPlan& plan) {
@@ -331,6 +395,7 @@ void Scheduler::preempt_last(StepPlan& plan) {
     if (chunk.sequence != last->get()) return false;
     plan.tokens -= chunk.tokens;  // drafts come only once the plan is made
     plan.prompt_rows -= chunk.prompt_rows;
+    plan.decodes -= chunk.decode;
     return true;
   });
   move_to_waiting(last);
@@ -375,6 +440,7 @@ void Scheduler::commit(const StepPlan& plan) {
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;
+    charge(sequence);
     remember(sequence);
     // While a sequence decodes, the states at the end of each block are kept too, in place of the last ones:
     // a copy of what every step reads and writes, once in a block of steps. So the next turn of a
@@ -424,10 +490,12 @@ void Scheduler::extend(StepPlan& plan, size_t chunk, std::span<const int32_t> dr
   extended.forced = sequence.forced = forced && extended.drafted > 0;
   if (!forced) sequence.drafted += extended.drafted;
   plan.tokens += extended.drafted;
+  plan.drafted += extended.drafted;
 }
 
 void Scheduler::accept(Sequence& sequence) {
   ++sequence.computed;
+  charge(sequence);
   if (!sequence.forced) ++sequence.accepted;
   ++stats_.decode_tokens;
   // Most tokens end no block; where one does, the cache may remember the block now.
@@ -446,6 +514,10 @@ void Scheduler::rollback(StepPlan& plan, bool ran) {
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
     sequence.draft.clear();
+    if (chunk.admitted) {
+      shares_.charge(sequence.sampling->tenant, -chunk.paid, sequence.sampling->tenant_weight);
+      sequence.charged = chunk.charged_before;
+    }
     if (chunk.admitted || (ran && sequence.blocks.state)) {
       send_back(sequence);
     } else {

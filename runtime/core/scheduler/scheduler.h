@@ -1,4 +1,5 @@
-// Decides which tokens of which sequences the next step computes. It holds no tensors and knows no clock.
+// Decides which tokens of which sequences the next step computes. It holds no tensors, and looks at the clock
+// only to see how long sequences have waited (ageing_s).
 //
 // All sequences are in one order: higher priority first, and within a priority the older first. In a step,
 // every running sequence that decodes gets one token. Then prefill chunks fill the token budget, in that
@@ -41,6 +42,22 @@
 // other sequence that arrives later delays it; with equal priorities, none at all. (debug_preempt_every
 // breaks this on purpose.)
 //
+// Tenants share the engine when they wait. Of the waiting sequences, those of the highest priority start
+// first; among these the ones that ran before and were preempted; then the tenant that has had the least
+// service for its weight (fair_share.h); then the older. A sequence pays for its prompt when it starts, but
+// not for what the prefix cache has, and for each further token when it is computed. With one tenant and
+// without ageing this is the order above. While two tenants have sequences waiting, what they have had for
+// their weights differs by no more than the tokens of the sequences that run, and the longest prompt: who
+// runs is not stopped for another's sake.
+//
+// With ageing_s, a waiting sequence rises by one priority for each ageing_s that it has waited, up to the
+// highest priority that waits, and keeps that priority once it starts. So after (highest - its own) *
+// ageing_s no sequence that arrives later goes before it for its priority: then it waits for its turn as a
+// sequence of the highest priority does.
+//
+// With a pace (set_pace), a step that decodes computes at most so many other tokens, and no more completions
+// start than it says. c of the bound above is then the pace's prefill, if that is less.
+//
 // A decode may be extended by a draft: tokens that are computed as if they had been drawn (extend). commit()
 // counts only the token before them. The engine then draws its own token from each row; accept() counts a
 // token of the draft that was drawn too, and settle() takes the rest back. The cache never remembers a token
@@ -60,7 +77,9 @@
 #include <vector>
 
 #include "runtime/core/cache/kv_blocks.h"
+#include "runtime/core/scheduler/fair_share.h"
 #include "runtime/core/scheduler/sequence.h"
+#include "runtime/core/scheduler/step_pace.h"
 
 namespace tensorwright {
 
@@ -75,6 +94,7 @@ struct SchedulerLimits {
   // Prompt positions in a step whose logits are reported (prompt_logprobs), besides a row per sequence that
   // samples.
   int32_t max_prompt_rows = 1;
+  double ageing_s = 0;  // seconds of waiting that are worth one priority; 0: none
 };
 
 struct PlannedChunk {
@@ -86,6 +106,8 @@ struct PlannedChunk {
   bool decode;
   int32_t drafted = 0;  // tokens of sequence->draft that are computed behind `tokens`
   bool forced = false;  // whether a grammar forces them
+  // Of an admitted sequence, for rollback: sequence->charged before, and the tokens that were charged.
+  int32_t charged_before = 0, paid = 0;
   // Returns whether the next token is drawn from this chunk's logits; valid before commit().
   bool last() const { return tokens == sequence->pending(); }
 };
@@ -94,6 +116,10 @@ struct StepPlan {
   std::vector<PlannedChunk> chunks;
   int32_t tokens = 0;  // with those of drafts
   int32_t prompt_rows = 0;
+  int32_t decodes = 0;  // chunks that decode
+  int32_t drafted = 0;
+
+  int32_t prefill() const { return tokens - decodes - drafted; }
 };
 
 struct SchedulerStats {
@@ -135,6 +161,8 @@ class Scheduler {
   bool fetches(int64_t id, int32_t completion) const;
   // Returns whether no sequence can go on before blocks of a prefix have come.
   bool only_fetches() const;
+  // Holds from the next plan on.
+  void set_pace(const Pace& pace) { pace_ = pace; }
 
   // Throws what the copy of a block throws, and bad_alloc, after a rollback.
   StepPlan plan();
@@ -188,6 +216,10 @@ class Scheduler {
   int32_t outstanding_blocks(int32_t group) const;
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
+  Queue::iterator next_to_start();
+  int32_t aged_priority(const Sequence& sequence, int32_t highest, Clock::time_point now) const;
+  void charge(Sequence& sequence);
+  void charge_start(PlannedChunk& chunk, int32_t remembered);
   void preempt_last(StepPlan& plan);
   void send_back(Sequence& sequence);
   void remember(Sequence& sequence);
@@ -198,6 +230,8 @@ class Scheduler {
   SchedulerLimits limits_;
   std::function<bool(const Sequence&)> waits_;  // empty: no sequence waits
   Queue running_, waiting_;  // each has room for the sequences of both, so that moving one takes no memory
+  FairShare shares_;
+  Pace pace_;
   uint64_t arrivals_ = 0;
   uint64_t plans_ = 0;
   SchedulerStats stats_;

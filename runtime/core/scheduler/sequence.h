@@ -23,6 +23,8 @@ struct SequenceState {
   int32_t completion = 0;       // the number of the completion in its request
   int32_t forks = 0;            // completions that fork off this one once its prompt is computed
   uint64_t arrival = 0;         // the order of submission; the scheduler sets it
+  int32_t priority = 0;         // the request's, or a higher one after a long wait; the scheduler sets it
+  int32_t charged = 0;          // leading tokens that the tenant was charged for, or that were there already
   std::vector<int32_t> tokens;  // [prompt + generated]
   int32_t prompt_tokens = 0;
   std::shared_ptr<const Sampling> sampling;  // the request's
@@ -50,12 +52,13 @@ struct SequenceState {
                                       // started
 
   Clock::time_point arrived;
-  Clock::time_point deadline = Clock::time_point::max();
+  Clock::time_point deadline = Clock::time_point::max();  // the end of timeout_s
+  Clock::time_point must_end = Clock::time_point::max();  // the end of deadline_s
   double queue_s = -1, first_token_s = -1;
 
   // Compares in the order in which sequences start. Sequences are preempted in the reverse order.
   bool before(const SequenceState& other) const {
-    if (sampling->priority != other.sampling->priority) return sampling->priority > other.sampling->priority;
+    if (priority != other.priority) return priority > other.priority;
     return arrival != other.arrival ? arrival < other.arrival : completion < other.completion;
   }
   double since_arrival() const { return seconds_since(arrived); }
@@ -66,6 +69,7 @@ struct SequenceState {
   int32_t generated() const { return size() - prompt_tokens; }
   // Returns how many tokens must be computed before the next one can be sampled: 1 while decoding.
   int32_t pending() const { return size() - computed; }
+  bool decodes() const { return pending() == 1 && generated() > 0; }
   // Returns how many tokens may be computed before the states must be kept.
   int32_t until_snapshot() const {
     int32_t least = INT32_MAX;

@@ -92,6 +92,11 @@ class RemoteLLM:
         return self._client.running
 
     @property
+    def trouble(self) -> str:
+        """Replicas watch their engines themselves, and one that is lost is replaced on its own: always ""."""
+        return ""
+
+    @property
     def stalled_seconds(self) -> float:
         return self._client.stalled_seconds
 

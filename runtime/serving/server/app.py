@@ -41,11 +41,14 @@ from tensorwright.runtime.serving.server.lenient_fields import HEADER
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.pools import ServerPools
+from tensorwright.runtime.serving.server.rate_limits import HEADERS as RATE_HEADERS
+from tensorwright.runtime.serving.server.rate_limits import RateGuard, RateLimits
 from tensorwright.runtime.serving.server.request_log import RequestLog
 from tensorwright.runtime.serving.server.request_time import Lifecycle
 from tensorwright.runtime.serving.server.response_store import ResponseStore
 from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import ShareGuard, make_shares
+from tensorwright.runtime.serving.server.tracing import TraceGuard, Tracing
 from tensorwright.runtime.serving.server.transfers import Transfers
 
 API_ROUTERS = (
@@ -60,6 +63,7 @@ def create_app(
     routers: Iterable[APIRouter] | None = None,
     local: bool = False,
     transfers: Transfers | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Returns the server's application. Handlers find `engines` (EngineRegistry), `options` and `pools` (ServerPools)
     in `request.app.state`.
@@ -68,6 +72,8 @@ def create_app(
     routers: the routes; None means those of API_ROUTERS, or of the engine's role.
     local: whether only this machine can reach the server; the Host header must then name this machine.
     transfers: the exchange of prefixes with other engines, which the application closes when it ends; None without.
+    tracing: makes spans of requests, and ends with the application; None means one as the environment says with
+    options.otel, and else none.
     """
     if not engines:
         raise InvalidOptionError("create_app: engines must name at least one engine")
@@ -84,11 +90,14 @@ def create_app(
     app.state.options = options
     app.state.salt_secret = salt_secret(engines.values())
     app.state.transfers = transfers
+    app.state.tracing = Tracing() if tracing is None and options.otel else tracing
     app.state.lifecycle = Lifecycle()
     app.state.pools = ServerPools(options)
     app.state.exposition = Exposition(app.state.engines, app.state.pools)
     app.state.shares = make_shares(options, engines.values())
     app.state.exposition.http.show_shares(app.state.shares)
+    app.state.rates = RateLimits(options.keys)
+    app.state.exposition.http.show_rates(app.state.rates)
     app.state.body_memory = BodyMemory(options)
     app.state.exposition.http.show_bodies(app.state.body_memory)
     app.state.responses = ResponseStore(options)
@@ -122,6 +131,8 @@ def _add_guards(app: FastAPI, options: ServerOptions, local: bool, public: tuple
     app.add_middleware(TimeGuard, options=options)
     app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=options, unguarded=WATCH_PATHS)
     app.add_middleware(BodyGuard, options=options, memory=app.state.body_memory, public=public)
+    if app.state.rates:
+        app.add_middleware(RateGuard, limits=app.state.rates)
     app.add_middleware(ShareGuard, shares=app.state.shares, options=options, unguarded=WATCH_PATHS)
     if options.api_keys:
         app.add_middleware(KeyGuard, options=options, public=public)
@@ -131,10 +142,12 @@ def _add_guards(app: FastAPI, options: ServerOptions, local: bool, public: tuple
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", HEADER],
+            expose_headers=["x-request-id", "retry-after", HEADER, *RATE_HEADERS],
         )
     if (local or options.allowed_hosts) and "*" not in options.allowed_hosts:
         app.add_middleware(HostGuard, allowed=options.allowed_hosts, local=local)
+    if app.state.tracing is not None:
+        app.add_middleware(TraceGuard, tracing=app.state.tracing, quiet=WATCH_PATHS)
     app.add_middleware(TurnAwayGuard)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestLog, metrics=app.state.exposition.http, quiet=WATCH_PATHS if options.quiet_probes else ())
@@ -151,3 +164,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.pools.close()
         for llm in app.state.engines.values():
             await asyncio.to_thread(llm.shutdown)
+        if app.state.tracing is not None:
+            await asyncio.to_thread(app.state.tracing.shutdown)

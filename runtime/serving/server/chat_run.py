@@ -17,6 +17,7 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.body_route import ignored_fields
 from tensorwright.runtime.serving.server.event_stream import EventStream
 from tensorwright.runtime.serving.server.handover import bring_prefixes
+from tensorwright.runtime.serving.server.rate_limits import reserve_tokens
 from tensorwright.runtime.serving.server.request_log import note_work
 from tensorwright.runtime.serving.server.requests import (
     CLIENT_CLOSED,
@@ -55,6 +56,7 @@ async def run_chat(
     make_plan: plans the answer; a thread runs it, for rendering may take long.
     """
     hold_places(request, params.sequences)
+    reserve_tokens(request, params)
     try:
         plan = await in_text_pool(request, make_plan)
         _note_unused(request, plan)

@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine.tier_secret import read_secret
+from tensorwright.runtime.serving.server.api_keys import ApiKey
 from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.request_fields import DrawingFields
 from tensorwright.runtime.serving.server.served_model import ServedModel
@@ -33,20 +34,33 @@ def salt_secret(engines: Iterable[ServedModel]) -> bytes:
 
 
 def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the defaults of one client's request. They include the salt of the client's key, unless all keys share
-    the prefix cache. Raises InvalidRequestError for a priority above --max-priority.
+    """Returns the defaults of one client's request. With a key they include whose turn it takes, with which weight and
+    priority, and the salt of the key, unless all keys share the prefix cache. Raises InvalidRequestError for a priority
+    above the key's or --max-priority.
 
     defaults: the engine's defaults, by field of SamplingParams.
     """
     options: ServerOptions = request.app.state.options
-    if body.priority is not None and body.priority > options.max_priority:
-        raise InvalidRequestError(
-            f"priority must be at most {options.max_priority} on this server (its --max-priority), got {body.priority}"
-        )
-    if not options.api_keys or options.shared_prefixes:
+    number = request.scope["state"].get("key")
+    key = None if number is None else options.keys[number - 1]
+    _check_priority(body, options.max_priority, key)
+    if key is None:
         return dict(defaults)
-    key = options.api_keys[request.scope["state"]["key"] - 1]
-    return {**defaults, "cache_salt": _salt(request.app.state.salt_secret, key)}
+    own: dict[str, Any] = {"tenant": options.keys.index(key) + 1, "tenant_weight": key.weight}
+    if key.priority is not None:
+        own["priority"] = key.priority
+    if not options.shared_prefixes:
+        own["cache_salt"] = _salt(request.app.state.salt_secret, key.key)
+    return {**defaults, **own}
+
+
+def _check_priority(body: DrawingFields, most: int, key: ApiKey | None) -> None:
+    """Raises InvalidRequestError for a priority above that of the client's key, or above the server's `most`."""
+    where = "on this server (its --max-priority)"
+    if key is not None and key.priority is not None:
+        most, where = key.priority, "with this key"
+    if body.priority is not None and body.priority > most:
+        raise InvalidRequestError(f"priority must be at most {most} {where}, got {body.priority}")
 
 
 def _salt(secret: bytes, key: str) -> str:

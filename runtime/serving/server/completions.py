@@ -19,6 +19,7 @@ from tensorwright.runtime.serving.server.completion_request import CompletionReq
 from tensorwright.runtime.serving.server.event_stream import EventStream
 from tensorwright.runtime.serving.server.handover import bring_prefixes
 from tensorwright.runtime.serving.server.logprobs import CompletionLogprobWriter, Table
+from tensorwright.runtime.serving.server.rate_limits import reserve_tokens
 from tensorwright.runtime.serving.server.request_log import note_work
 from tensorwright.runtime.serving.server.requests import (
     CLIENT_CLOSED,
@@ -47,6 +48,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     prompts = body.prompts
     check_places(engine.llm, len(prompts))
     hold_places(request, len(prompts) * params.sequences)
+    reserve_tokens(request, params, len(prompts))
     answer = CompletionAnswer(engine, body, params)
     try:
         await bring_prefixes(request, engine.name, params)

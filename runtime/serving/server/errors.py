@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -17,12 +18,15 @@ from starlette.types import Receive, Scope, Send
 from tensorwright.errors import (
     AdapterError,
     ClientShareError,
+    DeadlineError,
+    EngineRestartedError,
     EngineStoppedError,
     InvalidOptionError,
     InvalidRequestError,
     NumericalError,
     PromptTooLongError,
     QueueFullError,
+    RateLimitError,
     ReplicaLostError,
     RequestAbortedError,
     TemporarilyUnavailableError,
@@ -91,6 +95,9 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (AdapterError, 400, "invalid_request_error", None),
     (InvalidOptionError, 400, "invalid_request_error", None),
     (ClientShareError, 429, "rate_limit_error", "too_many_requests"),
+    (RateLimitError, 429, "tokens", "rate_limit_exceeded"),  # as OpenAI names them
+    (DeadlineError, 504, "timeout_error", "deadline_exceeded"),
+    (EngineRestartedError, 503, "service_unavailable_error", "engine_restarted"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (TemporarilyUnavailableError, 503, "service_unavailable_error", "temporarily_unavailable"),
     (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),  # The client reads STOPPED.
@@ -112,7 +119,8 @@ def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
     for kind, status, name, code in _KNOWN:
         if isinstance(error, kind):
             param = "model" if kind is UnknownModelError else None
-            headers = {"retry-after": str(retry_after)} if status in (429, 503) else {}
+            wait = math.ceil(error.retry_after) if isinstance(error, RateLimitError) else retry_after
+            headers = {"retry-after": str(wait)} if status in (429, 503) else {}
             message = STOPPED if kind is EngineStoppedError else str(error)
             return ApiError(status, message, name, param, code, headers)
     name = type(error).__name__ if isinstance(error, TensorwrightError) else "internal_error"

@@ -18,6 +18,7 @@ from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.connections import CLOSED_EARLY, Connections
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.pools import WorkPool
+from tensorwright.runtime.serving.server.rate_limits import RateLimits
 from tensorwright.runtime.serving.server.response_store import ResponseStore
 from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.serving.server.shares import Shares
@@ -48,6 +49,9 @@ class HttpMetrics:
 
     def show_shares(self, shares: Shares) -> None:
         self._registry.register(_Collected(lambda: [_share_family(shares)]))
+
+    def show_rates(self, rates: RateLimits) -> None:
+        self._registry.register(_Collected(lambda: _rate_families(rates)))
 
     def show_bodies(self, memory: BodyMemory) -> None:
         self._registry.register(_Collected(lambda: _body_families(memory)))
@@ -126,6 +130,15 @@ def _share_family(shares: Shares) -> Family:
     for number, count in shares.of_keys():
         family.add_metric([str(number)], count)
     return family
+
+
+def _rate_families(rates: RateLimits) -> list[Family]:
+    used = CounterMetricFamily("tensorwright_http_key_tokens_total", "Of keys with a bound.", labels=["key"])
+    refused = CounterMetricFamily("tensorwright_http_key_limited_total", "Requests beyond it.", labels=["key"])
+    for number, bucket in rates.items():
+        used.add_metric([str(number)], bucket.used)
+        refused.add_metric([str(number)], bucket.refused)
+    return [used, refused]
 
 
 def _transfer_families(transfers: Transfers) -> list[Family]:

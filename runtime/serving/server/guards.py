@@ -67,7 +67,7 @@ class KeyGuard:
 
     def __init__(self, app: ASGIApp, options: ServerOptions, public: Iterable[str] = ()):
         self._app = app
-        self._digests = [_digest(key.encode()) for key in options.api_keys]
+        self._digests = [_digest(key.key.encode()) for key in options.keys]
         self._open = {*(OPEN_PATHS if options.protect_metrics else WATCH_PATHS), *public}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,10 +15,14 @@ from tensorwright.runtime.serving.server.errors import ApiError
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/health")
-async def health() -> dict[str, str]:
-    """Answers as long as the process does."""
-    return {"status": "ok"}
+@router.get("/health", responses={503: {"description": "An engine hangs in a step, or is being replaced."}})
+async def health(request: Request) -> Response:
+    """Answers 200 as long as the process does, but 503 while an engine hangs in a step or another one takes its place
+    (--watchdog)."""
+    troubles = "; ".join(_engine_troubles(request.app.state))
+    if troubles:
+        return ApiError(503, troubles, "service_unavailable_error", None, "engine_in_trouble").response()
+    return JSONResponse({"status": "ok"})
 
 
 @router.get(
@@ -35,10 +39,17 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready", "models": list(state.engines)})
 
 
+def _engine_troubles(state: State) -> Iterator[str]:
+    for name, llm in state.engines.items():
+        if trouble := llm.trouble:
+            yield f"{name}: {trouble}"
+
+
 def _troubles(state: State) -> Iterator[str]:
     """Yields every reason why this server is not ready."""
     if state.lifecycle.draining:
         yield "draining"
+    yield from _engine_troubles(state)
     if stopped := [name for name, llm in state.engines.items() if not llm.running]:
         yield f"stopped engines: {', '.join(stopped)}"
     limit = state.options.max_stall_seconds

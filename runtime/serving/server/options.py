@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.number_checks import is_int
 from tensorwright.options.declare import check_values
-from tensorwright.options.server import DEFAULT_BODIES, ServerFields, is_api_key
+from tensorwright.options.server import DEFAULT_BODIES, ServerFields
 from tensorwright.runtime.base.keywords import StrictKeywords
+from tensorwright.runtime.serving.server.api_keys import ApiKey, parse_keys
 from tensorwright.runtime.serving.server.hosts import is_host
 
 
@@ -18,8 +20,7 @@ class ServerOptions(StrictKeywords, ServerFields):
     """The checked fields of ServerFields, immutable. An impossible value raises InvalidOptionError."""
 
     def __post_init__(self) -> None:
-        for key in self.api_keys:
-            check_key(key, "api_keys")
+        parse_keys(self.api_keys)
         check_values(self, ServerFields)
         room = self.max_body_memory
         holds = room is None or (is_int(room) and room >= 2 * self.max_body_size)
@@ -41,6 +42,11 @@ class ServerOptions(StrictKeywords, ServerFields):
             known = origin == "*" or origin.startswith(("http://", "https://"))
             _check("cors_origins", origin, known and not origin.endswith("/"), '"*" or like "https://example.org"')
 
+    @cached_property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """What api_keys says: each key with its values, in the same order."""
+        return parse_keys(self.api_keys)
+
     @property
     def body_memory(self) -> int:
         """The most bytes that all bodies may take at once: max_body_memory or its default."""
@@ -51,13 +57,6 @@ class ServerOptions(StrictKeywords, ServerFields):
         """The most bytes of all stored responses: max_stored_response_memory or its default."""
         kept = self.max_stored_response_memory
         return DEFAULT_BODIES * self.max_body_size if kept is None else kept
-
-
-def check_key(key: str, where: str) -> None:
-    """Raises InvalidOptionError for a key that cannot stand in a header, for it can never match. The message does not
-    show the key."""
-    if not is_api_key(key):
-        raise InvalidOptionError(f"{where}: a key must be one or more printable ASCII characters without spaces")
 
 
 def _check(name: str, value: Any, holds: bool, must: str) -> None:

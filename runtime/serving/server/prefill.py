@@ -20,6 +20,7 @@ from tensorwright.runtime.serving.server.clients import client_defaults
 from tensorwright.runtime.serving.server.completion_request import CompletionRequest
 from tensorwright.runtime.serving.server.completions import check_places
 from tensorwright.runtime.serving.server.handover import PROOF, admit_router
+from tensorwright.runtime.serving.server.rate_limits import reserve_tokens
 from tensorwright.runtime.serving.server.request_log import note_work
 from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, finish_all, start_all
 from tensorwright.runtime.serving.server.sampling import chat_params, completion_params
@@ -67,6 +68,7 @@ async def _prefill(
     params: SamplingParams,
 ) -> Any:
     hold_places(request, count)
+    reserve_tokens(request, _without_output(params), count)
     transfers = request.app.state.transfers
     try:
         handles = await start_all(request, engine.llm, make_prompts, _without_output(params))
@@ -90,6 +92,9 @@ def _without_output(params: SamplingParams) -> SamplingParams:
         ignore_eos=True,
         detokenize=False,
         priority=params.priority,
+        tenant=params.tenant,
+        tenant_weight=params.tenant_weight,
+        deadline=params.deadline,
         timeout=params.timeout,
         cache_salt=params.cache_salt,
         truncate_prompt_tokens=params.truncate_prompt_tokens,

@@ -149,6 +149,7 @@ class DrawingFields(StrictModel):
 
     model: the model's name; it may be left out where the server has one model.
     priority: requests of higher priority start first; --max-priority of the server bounds it.
+    deadline: seconds within which the request must end; if it cannot, it ends with an error (504) at once.
     cache_salt: requests share the prefix cache with requests of the same salt; without one, with those of the same key.
     """
 
@@ -175,6 +176,7 @@ class DrawingFields(StrictModel):
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = None
     priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    deadline: float | None = Field(None, ge=0, le=bounds.MAX_TIMEOUT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
 
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.serving.server.errors import describe_error
 from tensorwright.runtime.serving.server.exposition import HttpMetrics
+from tensorwright.runtime.serving.server.rate_limits import charge_prompts
 
 logger = logging.getLogger("tensorwright.server")
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # An id in this form may stand in a log and in a header.
@@ -28,6 +29,7 @@ def note_work(request: Request, model: str, handles: Sequence[RequestHandle]) ->
     token counts of the engine's requests, however they end."""
     request.state.facts = {**getattr(request.state, "facts", {}), "model": model}
     request.state.handles = handles
+    charge_prompts(request.scope, handles)
 
 
 def _work(handles: Sequence[RequestHandle]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ SAME_NAME = (
     "xtc_threshold", "xtc_probability", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "no_repeat_ngram_size", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids",
     "bad_words", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens", "priority",
-    "cache_salt",
+    "deadline", "cache_salt",
 )  # fmt: skip
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 

@@ -79,7 +79,7 @@ def make_shares(options: ServerOptions, engines: Iterable[ServedModel]) -> Share
     """Returns the server's Shares. By default a key may have half of the smallest engine's places. With a single key,
     clients cannot be told apart, so that the key may have all."""
     per_key = options.max_requests_per_key
-    if per_key is None and len(set(options.api_keys)) > 1:
+    if per_key is None and len(set(options.keys)) > 1:
         per_key = min(llm.options.max_batch_size + llm.options.max_queue_size for llm in engines)
         per_key = (per_key + 1) // 2
     return Shares(per_key, options.max_requests_per_address)

@@ -30,7 +30,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD):
-            if not self._llm.running:
+            if not self._llm.running and not self._llm.trouble:  # in trouble, another engine takes its place
                 self._leave()
                 return
 

@@ -40,6 +40,10 @@ class Size:
     """The type of an option whose value is a number of bytes, or a text such as "512MiB"."""
 
 
+class Duration:
+    """The type of an option whose value is a number of seconds, or a text such as "50ms"."""
+
+
 class TextFile:
     """The type of an option whose value is a text. A command takes the name of the file that holds the text."""
 
@@ -108,7 +112,8 @@ class At:
 class Option:
     """One option.
 
-    kind: int, float, str, bool, Size, TextFile or TwoNumbers; for a repeated option this is the type of each value.
+    kind: int, float, str, bool, Size, Duration, TextFile or TwoNumbers; for a repeated option this is the type of each
+    value.
     default: None also means that the option may be absent.
     help: what the option is, in one short sentence or noun phrase, then the default if the default is no value of its
     own.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.number_checks import MAX_INT32
-from tensorwright.options.declare import At, Door, Rule, Size, declare, path_rule, whole_number
+from tensorwright.options.declare import At, Door, Duration, Rule, Size, declare, path_rule, whole_number
 from tensorwright.options.prefix_cache import PrefixCacheFields
 
 LOADS = ("map", "copy")
@@ -27,6 +27,8 @@ REASONING_PARSERS = ("auto", "none", "harmony", "think_brackets", "seed_think", 
 """The forms of thinking by name, likewise."""
 MAX_THREADS = 1024
 """The greatest number of worker threads. runtime/core has the same number."""
+WATCHDOGS = ("off", "report", "restart", "exit")
+"""What becomes of an engine whose step takes longer than step_limit, or that dies; runtime/requests/watchdog.py."""
 DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
 """The limits of a step, unless an engine was built for less."""
 
@@ -50,6 +52,11 @@ _NUMA = (
 _VOCABULARY = "When the vocabulary is read for guided decoding: at the first guided request, or beside the start."
 _TOOL_PARSER = "The format in which the model writes calls of tools; auto: the one that the chat template shows."
 _REASONING_PARSER = "The form in which the model thinks; auto: the one that the chat template shows."
+_STEP_LIMIT = "The longest time that a step may take before the watchdog acts, in seconds or such as 2min"
+_WATCHDOG = (
+    "Of a step over the step limit: off looks away, report writes what runs into a file, restart also puts another "
+    "engine in place of one that dies or comes back late, exit also ends the process."
+)
 _TEMPLATE = "Jinja in place of the model's own chat template, or the name of one of the model's."
 
 
@@ -129,6 +136,64 @@ class EngineFields(PrefixCacheFields):
         rule=_COUNT,
         help="The most tokens of one prompt in one step. [default: no limit of its own]",
         at={Door.LLM: At(), Door.SIMULATE: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
+    )
+    itl_goal: str | float | None = declare(
+        None,
+        Duration,
+        help="The longest time between two tokens of a completion, such as 50ms, that 99 of 100 keep: steps compute as "
+        "much of prompts beside running completions as that leaves room for. [default: no goal]",
+        at={
+            Door.LLM: At(),
+            Door.SIMULATE: At(metavar="TIME"),
+            Door.SERVE: At(metavar="TIME"),
+            Door.TRITON_REPO: At(metavar="TIME"),
+            Door.TRITON: At(),
+        },
+    )
+    priority_ageing: str | float | None = declare(
+        None,
+        Duration,
+        help="A request that waits rises by one priority for each such time, up to the highest that waits. [default: "
+        "never]",
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(metavar="TIME"),
+            Door.TRITON_REPO: At(metavar="TIME"),
+            Door.TRITON: At(),
+        },
+    )
+    watchdog: str = declare(
+        "off",
+        choices=WATCHDOGS,
+        help=_WATCHDOG,
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(default="restart"),
+            Door.TRITON_REPO: At(f"{_WATCHDOG} [default: restart]", default=None),
+            Door.TRITON: At(default="restart"),
+        },
+    )
+    step_limit: str | float = declare(
+        300.0,
+        Duration,
+        help=f"{_STEP_LIMIT}.",
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(metavar="TIME"),
+            Door.TRITON_REPO: At(f"{_STEP_LIMIT}. [default: 300.0]", default=None, metavar="TIME"),
+            Door.TRITON: At(),
+        },
+    )
+    watchdog_dir: str | None = declare(
+        None,
+        str,
+        help="Folder for the watchdog's reports. [default: the system's folder for temporary files]",
+        at={
+            Door.LLM: At(),
+            Door.SERVE: At(metavar="DIR"),
+            Door.TRITON_REPO: At(metavar="DIR"),
+            Door.TRITON: At(),
+        },
     )
     max_prompt_logprob_rows: int = declare(
         64,

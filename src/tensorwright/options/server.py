@@ -14,6 +14,8 @@ MAX_PORT = 65535
 DEFAULT_BODIES = 16
 """The number of bodies of the largest size that there is room for, unless max_body_memory is given; and of stored
 conversations of that size, unless max_stored_response_memory is."""
+KEY_FIELDS = ("weight", "priority", "tokens_per_minute")
+"""What may stand behind a key, as NAME=VALUE."""
 _PRIORITY = "The highest priority that a request may ask for."
 _POSITIVE = whole_number("a positive integer", high=math.inf)
 _POSITIVE_OR_NONE = whole_number("a positive integer, or None", high=math.inf)
@@ -34,6 +36,7 @@ class ServerFields:
 
     api_keys: a request may enter with any of these keys, as "Authorization: Bearer KEY" or "x-api-key: KEY"; () lets
     every request enter.
+    Behind a key may stand, with a space before each, what it has: KEY_FIELDS (runtime/serving/server/api_keys.py).
     protect_metrics: True means that /metrics needs a key too. /health and /ready never need one.
     max_body_size: the most bytes of a request's body.
     body_timeout: the seconds in which the whole body must arrive.
@@ -61,6 +64,7 @@ class ServerFields:
     adapter_folder: the folder whose adapters clients with a key may load and unload; None means that they may not.
     log_prompts: True writes the bodies of requests into the log.
     quiet_probes: True leaves requests for /health, /ready and /metrics that were answered with 200 out of the log.
+    otel: True makes spans of requests, which an exporter of OpenTelemetry sends where the environment says.
     page: whether the server has a page at /, on which people chat with its engines; the page's files need no key.
     """
 
@@ -68,7 +72,11 @@ class ServerFields:
         (),
         str,
         repeated=True,
-        at=_serve("Key that lets a client in, as its bearer token or x-api-key. May be repeated.", "--api-key"),
+        at=_serve(
+            "Key that lets a client in, as its bearer token or x-api-key, and behind it what it has, such as 'KEY weight=2 "
+            "priority=1 tokens_per_minute=60000'. May be repeated.",
+            "--api-key",
+        ),
     )
     protect_metrics: bool = declare(False, at=_serve("Ask for a key at /metrics too."))
     max_body_size: int = declare(
@@ -179,6 +187,12 @@ class ServerFields:
     log_prompts: bool = declare(False, at=_serve("Write the bodies of requests into the log."))
     quiet_probes: bool = declare(
         False, at=_served("Leave /health, /ready and /metrics out of the log where the answer was 200.")
+    )
+    otel: bool = declare(
+        False,
+        at=_serve(
+            "Send OpenTelemetry traces of requests to where OTEL_EXPORTER_OTLP_ENDPOINT says; needs the extra otel."
+        ),
     )
     page: bool = declare(True, at=_serve("Have a page at / for chats and live figures.", "--page/--no-page"))
 

@@ -58,7 +58,7 @@ def test_params_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
         "max_tokens": 2, "temperature": 0.5, "top_k": 0, "top_p": 0.9, "seed": 7, "stop_token_ids": [3],
         "ignore_eos": False, "eos_token_ids": [EOS], "logprobs": 1, "min_tokens": 0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [], "bad_words": [],
-        "timeout_s": -1.0, "priority": 0, "cache_salt": "", "prompt_logprobs": -1, "n": 1, "guided": False,
+        "timeout_s": -1.0, "priority": 0, "tenant": 0, "tenant_weight": 1.0, "deadline_s": -1.0, "cache_salt": "", "prompt_logprobs": -1, "n": 1, "guided": False,
         "beam_width": 1, "length_penalty": 1.0, "early_stopping": "no", "typical_p": 1.0, "xtc_threshold": 0.1,
         "xtc_probability": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2,
         "dry_penalty_last_n": -1, "no_repeat_ngram_size": 0,

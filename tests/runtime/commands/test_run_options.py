@@ -39,8 +39,10 @@ def engine(engines: list[FakeEngine], tmp_path: Path) -> str:
 def test_every_request_parameter_has_an_option() -> None:
     """But those that make no difference here: one set of parameters for all prompts, and the text is the output.
     Guided decoding has options of its own, see test_guided_options.py, and --adapter loads and names an adapter."""
-    without = {"priority", "cache_salt", "detokenize", "guided_decoding", "kept_special_tokens", "adapter",
-               "logits_processors"}  # fmt: skip
+    without = {
+        "priority", "tenant", "tenant_weight", "deadline", "cache_salt", "detokenize", "guided_decoding",
+        "kept_special_tokens", "adapter", "logits_processors",
+    }  # fmt: skip
     assert {field.name for field in dataclasses.fields(SamplingParams)} - {
         option.name for option in SAMPLING
     } == without

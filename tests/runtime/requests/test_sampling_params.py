@@ -168,7 +168,7 @@ def test_unknown_keyword_names_the_closest() -> None:
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
     with pytest.raises(
         InvalidOptionError,
-        match="there are adapter, bad_words, beam_width, cache_salt, detokenize, dry_allowed_length, ",
+        match="there are adapter, bad_words, beam_width, cache_salt, deadline, detokenize, ",
     ):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 

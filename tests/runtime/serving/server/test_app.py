@@ -119,6 +119,19 @@ def test_a_stopped_engine_is_not_ready(pico_engine: Path) -> None:
     assert refused.headers["retry-after"] == "1"
 
 
+def test_health_says_that_an_engine_is_in_trouble(toy_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What LLM calls trouble: tests/runtime/requests/test_watchdog.py."""
+    with LLM(toy_engine, threads=1, kv_cache_memory="16MiB") as llm:
+        app = create_app({"pico": llm})
+        with monkeypatch.context() as during:
+            during.setattr(LLM, "trouble", "no step has ended for 400 s")
+            health, ready = call(app, "GET", "/health"), call(app, "GET", "/ready")
+            assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_in_trouble")
+            assert health.json()["error"]["message"] == "pico: no step has ended for 400 s"
+            assert (ready.status_code, ready.json()["error"]["message"]) == (503, "pico: no step has ended for 400 s")
+        assert (call(app, "GET", "/health").status_code, call(app, "GET", "/ready").status_code) == (200, 200)
+
+
 TROUBLES = ["a violated invariant", "no events thread", "a stalled engine"]
 
 

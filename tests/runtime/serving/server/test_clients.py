@@ -29,7 +29,7 @@ def test_each_key_has_a_salt_that_does_not_show_it() -> None:
     salts = [defaults_of(number, api_keys=("a", "b", "a"))["cache_salt"] for number in (1, 2, 3)]
     assert salts[0] == salts[2] != salts[1]
     assert len(salts[0]) == 64
-    assert defaults_of(1, api_keys=("a",), shared_prefixes=True) == {"top_p": 0.5}
+    assert "cache_salt" not in defaults_of(1, api_keys=("a",), shared_prefixes=True)
     assert defaults_of(None) == {"top_p": 0.5}
 
 
@@ -49,6 +49,17 @@ def test_a_priority_above_the_servers_is_refused(priority: int, most: int) -> No
     words = rf"at most {most} on this server \(its --max-priority\), got {priority}"
     with pytest.raises(InvalidRequestError, match=words):
         defaults_of(None, {"priority": priority}, max_priority=most)
+
+
+def test_a_keys_values_reach_its_requests() -> None:
+    keys = ("a weight=2.5 priority=3", "b", "a weight=2.5 priority=3")
+    first, second, again = (defaults_of(number, api_keys=keys, shared_prefixes=True) for number in (1, 2, 3))
+    assert first == again == {"top_p": 0.5, "tenant": 1, "tenant_weight": 2.5, "priority": 3}
+    assert second == {"top_p": 0.5, "tenant": 2, "tenant_weight": 1.0}
+    assert "priority" not in defaults_of(1, {"priority": 3}, api_keys=("b",), max_priority=4)
+    for key, asked, words in (("a priority=3", 4, "at most 3 with this key"), ("a priority=-2", 0, "at most -2 with")):
+        with pytest.raises(InvalidRequestError, match=words):
+            defaults_of(1, {"priority": asked}, api_keys=(key,), max_priority=9)
 
 
 def cached(served: Served, key: str, chat: bool = False, **fields: Any) -> int:

@@ -64,6 +64,7 @@ def test_a_model_folder(engine: Path, tmp_path: Path) -> None:
         "kv_cache_memory": "1MiB",
         "max_batch_size": 64,
         "generation_config": "neutral",
+        "watchdog": "restart",
         "guided_vocabulary": "eager",
     }
     assert (options.interface, options.exclude_input_in_output) == ("both", False)
@@ -148,6 +149,7 @@ def test_fewer_tokens_than_the_usual_batch_lower_it(engine: Path, tmp_path: Path
         "max_batch_size": 16,
         "max_num_tokens": 16,
         "generation_config": "neutral",
+        "watchdog": "restart",
         "guided_vocabulary": "eager",
     }
 
@@ -231,7 +233,7 @@ def test_the_command(engine: Path, tmp_path: Path) -> None:
     assert result.output.count("wrote ") == 5
     options = options_of(repository / "ensemble")
     sizes = {"kv_cache_memory": "1MiB", "max_batch_size": 5, "threads": 2}
-    assert options.llm == {**sizes, "generation_config": "model", "guided_vocabulary": "eager"}
+    assert options.llm == {**sizes, "generation_config": "model", "watchdog": "restart", "guided_vocabulary": "eager"}
     assert options.exclude_input_in_output
     assert read_config(repository / "tensorrt_llm").max_batch_size == 0
     assert not read_config(repository / "tensorrt_llm").model_transaction_policy.decoupled
