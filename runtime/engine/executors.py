@@ -139,8 +139,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         )
     if options.devices is not None and target.name not in GPU_TARGETS:
         raise InvalidOptionError(
-            f"devices={options.devices!r}: only engines of the targets {', '.join(GPU_TARGETS)} run on a GPU that is chosen so, this "
-            f"one is of target {target.name!r}; leave it out"
+            f"devices={options.devices!r}: only engines of the targets {', '.join(GPU_TARGETS)} run on a GPU that is "
+            f"chosen so, this one is of target {target.name!r}; leave it out"
         )
     if options.numa in ("split", "interleave"):
         require_cpu(engine, f"numa={options.numa!r}")

@@ -107,8 +107,8 @@ class EngineOptions:
     nothing is proposed. trace: the file of the timeline, None if none is kept. trace_steps: whether the
     steps alone are kept in memory. work_cut: the sizes of
     runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none.
-    max_loras: the names of adapters that there may be; 0 means that the engine takes none. tiers: what keeps blocks that
-    the KV cache has no room for; None if nothing does.
+    max_loras: the names of adapters that there may be; 0 means that the engine takes none. tiers: what keeps blocks
+    that the KV cache has no room for; None if nothing does.
     """
 
     kv_cache_bytes: int

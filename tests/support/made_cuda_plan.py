@@ -49,7 +49,8 @@ def made_plan(sm: int = 90) -> Plan:
     def launch(grid: tuple[int, int, int], number: int) -> PlannedLaunch:
         args = (
             Argument(SLOT, 0, 64.0), Argument(METADATA, 0), Argument(METADATA, 6), Argument(PAGES, 1),
-            Argument(WORKSPACE, 0, 256.0), Argument(INTEGER, number), Argument(INTEGER, blocks), Argument(FLOAT, 0, 0.5),
+            Argument(WORKSPACE, 0, 256.0), Argument(INTEGER, number), Argument(INTEGER, blocks),
+            Argument(FLOAT, 0, 0.5),
         )  # fmt: skip
         return PlannedLaunch(0, grid, args)
 

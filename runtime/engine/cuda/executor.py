@@ -1,4 +1,4 @@
-"""Opens an engine of target cuda: chooses the plan for the GPU's SM, and sizes the KV cache by the GPU's free memory."""
+"""Opens an engine of target cuda: chooses the plan for the GPU's SM, and sizes the KV cache by its free memory."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def choose_sm(engine: EngineDir, sm: int, name: str) -> int:
     fits = [at for at in there if at == sm or (at < _ARCH_SPECIFIC and at // 10 == sm // 10 and at < sm)]
     if not fits:
         raise EngineError(
-            f"{engine.path}: has code for SM {', '.join(map(str, there))}, and {name} has SM {sm}; build the model with "
-            f"--sm {sm}"
+            f"{engine.path}: has code for SM {', '.join(map(str, there))}, and {name} has SM {sm}; build the model "
+            f"with --sm {sm}"
         )
     return max(fits)
 

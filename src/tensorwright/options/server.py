@@ -73,8 +73,8 @@ class ServerFields:
         str,
         repeated=True,
         at=_serve(
-            "Key that lets a client in, as its bearer token or x-api-key, and behind it what it has, such as 'KEY weight=2 "
-            "priority=1 tokens_per_minute=60000'. May be repeated.",
+            "Key that lets a client in, as its bearer token or x-api-key, and behind it what it has, such as 'KEY "
+            "weight=2 priority=1 tokens_per_minute=60000'. May be repeated.",
             "--api-key",
         ),
     )

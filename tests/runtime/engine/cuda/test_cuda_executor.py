@@ -274,7 +274,9 @@ def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: P
     (event,) = [e for e in engine.wait_events(20.0) if e.finish]
     assert event.finish == "error"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in event.error
-    wait_until(lambda: engine.stopped)
+    stopped = engine
+    wait_until(lambda: stopped.stopped)
+    del stopped
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in engine.cause
     with pytest.raises(EngineStoppedError):
         engine.submit(4, [1], sampling)
