@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -274,9 +275,7 @@ def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: P
     (event,) = [e for e in engine.wait_events(20.0) if e.finish]
     assert event.finish == "error"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in event.error
-    stopped = engine
-    wait_until(lambda: stopped.stopped)
-    del stopped
+    wait_until(partial(getattr, engine, "stopped"))
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in engine.cause
     with pytest.raises(EngineStoppedError):
         engine.submit(4, [1], sampling)
