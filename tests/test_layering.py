@@ -290,6 +290,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "runtime/core/ops": {"kernels", *_BASE, "runtime/core/plan"},
     "instructions": {"kernels", *_BASE, "runtime/core/plan", "runtime/core/ops"},
     "runtime/core/executor": {"kernels", *_BASE, "runtime/core/plan", "runtime/core/ops", "runtime/core/rows"},
+    "runtime/core/cuda": {*_BASE, "runtime/core/ops"},
     # What follows knows of tensors only what interface/executor.h says.
     "runtime/core/ranks": _BASE,
     "runtime/core/cache": _BASE,

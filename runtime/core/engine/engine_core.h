@@ -17,8 +17,8 @@
 #include "runtime/core/cache/kv_blocks.h"
 #include "runtime/core/engine/beams.h"
 #include "runtime/core/engine/engine_options.h"
-#include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/fastest_steps.h"
+#include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/engine/prefix_fetches.h"
 #include "runtime/core/engine/prefix_transfer.h"
@@ -51,8 +51,8 @@ struct EngineStats {
   int32_t state_slots = 0, used_state_slots = 0, state_snapshots = 0;
   SnapshotStats snapshots;
   int64_t forced_tokens = 0;  // tokens that a grammar forced and that cost no step of their own
-  int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
-  int64_t late = 0;     // completions that could not end by their deadline
+  int64_t sat_out = 0;        // times that a sequence was put aside until its mask comes
+  int64_t late = 0;           // completions that could not end by their deadline
   // With itl_goal_s: steps with decodes that took longer, and the pace as it is.
   int64_t steps_over_goal = 0;
   Pace pace;
@@ -227,8 +227,8 @@ class EngineCore {
   std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
   std::unique_ptr<PrefixFetches> fetches_;    // null without tiers
   Beams beams_;
-  std::unique_ptr<Drafter> drafter_;          // null if nothing is proposed
-  std::unique_ptr<ForcedTokens> forced_;      // null if nothing is computed because a grammar forces it
+  std::unique_ptr<Drafter> drafter_;      // null if nothing is proposed
+  std::unique_ptr<ForcedTokens> forced_;  // null if nothing is computed because a grammar forces it
   StepPace pace_;
   FastestSteps fastest_;
   // The end of the last step, if the next one follows at once.

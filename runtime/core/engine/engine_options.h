@@ -30,9 +30,9 @@ struct EngineOptions {
   // Whether tokens that a grammar forces are computed with the token before them. The executor must compute a
   // sequence's tokens to the same bits in one step as in several.
   bool jump_forward = false;
-  TierOptions tiers;               // what keeps blocks that the prefix cache forgets
-  double itl_goal_s = 0;           // seconds between two tokens of a completion; 0: none (step_pace.h)
-  double ageing_s = 0;             // seconds of waiting that are worth one priority; 0: none (scheduler.h)
+  TierOptions tiers;      // what keeps blocks that the prefix cache forgets
+  double itl_goal_s = 0;  // seconds between two tokens of a completion; 0: none (step_pace.h)
+  double ageing_s = 0;    // seconds of waiting that are worth one priority; 0: none (scheduler.h)
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.

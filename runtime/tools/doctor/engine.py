@@ -98,9 +98,23 @@ def _tensorrt_checks(engine: EngineDir) -> Iterator[Check]:
         yield lambda: check_ranks(engine, tuple(range(engine.config.ranks)))
 
 
+def _cuda_checks(engine: EngineDir) -> Iterator[Check]:
+    from tensorwright.runtime.engine import native
+    from tensorwright.runtime.engine.cuda.library import require_cublaslt
+
+    found: list[dict[str, Any]] = []
+    yield lambda: found.append(native.load_module().cuda_device(0))
+    if found:
+        from tensorwright.runtime.engine.cuda.executor import choose_sm
+
+        yield lambda: choose_sm(engine, int(found[0]["sm"]), str(found[0]["name"]))
+    yield require_cublaslt
+
+
 CHECKS: dict[str, Callable[[EngineDir], Iterator[Check]]] = {
     "cpu": _cpu_checks,
     "onnx": _onnx_checks,
+    "cuda": _cuda_checks,
     "tensorrt": _tensorrt_checks,
     "tensorrt-rtx": _tensorrt_checks,
 }
