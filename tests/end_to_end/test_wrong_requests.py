@@ -15,6 +15,7 @@ from support.plan_writer import EMBEDDING
 from support.toy_engine import FILES, MAX_SEQ_LEN, VOCAB, make_toy, seal, write_toy_engine
 from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
+from tensorwright.engine_format.targets import TARGET_NAMES
 from tensorwright.errors import (
     EngineError,
     InvalidOptionError,
@@ -80,7 +81,11 @@ def test_newer_versions_and_other_targets(engine: Path) -> None:
     sound = (engine / "config.json").read_text()
     for old, new, words in (
         ('"format_version": 1', '"format_version": 7', "format version 7, this tensorwright reads 1; build"),
-        ('"target": "cpu"', '"target": "abacus"', "built for target 'abacus', this runtime runs cpu, onnx, tensorrt"),
+        (
+            '"target": "cpu"',
+            '"target": "abacus"',
+            f"built for target 'abacus', this runtime runs {', '.join(TARGET_NAMES)}",
+        ),
     ):
         assert old in sound
         (engine / "config.json").write_text(sound.replace(old, new))

@@ -123,7 +123,7 @@ class Steps {
     const auto seqs = static_cast<int32_t>(c.between(1, kMaxSeqs));
     for (int32_t seq = 0; seq < seqs; ++seq) {
       add_sequence(step, seq, c);
-      if (facts_.state_bytes > 0) step.state_slots.push_back(kMaxSeqs - 1 - seq);
+      if (facts_.state_bytes > 0 && step.seqs() > seq) step.state_slots.push_back(kMaxSeqs - 1 - seq);
     }
     for (int32_t token = 0; token < step.tokens(); ++token) {
       if (c.one_in(2) || token + 1 == step.tokens()) step.logit_rows.push_back(token);
@@ -134,8 +134,8 @@ class Steps {
  private:
   void add_sequence(Step& step, int32_t seq, Choices& c) const {
     const int32_t room = std::min(max_tokens_ - step.tokens(), max_context_);
-    const auto queries = static_cast<int32_t>(c.one_in(2) ? c.below(static_cast<uint32_t>(room) + 1)
-                                                          : static_cast<uint32_t>(std::min(room, 1)));
+    if (room < 1) return;  // every sequence of a step has tokens
+    const auto queries = static_cast<int32_t>(c.one_in(2) ? 1 + c.below(static_cast<uint32_t>(room)) : 1);
     const auto past = static_cast<uint32_t>(max_context_ - queries);
     const uint32_t wanted =
         c.of<uint32_t>({0, c.below(40), 511, 512, 500 + c.below(40), 1024 + c.below(200)});

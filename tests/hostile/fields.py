@@ -185,8 +185,10 @@ DETOKENIZE: Table = {"model": (text,), "tokens": (zeros, lists, just(f"[{2**63}]
 
 DRAWING: Table = dict.fromkeys(
     (
-        "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "seed", "logit_bias", "min_tokens", "ignore_eos", "priority", "cache_salt",
+        "model", "temperature", "top_p", "top_k", "min_p", "typical_p", "xtc_threshold", "xtc_probability",
+        "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
+        "no_repeat_ngram_size", "logits_processors", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "seed", "logit_bias", "min_tokens", "ignore_eos", "priority", "deadline", "cache_salt",
     ),
     (),
 )  # fmt: skip

@@ -127,7 +127,7 @@ def _launches(step: Step) -> list[Launch]:
         (((1, 9),), ["decode"]),
         (((1, 900),), ["decode", "combine"]),
         (((9, 900),), ["prefill"]),
-        (((1, 9), (1, 9)), ["prefill", "decode"]),
+        (((1, 9), (1, 9)), ["decode"]),
         (((2, 9), (1, 900)), ["prefill", "decode", "combine"]),
     ],
 )

@@ -104,7 +104,9 @@ def test_a_gpu_can_be_chosen(served: Any) -> None:
 
 
 def test_targets_without_gpus_refuse_their_numbers(model: Any) -> None:
-    with pytest.raises(InvalidOptionError, match=r"devices='0': only engines of the TensorRT targets"):
+    with pytest.raises(
+        InvalidOptionError, match=r"devices='0': only engines of the targets tensorrt, tensorrt-rtx, cuda"
+    ):
         LLM(model[2], **SPEED, devices="0")
 
 

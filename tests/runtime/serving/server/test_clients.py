@@ -19,7 +19,7 @@ from tensorwright.runtime.serving.server.options import ServerOptions
 
 def defaults_of(key: int | None, body: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """Of a request with the key of this number, as its handler sees it."""
-    app = SimpleNamespace(state=SimpleNamespace(options=ServerOptions(**options)))
+    app = SimpleNamespace(state=SimpleNamespace(options=ServerOptions(**options), salt_secret=b"secret"))
     request: Any = SimpleNamespace(app=app, scope={"state": {} if key is None else {"key": key}})
     return client_defaults(request, CompletionRequest(prompt="x", **(body or {})), {"top_p": 0.5})
 

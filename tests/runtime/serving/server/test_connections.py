@@ -200,7 +200,7 @@ def test_hosts(allowed: tuple[str, ...], local: bool, host: str, admitted: bool)
         if message["type"] == "http.response.start":
             seen.append(str(message["status"]))
 
-    scope = {"type": "http", "headers": [(b"host", host.encode())]}
+    scope = {"type": "http", "path": "/v1/models", "headers": [(b"host", host.encode())]}
     asyncio.run(HostGuard(app, allowed, local)(scope, None, send))  # type: ignore[arg-type]
     assert seen == (["app"] if admitted else ["421"])
 
