@@ -290,6 +290,7 @@ CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
 LogitRows CudaExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
+  if (step.tokens() == 0) return {};
   const bool graph = decodes(step);
   const Prepared prepared = prepare(shape_of(step, graph));
   if (prepared.layout.bytes > packed_.bytes())

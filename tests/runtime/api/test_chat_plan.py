@@ -178,7 +178,7 @@ def test_what_a_template_does_not_read_is_refused(plan: Plan, messages: Any, mes
             {"tools": TOOLS, "choice": {"type": "function", "function": {"name": "gone"}}},
             "tool_choice must name one of the tools (get_weather, now), got 'gone'",
         ),
-        (HERMES, {"tools": TOOLS, "choice": {"type": "function"}}, 'tool_choice must be a text or {"type": "function"'),
+        (HERMES, {"tools": TOOLS, "choice": {"type": "function"}}, 'tool_choice must be a text, {"type": "function"'),
         (HERMES, {"tools": [{"type": "web"}]}, "tools[0] must be"),
         (HERMES, {"tools": [*TOOLS, TOOLS[0]]}, "tools[2]: the name 'get_weather' is given to two tools"),
         (HERMES, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]: the name must be 1 to 64"),

@@ -203,7 +203,7 @@ def test_text_files_hold_text(tmp_path: Path, token: str) -> None:
     ("changes", "words"),
     [
         ({"format_version": 2, "tensorwright_version": "9.9"}, ["version 2", "reads 1", "9.9"]),
-        ({"target": "abacus"}, ["'abacus'", "runs cpu, onnx, tensorrt, tensorrt-rtx"]),
+        ({"target": "abacus"}, ["'abacus'", "runs cpu, onnx, cuda, tensorrt, tensorrt-rtx"]),
         ({"target": ["cpu"]}, ["['cpu']", "runs cpu"]),
         ({"target": "tensorrt"}, ["tensorrt/rank0.engine", "target 'tensorrt' must have it"]),
         ({"format": "other"}, ["not an engine"]),
