@@ -49,7 +49,10 @@ def test_company_chunks_preemption_and_prefixes(engine: Path) -> None:
         solo = Solo(one)
         crowd = {"threads": 2, "max_batch_size": 16, "max_prefill_chunk": 37}
         with LLM(str(engine), kv_cache_memory=room(engine, 24), enable_prefix_caching=False, **crowd) as llm:
-            check(llm, solo, load)
+            for _ in range(5):  # on a busy machine they may come one after the other
+                check(llm, solo, load)
+                if llm.get_stats()["preemptions"] > 0:
+                    break
             assert llm.get_stats()["preemptions"] > 0
         with LLM(str(engine), kv_cache_memory="64MiB", **crowd) as llm:
             check(llm, solo, load)
