@@ -41,6 +41,7 @@ def make(config: Path, out: Path, sm: int, quantize: str | None, dtype: str, max
     from tensorwright.builder.phases import Phases
     from tensorwright.builder.target.interface import find_target
     from tensorwright.models.config_only import ConfigOnly
+    from tensorwright.plugins.gpu.compile import compile_kernel
 
     seqs, tokens = max_step
     options = BuildOptions(target="cuda", dtype=dtype, max_seq_len=MAX_SEQ_LEN, accuracy="none", quantize=quantize,
@@ -54,7 +55,8 @@ def make(config: Path, out: Path, sm: int, quantize: str | None, dtype: str, max
     report = rewrite_graph(graph, target, checkpoint, phases)
     facts = report.graph.facts
     planned = plan_graph(report.graph, checkpoint, facts.dtype, (tokens, max_rows(seqs, tokens), seqs))
-    plan, _ = planned.plan(sm)
+    planner, instructions = planned.traced(sm)
+    plan = planned.plan(sm, instructions, tuple(compile_kernel(spec, sm) for spec in planner.specs))
     out.mkdir(parents=True, exist_ok=True)
     (out / f"sm_{sm}.plan").write_bytes(to_bytes(plan))
     stored = [
