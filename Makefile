@@ -240,7 +240,7 @@ SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_
 	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF \
 	$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thread_team_test timeline_test executor_test token_masks_test \
-	guided_engine_test ranks_test prefix_transfer_test
+	guided_engine_test ranks_test prefix_transfer_test prefix_tiers_test
 
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
