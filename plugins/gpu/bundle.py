@@ -16,13 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tensorwright.engine_format.gpu_code import ARCH_SPECIFIC, runs_on
 from tensorwright.errors import EngineError, KernelError
 
 MAGIC = b"TWGPUK\x00\x01"
 """The last byte is the version of the format."""
 _HEAD = len(MAGIC) + 32
-_ARCH_SPECIFIC = 90
-"""Code for this SM and above runs only on its own SM (sm_90a, sm_120a). The same is true of its PTX."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,23 +70,18 @@ class Bundle:
                 "tensorwright built it: build it again"
             )
         chosen = known[self._code_sm(sm, known, f"{kernel} ({variant}): the engine")]
-        if _runs_on(chosen.sm, sm):
+        if runs_on(chosen.sm, sm):
             return chosen, chosen.cubin
         return chosen, chosen.ptx.encode() + b"\x00"
 
     @staticmethod
     def _code_sm(sm: int, known: Iterable[int], whose: str) -> int:
-        native = [at for at in known if _runs_on(at, sm)]
-        portable = [at for at in known if at < min(sm, _ARCH_SPECIFIC)]
+        native = [at for at in known if runs_on(at, sm)]
+        portable = [at for at in known if at < min(sm, ARCH_SPECIFIC)]
         if native or portable:
             return max(native) if native else min(portable)
         there = ", ".join(map(str, sorted(known))) or "no SM at all"
         raise KernelError(f"{whose} has code for {there}, none that runs on SM {sm}; build it with --sm {sm}")
-
-
-def _runs_on(at: int, sm: int) -> bool:
-    """Says whether machine code for `at` runs on `sm`."""
-    return at == sm or (at // 10 == sm // 10 and at < sm and at < _ARCH_SPECIFIC)
 
 
 def to_bytes(kernels: Iterable[CompiledKernel]) -> bytes:

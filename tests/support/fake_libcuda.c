@@ -253,10 +253,6 @@ int cuGraphDestroy(List *graph) {
 }
 int cuGraphExecDestroy(List *exec) { return cuGraphDestroy(exec); }
 
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
-  Op op = {.kind = COPY_TO_DEVICE, .to = (char *)to, .from = from, .bytes = bytes};
-  return run(&op);
-}
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Stream *stream) {
   return start(stream, (Op){.kind = COPY_TO_DEVICE, .to = (char *)to, .from = from, .bytes = bytes});
 }

@@ -123,7 +123,7 @@ const Driver& bound(const Driver& driver) {
 // Returns a plan whose code runs on the device.
 const CudaPlan& fitting(const CudaPlan& plan, const DeviceFacts& device, const std::string& path) {
   const auto sm = static_cast<int>(plan.sm);
-  // Code for SM 90 and above runs on no other SM, other code on later ones of its generation.
+  // As engine_format/gpu_code.py says, which chooses the plan.
   const bool runs = sm == device.sm || (sm < 90 && sm / 10 == device.sm / 10 && sm < device.sm);
   if (runs) return plan;
   throw Error("EngineError", concat(path, ": has code for SM ", sm, ", and ", device.name, " has SM ",

@@ -42,7 +42,6 @@ Driver::Driver(int device)
   library_.find("cuMemFree_v2", mem_free);
   library_.find("cuMemHostAlloc", mem_host_alloc);
   library_.find("cuMemFreeHost", mem_free_host);
-  library_.find("cuMemcpyHtoD_v2", copy_to_device);
   library_.find("cuMemcpyHtoDAsync_v2", copy_to_device_async);
   library_.find("cuMemcpyDtoHAsync_v2", copy_to_host_async);
   library_.find("cuMemcpyDtoDAsync_v2", copy_on_device_async);

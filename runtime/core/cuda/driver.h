@@ -60,7 +60,6 @@ class Driver {
   int (*mem_free)(DevicePointer);
   int (*mem_host_alloc)(void**, size_t, unsigned);
   int (*mem_free_host)(void*);
-  int (*copy_to_device)(DevicePointer, const void*, size_t);
   int (*copy_to_device_async)(DevicePointer, const void*, size_t, CudaStream*);
   int (*copy_to_host_async)(void*, DevicePointer, size_t, CudaStream*);
   int (*copy_on_device_async)(DevicePointer, DevicePointer, size_t, CudaStream*);

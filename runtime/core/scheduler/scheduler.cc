@@ -1,3 +1,5 @@
+// Decides what each step computes. It has more than 500 lines because planning, preemption, commit and
+// rollback change the same queues and counts of one sequence.
 #include "runtime/core/scheduler/scheduler.h"
 
 #include <algorithm>

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensorwright.engine_format.file_names import CUDA_PLAN, CUDA_WEIGHTS
+from tensorwright.engine_format.gpu_code import runs_on
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import EngineError, OutOfMemoryError
 from tensorwright.runtime import _runtime
@@ -14,8 +15,6 @@ from tensorwright.sizes import format_size
 
 MEMORY_SHARE = 0.9
 """The share of the GPU's free memory, beside weights and activations, that the KV cache takes by default."""
-_ARCH_SPECIFIC = 90
-"""Code for this SM and above runs only on its own SM."""
 
 
 class CudaExecutor(_runtime.CudaExecutor):
@@ -71,7 +70,7 @@ class CudaExecutor(_runtime.CudaExecutor):
 def choose_sm(engine: EngineDir, sm: int, name: str) -> int:
     """Returns the SM whose code runs on this one: its own, or a lower one of its generation. Raises EngineError."""
     there = built_sms(engine)
-    fits = [at for at in there if at == sm or (at < _ARCH_SPECIFIC and at // 10 == sm // 10 and at < sm)]
+    fits = [at for at in there if runs_on(at, sm)]
     if not fits:
         raise EngineError(
             f"{engine.path}: has code for SM {', '.join(map(str, there))}, and {name} has SM {sm}; build the model "
