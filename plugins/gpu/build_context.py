@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tensorwright.errors import BuildError, EngineError
 from tensorwright.plugins.gpu import bundle
@@ -21,6 +22,7 @@ from tensorwright.plugins.gpu.collective_call import Collectives
 from tensorwright.plugins.gpu.compile import compile_kernel
 from tensorwright.plugins.gpu.driver import CudaDriver, Driver
 from tensorwright.plugins.gpu.launch import KernelSpec
+from tensorwright.plugins.gpu.prepared_calls import MadeLaunch, Recent
 
 _log = logging.getLogger("tensorwright.gpu")
 
@@ -40,6 +42,14 @@ class PluginContext:
         self._bytes: dict[str, bytes] = {}
         self._bundles: dict[str, bundle.Bundle] = {}
         self._carriers: dict[str, str] = {}
+        self._made: dict[Any, Recent[list[MadeLaunch]]] = {}
+
+    def made_launches(self, kind: Any) -> Recent[list[MadeLaunch]]:
+        """Returns the recent calls of all layers of an equal `kind`: those whose launches are the same."""
+        return self._made.setdefault(kind, Recent())
+
+    def forget_launches(self) -> None:
+        self._made.clear()
 
     @property
     def collectives(self) -> Collectives:

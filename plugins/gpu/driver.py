@@ -1,13 +1,14 @@
 """Starts kernels on an NVIDIA GPU by cuda-bindings: `CudaDriver`; no torch, no Triton, nothing loaded at import.
 
 `Driver` is the interface that TensorRT plugins use. Tests pass one that records (tests/support/recording_driver.py).
-A launch is prepared once for its addresses and sizes, and then started again as long as they stay the same.
+A launch is prepared once for its sizes. It is started again as long as they stay the same, at addresses that may move.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +32,9 @@ class Driver(Protocol):
     def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Any:
         """Prepares a launch for `start`. `image`: machine code or PTX of `kernel`, as Bundle.find returns it."""
 
+    def move(self, prepared: Any, pointers: Sequence[tuple[int, int]]) -> None:
+        """Gives a prepared launch other addresses, each with the place of its argument."""
+
     def start(self, prepared: Any, stream: int) -> None:
         """Puts the launch on a CUDA stream and does not wait for it."""
 
@@ -41,9 +45,8 @@ class Prepared:
 
     name: str
     function: Any
-    grid: tuple[int, int, int]
-    threads: int
-    shared_bytes: int
+    shape: tuple[int, ...]
+    """The grid, the threads of a block in three dimensions, and the bytes of shared memory."""
     arguments: Arguments
 
 
@@ -52,11 +55,12 @@ class Arguments:
 
     def __init__(self, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
         self._values = [kind(value) for kind, value in zip(types, values, strict=True)]
-        self._pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in self._values))
+        self._pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, self._values))
+        self.address = ctypes.addressof(self._pointers)
 
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self._pointers)
+    def put(self, index: int, value: int) -> None:
+        """Changes an argument. A launch that was started has its own copy."""
+        self._values[index].value = value
 
 
 class CudaDriver:
@@ -90,16 +94,18 @@ class CudaDriver:
         return Prepared(
             kernel.name,
             self._functions[key],
-            launch.grid,
-            kernel.num_warps * THREADS_OF_A_WARP,
-            kernel.shared_bytes,
+            (*launch.grid, kernel.num_warps * THREADS_OF_A_WARP, 1, 1, kernel.shared_bytes),
             Arguments(*kernel_params(kernel.parameters, launch)),
         )
 
+    def move(self, prepared: Prepared, pointers: Sequence[tuple[int, int]]) -> None:
+        for index, address in pointers:
+            prepared.arguments.put(index, address)
+
     def start(self, prepared: Prepared, stream: int) -> None:
-        shape = (*prepared.grid, prepared.threads, 1, 1, prepared.shared_bytes)
-        answer = self._api.cuLaunchKernel(prepared.function, *shape, stream, prepared.arguments.address, 0)
-        self._check(f"starting {prepared.name} on a grid of {prepared.grid}", answer)
+        answer = self._api.cuLaunchKernel(prepared.function, *prepared.shape, stream, prepared.arguments.address, 0)
+        if answer[0]:
+            self._check(f"starting {prepared.name} on a grid of {prepared.shape[:3]}", answer)
 
     def close(self) -> None:
         """Unloads the modules and releases the primary context. No kernel may run any more."""

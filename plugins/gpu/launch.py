@@ -13,7 +13,7 @@ import ctypes
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from functools import cache, cached_property
 from typing import Any
 
 from tensorwright.engine_format.dtypes import ITEM_BYTES
@@ -22,6 +22,7 @@ from tensorwright.errors import KernelError
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32"}
 """The name of a pointer to each element type, in Triton."""
 SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+INT_BOUNDS = {"i32": 2**31, "i64": 2**63}
 SCRATCH = "scratch"
 """The type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
 ALIGNMENT = 16
@@ -40,6 +41,16 @@ class StepSize:
     __slots__ = ()
 
 
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the strides, in elements, of a row-major tensor without gaps."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    strides.reverse()
+    return tuple(strides)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor in a GPU's memory, as a kernel gets it. Strides count elements."""
@@ -53,8 +64,7 @@ class Tensor:
     @staticmethod
     def dense(name: str, address: int, shape: tuple[int, ...], dtype: str) -> Tensor:
         """Returns a row-major tensor without gaps."""
-        strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        return Tensor(name, address, tuple(shape), strides, dtype)
+        return Tensor(name, address, tuple(shape), dense_strides(shape), dtype)
 
     @property
     def item_bytes(self) -> int:
@@ -80,7 +90,7 @@ class KernelSpec:
     fp_fusion: bool = True
     """Whether a product and a sum may become one rounding."""
 
-    @property
+    @cached_property
     def variant(self) -> str:
         """Returns the name of this specialisation among those of its kernel, without warps and stages.
 
@@ -89,6 +99,16 @@ class KernelSpec:
         aligned = tuple(sorted(self.aligned))
         content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the arguments that a launch gives."""
+        return frozenset(name for name, _ in self.signature)
+
+    @cached_property
+    def aligned_arguments(self) -> frozenset[int]:
+        """The places of `aligned` in the signature."""
+        return frozenset(index for index, (name, _) in enumerate(self.signature) if name in self.aligned)
 
     def size(self, name: str) -> int:
         """Returns a constant that is an integer, such as the size of a block, from which a grid follows."""
@@ -105,44 +125,50 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a kernel: `args` in the order of the specialisation's signature."""
+    """One start of a kernel: `args` in the order of the specialisation's signature. aligned: the places of arguments
+    that must be multiples of 16."""
 
     kernel: str
     variant: str
     grid: tuple[int, int, int]
     args: tuple[Any, ...]
+    aligned: frozenset[int] = frozenset()
 
 
 def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any]) -> Launch:
     """Makes a launch. `values` by the names of the signature. Raises KernelError for values that the spec forbids."""
-    names = [name for name, _ in spec.signature]
-    if set(values) != set(names):
-        raise KernelError(f"{spec.kernel}: arguments must be {', '.join(names)}; got {', '.join(values)}")
-    if any(not 1 <= size <= most for size, most in zip(grid, MAX_BLOCKS, strict=True)):
-        raise KernelError(f"{spec.kernel}: a grid must be from (1, 1, 1) to {MAX_BLOCKS}, got {grid}")
+    if values.keys() != spec.names:
+        names = ", ".join(name for name, _ in spec.signature)
+        raise KernelError(f"{spec.kernel}: arguments must be {names}; got {', '.join(values)}")
+    for size, most in zip(grid, MAX_BLOCKS, strict=True):
+        if not 1 <= size <= most:
+            raise KernelError(f"{spec.kernel}: a grid must be from (1, 1, 1) to {MAX_BLOCKS}, got {grid}")
+    args = []
     for name, kind in spec.signature:
-        _check_argument(spec, name, kind, values[name])
-    return Launch(spec.kernel, spec.variant, grid, tuple(values[name] for name in names))
+        value = values[name]
+        number = _number(spec, name, kind, value)
+        if name in spec.aligned and number % ALIGNMENT:
+            what = f"{spec.kernel}: {name} must be a multiple of {ALIGNMENT}"
+            raise KernelError(f"{what}, got {number}: give the tensor an aligned address")
+        args.append(value)
+    return Launch(spec.kernel, spec.variant, grid, tuple(args), spec.aligned_arguments)
 
 
-def _check_argument(spec: KernelSpec, name: str, kind: str, value: Any) -> None:
-    what = f"{spec.kernel}: {name}"
-    number: Any
-    if kind.startswith("*"):
-        if not isinstance(value, Tensor) or POINTERS.get(value.dtype) != kind:
-            raise KernelError(f"{what} must be a tensor of {kind[1:]}, got {value}")
-        number = value.address
+def _number(spec: KernelSpec, name: str, kind: str, value: Any) -> Any:
+    """Returns what a launch hands over for an argument: an address or a number. Raises KernelError for another type."""
+    if isinstance(value, Tensor):
+        if POINTERS.get(value.dtype) == kind:
+            return value.address
     elif kind == "fp32":
-        if not isinstance(value, float):
-            raise KernelError(f"{what} must be a float, got {value!r}")
-        return
-    else:
-        bits = int(kind[1:])
-        if not isinstance(value, int | StepSize) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-            raise KernelError(f"{what} must be an integer of {bits} bits, got {value!r}")
-        number = value
-    if name in spec.aligned and number % ALIGNMENT:
-        raise KernelError(f"{what} must be a multiple of {ALIGNMENT}, got {number}: give the tensor an aligned address")
+        if isinstance(value, float):
+            return value
+    elif kind in INT_BOUNDS and isinstance(value, int | StepSize):
+        number: Any = value
+        if -INT_BOUNDS[kind] <= number < INT_BOUNDS[kind]:
+            return number
+    wanted = {"fp32": "a float", "i32": "an integer of 32 bits", "i64": "an integer of 64 bits"}
+    what = wanted.get(kind, f"a tensor of {kind[1:]}")
+    raise KernelError(f"{spec.kernel}: {name} must be {what}, got {value!r}")
 
 
 def kernel_params(parameters: tuple[str, ...], launch: Launch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -150,24 +176,24 @@ def kernel_params(parameters: tuple[str, ...], launch: Launch) -> tuple[tuple[An
 
     A pointer is its address. The scratch pointers at the end are null, since compile.py refuses kernels that need any.
     """
-    own = parameters[: len(parameters) - parameters.count(SCRATCH)]
-    if len(own) != len(launch.args):
-        raise KernelError(f"{launch.kernel}: {len(own)} arguments are expected, got {len(launch.args)}")
-    values: list[Any] = []
-    types: list[Any] = []
-    for kind, value in zip(own, launch.args, strict=True):
-        values.append(value.address if kind.startswith("*") else value)
-        types.append(ctypes.c_void_p if kind.startswith("*") else SCALARS[kind])
-    for _ in range(parameters.count(SCRATCH)):
-        values.append(0)
-        types.append(ctypes.c_void_p)
-    return tuple(values), tuple(types)
+    own, types = _argument_types(parameters)
+    if own != len(launch.args):
+        raise KernelError(f"{launch.kernel}: {own} arguments are expected, got {len(launch.args)}")
+    values = [value.address if isinstance(value, Tensor) else value for value in launch.args]
+    return (*values, *(0,) * (len(types) - own)), types
+
+
+@cache
+def _argument_types(parameters: tuple[str, ...]) -> tuple[int, tuple[Any, ...]]:
+    """Returns how many parameters a launch gives, and the ctypes types of all."""
+    types = (ctypes.c_void_p if kind.startswith("*") or kind == SCRATCH else SCALARS[kind] for kind in parameters)
+    return len(parameters) - parameters.count(SCRATCH), tuple(types)
 
 
 def require_dense(*tensors: Tensor) -> None:
     """Raises KernelError for a tensor with gaps or another order of its dimensions."""
     for tensor in tensors:
-        dense = Tensor.dense(tensor.name, 0, tensor.shape, tensor.dtype).strides
+        dense = dense_strides(tensor.shape)
         if tensor.strides != dense:
             raise KernelError(f"{tensor.name} {list(tensor.shape)} must have strides {dense}, got {tensor.strides}")
 

@@ -18,6 +18,7 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import GraphError, KernelError
 from tensorwright.plugins.gpu.build_context import PluginContext
 from tensorwright.plugins.gpu.launch import Tensor
+from tensorwright.plugins.gpu.prepared_calls import MadeLaunch, PreparedCall, Recent, Shapes, stand_in
 from tensorwright.plugins.gpu.tensorrt_op import UNKNOWN, Dim, Operand, PluginOp, constant
 
 VERSION = "1"
@@ -74,7 +75,8 @@ class PluginMethods:
         self.num_outputs = len(self._outputs())
         self.timing_cache_id = ""
         self.metadata_string = ", ".join(f"{name}={value}" for name, value in attrs.items())
-        self._prepared: tuple[Any, list[Any]] = (None, [])
+        self._calls: Recent[Any] = Recent()
+        self._is_checked = False
 
     # core
 
@@ -176,15 +178,20 @@ class PluginMethods:
         if self.context.sms:  # a build on a GPU times layers on made-up numbers, which are bad block tables
             return
         # A slice of Dims is a tuple. It takes a fifth of the time of tuple(Dims).
-        shapes = tuple(desc.dims[:] for desc in (*input_desc, *output_desc))
-        key = (shapes, tuple(inputs), tuple(outputs), workspace)
-        if self._prepared[0] != key:  # in decode steps all stays the same, and the last step's launches are used again
-            if self._prepared[0] is None:
-                self._check_types((*input_desc, *output_desc))
-            self._prepared = (key, self._prepare(shapes, (*inputs, *outputs), len(inputs), workspace))
-        starter = self.context.driver if self.op.collective is None else self.context.collectives
-        for prepared in self._prepared[1]:
-            starter.start(prepared, int(stream))
+        shapes = tuple([desc.dims[:] for desc in (*input_desc, *output_desc)])
+        addresses = (*inputs, *outputs, workspace)
+        if not self._is_checked:
+            self._check_types((*input_desc, *output_desc))
+            self._is_checked = True
+        if self.op.collective is not None:
+            call = self._calls.find((shapes, addresses), lambda: self._together(shapes, addresses[:-1], len(inputs)))
+            self.context.collectives.start(call, int(stream))
+            return
+        call = self._calls.find(shapes, lambda: self._prepare(shapes, len(inputs)))
+        call.move(addresses)
+        driver = self.context.driver
+        for prepared in call.started:
+            driver.start(prepared, int(stream))
 
     @_answering(None)
     def get_fields_to_serialize(self) -> Any:
@@ -210,26 +217,50 @@ class PluginMethods:
         if got != list(self.dtypes.values()):
             raise KernelError(f"{self.op.name} {self.layer}: it was built for {self.dtypes}, TensorRT gives it {got}")
 
-    def _prepare(
-        self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int], num_inputs: int, workspace: int
-    ) -> list[Any]:
-        """Returns the launches of one call, or what its ranks do together. An output that shares an input's memory has
-        that input's name."""
+    def _prepare(self, shapes: Shapes, num_inputs: int) -> PreparedCall:
+        kind = (self.op.name, tuple(self.attrs.items()), tuple(self.dtypes.items()), self.digest, self.workspace_bytes)
+        made = self.context.made_launches(kind).find(shapes, lambda: self._launches(shapes, num_inputs))
+        return PreparedCall(self.context.driver, made, self._shared(num_inputs))
+
+    def forget(self, everything: bool) -> None:
+        """Forgets the calls of this layer; with `everything` those of all layers. It is for measurements."""
+        self._calls.clear()
+        if everything:
+            self.context.forget_launches()
+
+    def _launches(self, shapes: Shapes, num_inputs: int) -> list[MadeLaunch]:
+        """Makes the launches of calls with these shapes. The workspace is the operand behind all others."""
         attrs = self.op.full_attrs(self.attrs, self.op.sizes(self.attrs, shapes[:num_inputs]))
         floats = self.workspace_bytes // ITEM_BYTES["float32"]
-        scratch = Tensor.dense(WORKSPACE, int(workspace), (floats,), "float32") if floats else None
-        aliases = {o.name: o.alias for o in self._outputs() if o.alias}
+        scratch = Tensor.dense(WORKSPACE, stand_in(len(shapes)), (floats,), "float32") if floats else None
+        inputs, outputs = self._operands(shapes, [stand_in(index) for index in range(len(shapes))], num_inputs)
+        kernels, sm = self.context.kernels(self.digest), self.context.driver.sm()
+        launches = self.op.launches(attrs, inputs, outputs, scratch, kernels.code_sm(sm))
+        return [MadeLaunch.of(*kernels.find(one.kernel, one.variant, sm), one) for one in launches]
+
+    def _together(self, shapes: Shapes, addresses: Sequence[int], num_inputs: int) -> Any:
+        """Prepares what ranks do together."""
+        assert self.op.collective is not None
+        inputs, outputs = self._operands(shapes, addresses, num_inputs)
+        return self.context.collectives.prepare(self.op.collective(inputs, outputs))
+
+    def _operands(
+        self, shapes: Shapes, addresses: Sequence[int], num_inputs: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns inputs and outputs by name. An output that shares an input's memory is that input."""
         tensors = [
-            Tensor.dense(aliases.get(name, name), int(address), shape, kind)
+            Tensor.dense(name, int(address), shape, kind)
             for (name, kind), address, shape in zip(self.dtypes.items(), addresses, shapes, strict=True)
         ]
+        for output, shared in self._shared(num_inputs):
+            tensors[output] = tensors[shared]
         inputs, outputs = ({t.name: t for t in part} for part in (tensors[:num_inputs], tensors[num_inputs:]))
-        if self.op.collective is not None:
-            return [self.context.collectives.prepare(self.op.collective(inputs, outputs))]
-        driver, kernels = self.context.driver, self.context.kernels(self.digest)
-        sm = driver.sm()
-        launches = self.op.launches(attrs, inputs, outputs, scratch, kernels.code_sm(sm))
-        return [driver.prepare(*kernels.find(launch.kernel, launch.variant, sm), launch) for launch in launches]
+        return inputs, outputs
+
+    def _shared(self, num_inputs: int) -> list[tuple[int, int]]:
+        """Returns the numbers (output, input) of operands that share memory."""
+        names = list(self.dtypes)[:num_inputs]
+        return [(num_inputs + at, names.index(o.alias)) for at, o in enumerate(self._outputs()) if o.alias]
 
     def _name(self, kind: Any) -> str:
         if kind.name not in _TYPES:

@@ -10,6 +10,7 @@ tokens is a prefill, and one split needs no sum.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,12 +113,14 @@ def _constants(op: Attention, tile: Tile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@functools.cache
 def _prefill_spec(op: Attention, sm: int) -> KernelSpec:
     tile = prefill_tile(op, sm)
     types = {**_operand_types(op), "seqs": "i32", **FACTS}
     return _spec("attention_prefill_kernel", "gpu", types, _constants(op, tile), tile)
 
 
+@functools.cache
 def _decode_spec(op: Attention, sm: int) -> KernelSpec:
     tile = decode_tile(op, sm)
     types = {**_operand_types(op), "partials": "*fp32", "splits": "i32", **FACTS}
@@ -125,6 +128,7 @@ def _decode_spec(op: Attention, sm: int) -> KernelSpec:
     return _spec("attention_decode_kernel", "gpu_decode", types, constants, tile)
 
 
+@functools.cache
 def _combine_spec(op: Attention) -> KernelSpec:
     types: dict[str, str | None] = {
         "partials": "*fp32", "seq_starts": "*i32", "context_lens": "*i32", "out": POINTERS[op.dtype], "splits": "i32",

@@ -7,6 +7,7 @@ All but w are of one type. attrs: eps, weight_offset, and `channels` (C) for `ke
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -64,6 +65,7 @@ def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int
     return 0
 
 
+@functools.cache
 def _spec(channels: int, dtype: str, with_sum: bool) -> KernelSpec:
     if not 1 <= channels <= MAX_CHANNELS:
         raise KernelError(f"rms_norm on a GPU: rows must have 1 to {MAX_CHANNELS} channels, got {channels}")

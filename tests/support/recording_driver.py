@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +32,13 @@ class RecordingDriver:
         self.prepared += 1
         check_launch(kernel, launch, self.device_sm)
         assert image in (kernel.cubin, kernel.ptx.encode() + b"\x00")
-        return launch, image
+        return [launch, image]
+
+    def move(self, prepared: Any, pointers: Sequence[tuple[int, int]]) -> None:
+        args = list(prepared[0].args)
+        for index, address in pointers:
+            args[index] = dataclasses.replace(args[index], address=address)
+        prepared[0] = dataclasses.replace(prepared[0], args=tuple(args))
 
     def start(self, prepared: Any, stream: int) -> None:
         launch, image = prepared

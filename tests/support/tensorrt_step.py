@@ -62,7 +62,7 @@ def describe(trt: Any, tensor: Tensor) -> Any:
     return desc
 
 
-class _Places:
+class Places:
     """Hands out addresses."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def steps() -> list[Step]:
 
 
 def write(name: str, tokens: int, int8: bool = False, rotary_dim: int = 16) -> Step:
-    place = _Places()
+    place = Places()
     kv = "int8" if int8 else "float16"
     inputs = place.all(qkv=((tokens, 256), "float16"))
     if rotary_dim:
@@ -104,7 +104,7 @@ def write(name: str, tokens: int, int8: bool = False, rotary_dim: int = 16) -> S
 def attend(
     name: str, tokens: int, seqs: int, max_blocks: int, int8: bool = False, sinks: bool = False, floats: int = 0
 ) -> Step:
-    place = _Places()
+    place = Places()
     kv = "int8" if int8 else "float16"
     inputs = place.all(q=((tokens, 128), "float16"), k_pages=(PAGE, kv), v_pages=(PAGE, kv))
     if int8:
@@ -120,7 +120,7 @@ def attend(
 
 
 def norm(name: str, rows: int, with_sum: bool) -> Step:
-    place, shape = _Places(), ((rows, 128), "float16")
+    place, shape = Places(), ((rows, 128), "float16")
     attrs = {"eps": 2.0**-10, "weight_offset": 1.0}  # numbers that float32 has
     weight = ((128,), "float32")
     if not with_sum:
@@ -140,13 +140,13 @@ def ranks_together() -> list[Step]:
         ("Receive", {"like": ((5,), "bfloat16")}, {"y": x}, {"columns": 96}),
     ):
         for name, after in ((op, {}), (f"{op}, not the first", {"after": earlier})):
-            place = _Places()
+            place = Places()
             found.append(Step(name, op, attrs, place.all(**own, **after), place.all(**y), {}, starts=False))
     return found
 
 
 def linear(name: str, rows: int) -> Step:
-    place, k, n = _Places(), 128, 64
+    place, k, n = Places(), 128, 64
     inputs = place.all(x=((rows, k), "float16"), packed=((k // 8, n), "int32"), scales=((k // 32, n), "float16"))
     outputs = place.all(y=((rows, n), "float16"))
     return Step(name, "WeightOnlyLinear", {"n": n, "k": k, "group": 32}, inputs, outputs, {})

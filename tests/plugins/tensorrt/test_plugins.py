@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -16,12 +17,24 @@ import tensorrt_rtx as trt
 
 from support.places import TESTS
 from support.recording_driver import RecordingDriver
-from support.tensorrt_step import Module, Step, bounds, make_fields, make_plugin, ranks_together, steps
+from support.tensorrt_step import (
+    Module,
+    Step,
+    attend,
+    bounds,
+    make_fields,
+    make_plugin,
+    norm,
+    ranks_together,
+    steps,
+    write,
+)
 from tensorwright.errors import BuildError, EngineError, GraphError, KernelError
 from tensorwright.plugins.gpu.build_context import building_for, running_with
 from tensorwright.plugins.gpu.collective_call import CollectiveCall
 from tensorwright.plugins.gpu.creators import OPS, make_creator, register
 from tensorwright.plugins.gpu.launch import Launch
+from tensorwright.plugins.gpu.prepared_calls import KEPT
 from tensorwright.plugins.gpu.tensorrt_op import PluginOp
 
 STREAM = 0x5EED
@@ -97,8 +110,50 @@ def test_an_unchanged_step_is_not_prepared_again_and_a_changed_one_is() -> None:
     assert driver.streams == [STREAM] * count + [STREAM + 1] * count
     moved = step.moved(0x1000)
     plugin.enqueue(*moved.arguments(trt), STREAM)
+    assert driver.prepared == count, "other addresses need no other launches"
     assert driver.launches[2 * count :] == wanted(moved, 80)
     assert driver.launches[2 * count :] != wanted(step, 80)
+
+
+def test_layers_that_are_alike_share_their_launches_and_not_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = attend("decode", 3, 3, 4)
+    driver, made = RecordingDriver(80), []
+    launches = op_of(step).launches
+    with running_with(driver):
+        layers = [restore(step, written(step)) for _ in range(2)]
+    watched = dataclasses.replace(op_of(step), launches=lambda *args: made.append(1) or launches(*args))
+    for layer in layers:
+        monkeypatch.setattr(layer, "op", watched)
+    moved = step.moved(0x1000)
+    for layer, call in zip(layers * 2, (step, moved) * 2, strict=True):
+        layer.enqueue(*call.arguments(trt), STREAM)
+    assert driver.launches == [*wanted(step, 80), *wanted(moved, 80)] * 2
+    assert len(made) == 1
+
+
+def test_calls_are_forgotten_when_there_are_many_shapes() -> None:
+    driver, first = RecordingDriver(80), norm("norm", 1, False)
+    with running_with(driver):
+        plugin = restore(first, written(first))
+    for rows in (*range(1, KEPT + 1), 1, KEPT + 1, 1, 2):
+        before = driver.prepared
+        plugin.enqueue(*norm("norm", rows, False).arguments(trt), STREAM)
+    assert driver.prepared == KEPT + 2, "1 was used again before another came, 2 had to go"
+    assert driver.prepared == before + 1
+
+
+def test_addresses_that_the_kernels_cannot_take_are_refused() -> None:
+    step = write("write", 7)
+    with running_with(RecordingDriver(80)):
+        plugin = restore(step, written(step))
+    descs, out_descs, inputs, outputs, workspace = step.arguments(trt)
+    plugin.enqueue(descs, out_descs, inputs, outputs, workspace, STREAM)
+    elsewhere = [outputs[0], outputs[1] + 0x1000, *outputs[2:]]
+    with pytest.raises(KernelError, match=r"operands 3 and 6 must share their memory"):
+        plugin.enqueue(descs, out_descs, inputs, elsewhere, workspace, STREAM)
+    with pytest.raises(KernelError, match=r"rotary_kv_write_kernel: operand 0 must be at a multiple of 16"):
+        plugin.enqueue(descs, out_descs, [inputs[0] + 2, *inputs[1:]], outputs, workspace, STREAM)
+    plugin.enqueue(descs, out_descs, inputs, outputs, workspace, STREAM)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=IDS)
