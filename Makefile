@@ -225,7 +225,8 @@ lint: setup
 	@mkdir -p $(TYPED)
 	@ln -sfn $(addprefix $(CURDIR)/,$(wildcard src/tensorwright/*.py) src/tensorwright/options $(ROOMS)) $(TYPED)
 	cd build/typed && $(abspath $(BIN))/mypy --num-workers 2 --config-file $(CURDIR)/pyproject.toml -p tensorwright
-	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	@echo '$(BIN)/clang-format --dry-run -Werror: all C++ files'
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
 fast-tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow'

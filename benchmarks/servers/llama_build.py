@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -26,7 +27,8 @@ def build(own: Cache, python: str) -> Path:
     sources = _sources(own, place, python, version)
     log = own.logs / "build-llama-server.log"
     run_logged(["cmake", "-S", str(sources), "-B", str(place / "build"), *OPTIONS], log)
-    run_logged(["cmake", "--build", str(place / "build"), "--target", "llama-server", "--parallel"], log)
+    jobs = str(len(os.sched_getaffinity(0)))
+    run_logged(["cmake", "--build", str(place / "build"), "--target", "llama-server", "--parallel", jobs], log)
     if not server.exists():
         raise PeerError(f"building llama-server left no {server}; see {log}, or give --llama-server")
     return server

@@ -93,8 +93,10 @@ class LLM(StrictKeywords):
         cpu.
     rank_timeout: of an engine with several ranks, the seconds that a rank waits for another in a step. Then all of them
         end what they do with RankError, and start again (docs/ranks.md).
-    devices: of an engine of a TensorRT target, the numbers of the GPUs that it runs on, such as "1", or "0,1" for two
+    devices: of an engine of a GPU's target, the numbers of the GPUs that it runs on, such as "1", or "0,1" for two
         ranks. None means 0, and one more for each further rank of this machine.
+    gpu_memory: of an engine of a GPU's target, the share of the GPU's memory, beside weights and activations, that the
+        KV cache may take where kv_cache_memory says no size. None means 0.9.
     enable_prefix_caching: True keeps the keys and values of finished prompts for later prompts with the same beginning.
         None means True if the engine's target can do it; all targets but onnx can.
     prefix_cache_memory: memory beside the KV cache, in bytes or as a text such as "4GiB", for blocks of prompts that
@@ -171,6 +173,7 @@ class LLM(StrictKeywords):
         numa: str = "auto",
         rank_timeout: float = 300.0,
         devices: str | None = None,
+        gpu_memory: float | None = None,
         enable_prefix_caching: bool | None = None,
         prefix_cache_memory: str | int | None = None,
         prefix_cache_disk: str | Path | None = None,
@@ -224,6 +227,7 @@ class LLM(StrictKeywords):
             numa=numa,
             rank_timeout=rank_timeout,
             devices=devices,
+            gpu_memory=gpu_memory,
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
             prefix_cache_memory=_bytes(prefix_cache_memory, "prefix_cache_memory"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from tensorwright.engine_format.targets import GPU_TARGETS, TARGETS
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.engine import DEFAULT_LIMITS
+from tensorwright.options.engine import DEFAULT_LIMITS, GPU_MEMORY
 from tensorwright.options.prefix_cache import DISK_SIZE
 from tensorwright.runtime.base.host import choose_threads
 from tensorwright.runtime.engine.adapters import read_places
@@ -32,12 +32,13 @@ CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
 
 @dataclass(frozen=True)
 class Opening:
-    """How an executor is opened. device: the number of its GPU; None for a target without one. group: the ranks of a
-    parallel engine."""
+    """How an executor is opened. device: the number of its GPU; None for a target without one. gpu_memory: the share of
+    the GPU's free memory that the KV cache may take. group: the ranks of a parallel engine."""
 
     threads: int
     device: int | None = None
     group: RankGroup | None = None
+    gpu_memory: float = GPU_MEMORY
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def _open_onnx(engine: EngineDir, opening: Opening) -> Any:
 def _open_tensorrt(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor, TensorRtOptions
 
-    return TensorRtExecutor(engine, options=TensorRtOptions(opening.device or 0), group=opening.group)
+    return TensorRtExecutor(
+        engine, options=TensorRtOptions(opening.device or 0, opening.gpu_memory), group=opening.group
+    )
 
 
 def _check_tensorrt_ranks(engine: EngineDir, devices: tuple[int, ...]) -> None:
@@ -93,7 +96,9 @@ def _open_cuda(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.cuda.executor import CudaExecutor
 
     graphs = os.environ.get(CUDA_GRAPHS, "1") != "0"
-    return CudaExecutor(engine, device=opening.device or 0, threads=opening.threads, graphs=graphs)
+    return CudaExecutor(
+        engine, device=opening.device or 0, threads=opening.threads, graphs=graphs, memory_share=opening.gpu_memory
+    )
 
 
 def _describe_cuda(engine: EngineDir) -> dict[str, Any]:
@@ -124,9 +129,9 @@ def describe_engine(engine: EngineDir) -> dict[str, Any]:
 
 
 def default_limits(engine: EngineDir) -> dict[str, int]:
-    """Returns DEFAULT_LIMITS, or the limits for which the engine was built where those are less."""
+    """Returns the limits for which the engine was built; DEFAULT_LIMITS for a target without limits."""
     built = EXECUTORS[engine.target].read_limits(engine) if engine.target in EXECUTORS else {}
-    return {name: min(usual, built.get(name, usual)) for name, usual in DEFAULT_LIMITS.items()}
+    return {**DEFAULT_LIMITS, **built}
 
 
 def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: int) -> EngineOptions:
@@ -137,11 +142,13 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             f"load={options.load!r}: only engines of target cpu have the choice, this one is of target "
             f"{target.name!r}, which loads its weights itself; leave it out"
         )
-    if options.devices is not None and target.name not in GPU_TARGETS:
-        raise InvalidOptionError(
-            f"devices={options.devices!r}: only engines of the targets {', '.join(GPU_TARGETS)} run on a GPU that is "
-            f"chosen so, this one is of target {target.name!r}; leave it out"
-        )
+    for name in ("devices", "gpu_memory"):
+        asked = getattr(options, name)
+        if asked is not None and target.name not in GPU_TARGETS:
+            raise InvalidOptionError(
+                f"{name}={asked!r}: only engines of the targets {', '.join(GPU_TARGETS)} run on a GPU that is "
+                f"chosen so, this one is of target {target.name!r}; leave it out"
+            )
     if options.numa in ("split", "interleave"):
         require_cpu(engine, f"numa={options.numa!r}")
         if options.load != "copy" and engine.config.ranks == 1:
@@ -194,6 +201,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         trace=options.trace,
         rank_timeout=options.rank_timeout,
         devices=options.devices,
+        gpu_memory=GPU_MEMORY if options.gpu_memory is None else options.gpu_memory,
         trace_steps=options.trace_steps,
         max_loras=options.max_loras or 0,
         max_lora_rank=options.max_lora_rank,

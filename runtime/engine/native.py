@@ -120,11 +120,12 @@ def _open_executor(engine: EngineDir, options: EngineOptions) -> tuple[StartedRa
     kind, here = EXECUTORS[engine.target], ranks_here(engine)
     devices = devices_here(options.devices, here)
     if engine.config.ranks == 1:
-        return None, kind.open(engine, Opening(options.threads, devices[0]))
+        return None, kind.open(engine, Opening(options.threads, devices[0], gpu_memory=options.gpu_memory))
     kind.check_ranks(engine, devices)
     ranks = start_ranks(engine, options, load_module())
     try:
-        return ranks, kind.open(engine, Opening(ranks.threads, devices[ranks.group.local], ranks.group))
+        opening = Opening(ranks.threads, devices[ranks.group.local], ranks.group, options.gpu_memory)
+        return ranks, kind.open(engine, opening)
     except BaseException:
         ranks.give_up()
         raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import check_values
-from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
+from tensorwright.options.engine import GPU_MEMORY, EngineFields
 from tensorwright.options.speculation import Speculation
 
 
@@ -33,6 +33,7 @@ class RuntimeOptions:
     trace: str | None = None
     rank_timeout: float = 300.0
     devices: str | None = None
+    gpu_memory: float | None = None
     trace_steps: bool = False
     max_loras: int | None = None
     max_lora_rank: int = 16
@@ -49,11 +50,11 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
-        tokens = DEFAULT_LIMITS["max_num_tokens"] if self.max_num_tokens is None else self.max_num_tokens
-        if self.max_batch_size is not None and tokens < self.max_batch_size:
+        if self.max_num_tokens is not None:
+            self._check_limits(self.max_num_tokens)
+        if self.gpu_memory is not None and self.kv_cache_bytes is not None:
             raise InvalidOptionError(
-                f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
-                f"request takes a token of each step, got {tokens}"
+                "LLM: gpu_memory is the share of memory where kv_cache_memory says no size: leave one of both out"
             )
         if self.prefix_cache_disk_size is not None and self.prefix_cache_disk is None:
             raise InvalidOptionError(
@@ -81,7 +82,15 @@ class RuntimeOptions:
         """Returns max_batch_size and max_num_tokens, as with_limits() sets them."""
         batch, tokens = self.max_batch_size, self.max_num_tokens
         tokens = usual["max_num_tokens"] if tokens is None else tokens
+        self._check_limits(tokens)
         return min(usual["max_batch_size"], tokens) if batch is None else batch, tokens
+
+    def _check_limits(self, tokens: int) -> None:
+        if self.max_batch_size is not None and tokens < self.max_batch_size:
+            raise InvalidOptionError(
+                f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
+                f"request takes a token of each step, got {tokens}"
+            )
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,7 @@ class EngineOptions:
     trace: str | None = None
     rank_timeout: float = 300.0
     devices: str | None = None
+    gpu_memory: float = GPU_MEMORY
     trace_steps: bool = False
     work_cut: Mapping[str, int] = field(default_factory=dict)
     max_loras: int = 0

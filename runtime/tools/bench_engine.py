@@ -40,6 +40,7 @@ class Load(LoadFields):
     trace: str | None = None
     rank_timeout: float = 300.0
     devices: str | None = None
+    gpu_memory: float | None = None
 
     def check(self, engine: EngineDir) -> None:
         for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):
@@ -111,6 +112,7 @@ class BenchEngine:
             trace=load.trace,
             rank_timeout=load.rank_timeout,
             devices=load.devices,
+            gpu_memory=load.gpu_memory,
         )
         params = SamplingParams(max_tokens=load.output_len, ignore_eos=True, detokenize=False)
         self._request = CheckedRequest(None, [], params, load.output_len, [])

@@ -8,30 +8,38 @@ from tensorwright.engine_format.file_names import CUDA_PLAN, CUDA_WEIGHTS
 from tensorwright.engine_format.gpu_code import runs_on
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import EngineError, OutOfMemoryError
+from tensorwright.options.engine import GPU_MEMORY
 from tensorwright.runtime import _runtime
 from tensorwright.runtime.engine.cuda.library import find_cublaslt
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.sizes import format_size
 
-MEMORY_SHARE = 0.9
-"""The share of the GPU's free memory, beside weights and activations, that the KV cache takes by default."""
-
 
 class CudaExecutor(_runtime.CudaExecutor):
     """The executor that `_runtime.Engine` takes over. device: the number of the GPU, as CUDA counts. threads: those
-    that draw tokens.
+    that draw tokens. memory_share: the share of the GPU's free memory, beside weights and activations, that the KV
+    cache may take.
 
     Raises MissingDependencyError without a driver or cuBLASLt, EngineError for an engine without code for this GPU, or
     with wrong files, and OutOfMemoryError if its weights do not fit.
     """
 
-    def __init__(self, engine: EngineDir, *, device: int = 0, threads: int = 1, graphs: bool = True):
+    def __init__(
+        self,
+        engine: EngineDir,
+        *,
+        device: int = 0,
+        threads: int = 1,
+        graphs: bool = True,
+        memory_share: float = GPU_MEMORY,
+    ):
         facts = _runtime.cuda_device(device)
         plan = CUDA_PLAN.format(choose_sm(engine, int(facts["sm"]), str(facts["name"])))
         super().__init__(
             str(engine.file(plan)), str(engine.file(CUDA_WEIGHTS)), device,
             cublaslt=find_cublaslt(), graphs=graphs, threads=threads,
         )  # fmt: skip
+        self._memory_share = memory_share
 
     def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
         """Returns the GPU's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.
@@ -57,7 +65,7 @@ class CudaExecutor(_runtime.CudaExecutor):
                     f"kv_cache_memory is {format_size(asked)}, but {room_text}: ask for less, or leave it out"
                 )
             return asked
-        share = int(room * MEMORY_SHARE)
+        share = int(room * self._memory_share)
         if share < block:
             raise OutOfMemoryError(
                 f"the KV cache needs at least {format_size(block)}, but {room_text}: lower max_num_tokens or "

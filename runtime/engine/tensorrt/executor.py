@@ -14,6 +14,7 @@ import numpy as np
 
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, MODULES, Manifest, sent_output
 from tensorwright.errors import DeviceError, InvalidOptionError, OutOfMemoryError, RankError
+from tensorwright.options.engine import GPU_MEMORY
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.ranks.group import RankGroup
 from tensorwright.runtime.engine.tensorrt.communicators import Communicators
@@ -38,7 +39,7 @@ class TensorRtOptions:
     """
 
     device: int = 0
-    memory_share: float = 0.9
+    memory_share: float = GPU_MEMORY
 
     def __post_init__(self) -> None:
         if self.device < 0 or not 0 < self.memory_share <= 1:

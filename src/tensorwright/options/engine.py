@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.number_checks import MAX_INT32
+from tensorwright.number_checks import MAX_INT32, real
 from tensorwright.options.declare import At, Door, Duration, Rule, Size, declare, path_rule, whole_number
 from tensorwright.options.prefix_cache import PrefixCacheFields
 
@@ -30,7 +30,9 @@ MAX_THREADS = 1024
 WATCHDOGS = ("off", "report", "restart", "exit")
 """What becomes of an engine whose step takes longer than step_limit, or that dies; runtime/requests/watchdog.py."""
 DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
-"""The limits of a step, unless an engine was built for less."""
+"""The limits of a step, unless an engine was built for limits of its own."""
+GPU_MEMORY = 0.9
+"""The share of a GPU's free memory that the KV cache may take, unless the user says another."""
 
 _COUNT = whole_number(f"a positive integer of at most {MAX_INT32}")
 _THREADS = whole_number(f"a positive integer of at most {MAX_THREADS}", high=MAX_THREADS)
@@ -41,7 +43,7 @@ MAX_LORAS = 1024
 """The greatest number of adapters that can be loaded at once."""
 MAX_RANK = 128
 """The greatest rank of an adapter. models/peft_adapter.py has the same number."""
-_BUILT_FOR = "or what a TensorRT engine was built for"
+_BUILT_FOR = "or what an engine of a GPU was built for"
 _QUEUE = "The most requests that may wait"
 _LOAD = "How the weights are read: mapped from the file, or copied into memory."
 _NUMA = (
@@ -262,8 +264,16 @@ class EngineFields(PrefixCacheFields):
         None,
         str,
         rule=Rule("numbers of GPUs, none twice, such as 0 or 0,1", _are_devices),
-        help="Of an engine of a TensorRT target: the numbers of the GPUs that it runs on, one for each rank of this "
+        help="Of an engine of a GPU's target: the numbers of the GPUs that it runs on, one for each rank of this "
         "machine, such as 0,1. [default: 0, 1 and so on]",
+        at={Door.LLM: At(), Door.RUN: At(), Door.SERVE: At(), Door.BENCH: At()},
+    )
+    gpu_memory: float | None = declare(
+        None,
+        float,
+        rule=Rule("above 0, up to 1", lambda value: 0 < real(value) <= 1),
+        help="Of an engine of a GPU's target: the share of the GPU's memory, beside weights and activations, that the "
+        f"KV cache may take where --kv-cache-memory says no size. [default: {GPU_MEMORY}]",
         at={Door.LLM: At(), Door.RUN: At(), Door.SERVE: At(), Door.BENCH: At()},
     )
     enable_prefix_caching: bool | None = declare(

@@ -16,6 +16,7 @@ from tensorwright import LLM, SamplingParams, build
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.ir.parse import parse_graph
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.engine.tensorrt import executor, library
 
 MAX_SEQ_LEN = 96
@@ -103,11 +104,41 @@ def test_a_gpu_can_be_chosen(served: Any) -> None:
         LLM(path, **SPEED, devices="0,1")
 
 
-def test_targets_without_gpus_refuse_their_numbers(model: Any) -> None:
+@pytest.mark.parametrize(("name", "value"), [("devices", "0"), ("gpu_memory", 0.5)])
+def test_targets_without_gpus_refuse_their_options(model: Any, name: str, value: Any) -> None:
     with pytest.raises(
-        InvalidOptionError, match=r"devices='0': only engines of the targets tensorrt, tensorrt-rtx, cuda"
+        InvalidOptionError, match=f"{name}={value!r}: only engines of the targets tensorrt, tensorrt-rtx, cuda"
     ):
-        LLM(model[2], **SPEED, devices="0")
+        LLM(model[2], **SPEED, **{name: value})
+
+
+def test_the_cache_takes_the_share_of_a_gpu_that_was_asked_for(served: Any) -> None:
+    """The GPU has half of what a full batch can use, so that the share and not the batch is the bound."""
+    path, cuda = served
+    with LLM(path, **SPEED) as llm:
+        useful = llm.options.kv_cache_bytes
+        cuda.total = cuda.used() - useful // 2
+    taken = []
+    for share in (1.0, 0.5):
+        with LLM(path, **SPEED, gpu_memory=share) as llm:
+            taken.append(llm.options.kv_cache_bytes)
+    assert 0 < taken[0] < useful
+    assert taken[1] == taken[0] // 2
+    with pytest.raises(
+        InvalidOptionError, match="gpu_memory is the share of memory where kv_cache_memory says no size"
+    ):
+        LLM(path, **SPEED, gpu_memory=0.5, kv_cache_memory="1MiB")
+    for wrong in (0, 1.5, True):
+        with pytest.raises(InvalidOptionError, match="gpu_memory must be above 0, up to 1"):
+            LLM(path, **SPEED, gpu_memory=wrong)
+
+
+def test_steps_are_as_large_as_the_engine_was_built_for(served: Any) -> None:
+    path, _ = served
+    manifest = executor.read_manifest(open_engine(path))
+    with LLM(path) as llm:
+        assert llm.options.max_batch_size == manifest.limit("seqs")
+        assert llm.options.max_num_tokens == manifest.limit("tokens")
 
 
 def test_without_a_driver_LLM_says_so(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
