@@ -85,6 +85,8 @@ ENGINE: dict[str, Metric] = {
     ),
     "state_snapshot_hits": _metric("state_snapshot_hits_total", "counter", "Starts of sequences behind a kept state."),
     "invariant_checks": _metric("invariant_checks_total", "counter", "Checks of the engine's own counts."),
+    "pinned_prefixes": _metric("pinned_prefixes", "gauge", "Prefixes that are pinned in the KV cache."),
+    "pinned_bytes": _metric("pinned_bytes", "gauge", "Bytes of the KV cache that pinned prefixes hold."),
     "tier_memory_bytes": _metric("tier_memory_bytes", "gauge", "Bytes of forgotten KV blocks that are kept in memory."),
     "tier_memory_blocks": _metric("tier_memory_blocks", "gauge", "Forgotten KV blocks that are kept in memory."),
     "tier_memory_hits": _metric("tier_memory_hits_total", "counter", "KV blocks that were read back from memory."),

@@ -31,7 +31,7 @@ def routes_of(group: Group) -> Iterator[APIRoute]:
     if group.handing is Handing.NONE:
         return
     for route in group.endpoints():
-        for method in sorted(route.methods):
+        for method in sorted(route.methods or ()):
             endpoint = _endpoint(_handler(group, route.path, method))
             yield APIRoute(route.path, endpoint, methods=[method], response_model=None, name=route.name)
 

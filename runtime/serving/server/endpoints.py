@@ -21,6 +21,7 @@ from tensorwright.runtime.serving.server import (
     messages,
     models,
     page,
+    pins,
     prefill,
     responses_api,
     tokenization,
@@ -61,6 +62,7 @@ GROUPS = (
     Group(models.router, Handing.ONE, ROLES),
     Group(tokenization.router, Handing.ONE, ROLES),
     Group(adapters.router, Handing.EVERY),
+    Group(pins.router, Handing.EVERY, ROLES),
     Group(prefill.router, Handing.NONE, ("both", "prefill")),
     Group(page.router, Handing.NONE),
 )

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.requests.pinned_prefixes import computing_prefix
 from tensorwright.runtime.requests.prompts import Prompt
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.body_route import BodyRoute
@@ -105,10 +106,10 @@ async def _prefill(
     params: SamplingParams,
 ) -> Any:
     hold_places(request, count)
-    reserve_tokens(request, _without_output(params), count)
+    reserve_tokens(request, computing_prefix(params), count)
     transfers = request.app.state.transfers
     try:
-        handles = await start_all(request, engine.llm, make_prompts, _without_output(params))
+        handles = await start_all(request, engine.llm, make_prompts, computing_prefix(params))
         note_work(request, engine.name, handles)
         outputs = await finish_all(handles, request.receive)
     except ClientGone:
@@ -118,21 +119,4 @@ async def _prefill(
         tickets=[transfers.promise(engine.name, output, params.cache_salt) for output in outputs],
         prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
         cached_tokens=sum(output.metrics.cached_tokens for output in outputs),
-    )
-
-
-def _without_output(params: SamplingParams) -> SamplingParams:
-    """Returns the parameters with which a prompt is computed: one token is drawn, and nobody reads it."""
-    return SamplingParams(
-        max_tokens=1,
-        temperature=0.0,
-        ignore_eos=True,
-        detokenize=False,
-        priority=params.priority,
-        tenant=params.tenant,
-        tenant_weight=params.tenant_weight,
-        deadline=params.deadline,
-        timeout=params.timeout,
-        cache_salt=params.cache_salt,
-        truncate_prompt_tokens=params.truncate_prompt_tokens,
     )

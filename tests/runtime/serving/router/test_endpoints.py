@@ -21,7 +21,10 @@ DECIDED = {
     Handing.STORED: {
         "POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}",
     },
-    Handing.EVERY: {"POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"},
+    Handing.EVERY: {
+        "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter", "POST /v1/pinned_prefixes",
+        "GET /v1/pinned_prefixes", "DELETE /v1/pinned_prefixes/{name:path}",
+    },
     Handing.NONE: {
         "GET /health", "GET /ready", "GET /metrics", "GET /", "GET /page/{name}", "POST /prefill/completions",
         "POST /prefill/chat/completions", "POST /prefill/responses", "POST /prefill/messages",
