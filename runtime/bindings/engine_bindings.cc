@@ -287,6 +287,10 @@ Facts PyEngine::stats() const {
   d["steps"] = s.steps.steps;
   d["steps_rolled_back"] = s.steps.rolled_back;
   d["preemptions"] = s.steps.preemptions;
+  d["resumed_kept_tokens"] = s.steps.resumed_kept_tokens;
+  d["resumed_computed_tokens"] = s.steps.resumed_computed_tokens;
+  d["resumed_fetches"] = s.fetches.resumed;
+  d["resumed_passed_over"] = s.fetches.resumed_passed_over;
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
   d["forced_tokens"] = s.forced_tokens;
