@@ -26,6 +26,7 @@ from tensorwright import LLM, SamplingParams
 
 COUNTS = (
     "preemptions", "resumed_kept_tokens", "resumed_computed_tokens", "resumed_fetches", "resumed_passed_over",
+    "prefix_fetches_failed",
 )  # fmt: skip
 SHARE = 3
 """The KV cache holds the tokens of one request in so many."""
@@ -71,7 +72,7 @@ def main() -> None:
                 rounds[name].append(figures)
                 print(name, figures, flush=True)
             assert tokens["computed"] == tokens["swapped"], "a preemption changed tokens"
-    print("| blocks of preempted requests | seconds | preemptions | reads that began | tokens kept | computed once more |")
+    print("| preempted requests | seconds | preemptions | reads begun | tokens kept | computed once more |")
     print("|---|---|---|---|---|---|")
     for name, found in rounds.items():
         middle = {key: statistics.median(each[key] for each in found) for key in found[0]}
