@@ -12,9 +12,9 @@ from tensorwright.runtime.engine.options import EngineOptions
 
 @dataclass(frozen=True)
 class ReplicaShape:
-    """One engine, without its weights. itl_goal_s: 0 means none. block_bytes, group_windows, group_chunked: of each
-    cache group; a window of 0 is none. kv_cache_bytes: of all groups together. The other fields are those of the
-    engine's options."""
+    """One engine, without its weights. itl_goal_s, ageing_s: 0 means none. block_bytes, group_windows, group_chunked:
+    of each cache group; a window of 0 is none. kv_cache_bytes: of all groups together. The other fields are those of
+    the engine's options."""
 
     max_seq_len: int
     block_size: int
@@ -30,6 +30,7 @@ class ReplicaShape:
     state_bytes: int = 0
     state_snapshots: int = 0
     itl_goal_s: float = 0.0
+    ageing_s: float = 0.0
 
     def native_options(self) -> Any:
         """Returns a FleetOptions of one such replica, whose steps have no costs yet."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.insight.simulate.arrival_file import ArrivalFile, read_arrivals
+from tensorwright.insight.simulate.tenants import Tenant, shares_of, tenants_of
 from tensorwright.options.bench import FIXED, FIXED_LENGTHS, MAX_LENGTHS
 from tensorwright.options.simulate import MAX_REQUESTS, REQUESTS, TrafficFields
 from tensorwright.runtime.serving.load_test.workload import burst_times, draw_lengths, poisson_times
@@ -23,8 +24,8 @@ class Traffic:
     """Requests in the order of their arrival. All columns are [requests].
 
     arrivals: int64 nanoseconds. prompts, outputs: int32 tokens. prefixes: int32, the number of the common beginning.
-    prefix_tokens: int32, tokens of it; 0 is none. tenants: int32. seed: of how long single steps take, where their
-    costs have a spread.
+    prefix_tokens: int32, tokens of it; 0 is none. tenants: int32, the places in `known`. seed: of how long single
+    steps take, where their costs have a spread. known: the tenants.
     """
 
     arrivals: np.ndarray
@@ -34,6 +35,7 @@ class Traffic:
     prefix_tokens: np.ndarray
     tenants: np.ndarray
     seed: int = 0
+    known: tuple[Tenant, ...] = (Tenant("1"),)
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -52,6 +54,7 @@ def make_traffic(asked: TrafficFields, max_seq_len: int, positions: int) -> Traf
     each other, a file that is no trace, and requests that no replica could ever end.
     """
     _check(asked)
+    known = tenants_of(asked.tenant, asked.tenants)
     rng = np.random.default_rng(asked.seed)
     file = None
     if asked.arrival_file is not None:
@@ -66,12 +69,11 @@ def make_traffic(asked: TrafficFields, max_seq_len: int, positions: int) -> Traf
     shared = rng.random(count) < asked.prefix_share
     prefix_tokens = np.where(shared, np.minimum(asked.prefix_len, prompts - 1), 0).astype(np.int32)
     prefixes = rng.integers(0, asked.prefixes, count, dtype=np.int32)
-    weights = 1.0 / np.arange(1, asked.tenants + 1)
-    tenants = rng.choice(asked.tenants, count, p=weights / weights.sum()).astype(np.int32)
+    tenants = rng.choice(len(known), count, p=shares_of(known)).astype(np.int32)
     if seconds[-1] > MAX_SECONDS:
         raise InvalidOptionError("the last request must arrive within a hundred years; raise --rate")
     return Traffic(
-        np.rint(seconds * 1e9).astype(np.int64), prompts, outputs, prefixes, prefix_tokens, tenants, asked.seed
+        np.rint(seconds * 1e9).astype(np.int64), prompts, outputs, prefixes, prefix_tokens, tenants, asked.seed, known
     )
 
 

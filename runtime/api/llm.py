@@ -6,16 +6,17 @@ It has more than 500 lines because LLM's docstring says what each of its options
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
 from tensorwright.durations import parse_duration
-from tensorwright.errors import InvalidRequestError
+from tensorwright.errors import InvalidRequestError, TemporarilyUnavailableError
 from tensorwright.options.build import BuildChoices, BuildFields
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
@@ -33,6 +34,7 @@ from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.pinned_prefixes import TRIES, PinnedPrefix, PinTable, computing_prefix
 from tensorwright.runtime.requests.prompts import (
     Capacity,
     CheckedRequest,
@@ -46,6 +48,17 @@ from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.requests.watchdog import watchdog_options
 from tensorwright.sizes import parse_size
+
+
+def _weak(method: Callable[[], None]) -> Callable[[], None]:
+    """Returns a call of a method that does not keep its object alive, and does nothing once the object is gone."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := found()) is not None:
+            alive()
+
+    return call
 
 
 def _bytes(size: str | int | None, name: str) -> int | None:
@@ -106,6 +119,8 @@ class LLM(StrictKeywords):
         docs/prefix-cache.md has all of it. Only target cpu, and models without recurrent layers.
     prefix_cache_disk_size: the most bytes in prefix_cache_disk; None means 20 GiB.
     prefix_cache_ttl: the seconds after its last use in which a block is kept there; None means no limit.
+    pinned_prefix_memory: the part of kv_cache_memory that pinned prefixes may hold (`pin_prefix`), in bytes or as a
+        text. A request must fit what is left. None means that no prefix can be pinned.
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
         states; a prompt is shared up to such a state. None means 4 for each of max_batch_size, in at most a quarter of
         kv_cache_memory; 0 shares no prompt of a model with such layers.
@@ -179,6 +194,7 @@ class LLM(StrictKeywords):
         prefix_cache_disk: str | Path | None = None,
         prefix_cache_disk_size: str | int | None = None,
         prefix_cache_ttl: float | None = None,
+        pinned_prefix_memory: str | int | None = None,
         state_snapshots: int | None = None,
         speculative: str | Mapping[str, Any] | None = None,
         adapters: Mapping[str, str | Path] | None = None,
@@ -236,6 +252,7 @@ class LLM(StrictKeywords):
             else prefix_cache_disk,
             prefix_cache_disk_size=_bytes(prefix_cache_disk_size, "prefix_cache_disk_size"),
             prefix_cache_ttl=prefix_cache_ttl,
+            pinned_prefix_memory=_bytes(pinned_prefix_memory, "pinned_prefix_memory"),
             state_snapshots=state_snapshots,
             speculation=read_speculation(speculative, "LLM: "),
             max_loras=len(given) if max_loras is None else max_loras,
@@ -297,8 +314,15 @@ class LLM(StrictKeywords):
         self._finalizer = weakref.finalize(self, self._client.close_dropped)
         self._finalizer.atexit = False  # at the interpreter's exit the client closes itself
         stats = self._client.stats()
-        groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
+        room = stats["pinned_room"]
+        groups = tuple((group["window"], group["total_blocks"] - room) for group in stats["groups"])
         self.capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
+        self.pins = PinTable(
+            self._client.pin, self._client.unpin, stats["block_size"], room, native.pins_of(self.engine, self.options)
+        )
+        if room:
+            self._client.on_replaced = _weak(self._pin_again)
+            self._pin_again()
         if guided_vocabulary == "eager":
             vocabulary_reader(self.engine).start()
 
@@ -430,6 +454,58 @@ class LLM(StrictKeywords):
         last of them has ended. Raises UnknownModelError."""
         self._client.check_process()
         self._adapters.unload(name)
+
+    def pin_prefix(
+        self,
+        name: str,
+        prompt: Prompt | None = None,
+        *,
+        messages: Any = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        cache_salt: str | None = None,
+    ) -> PinnedPrefix:
+        """Computes the beginning of prompts and keeps its blocks in the KV cache, until `unpin_prefix`. A prefix that
+        has the name already is replaced.
+
+        prompt: the text or tokens, as `generate` takes them. messages, tools: instead, the beginning of conversations.
+        cache_salt: that of the requests which are to find the prefix. Whole blocks are pinned, at least one. With
+        prefix_cache_disk the prefix is pinned again after a restart. Raises InvalidRequestError, also where
+        pinned_prefix_memory has no room, and TemporarilyUnavailableError if requests take the blocks each time.
+        """
+        if (prompt is None) == (messages is None):
+            raise InvalidRequestError("pin_prefix: exactly one of prompt and messages must be given")
+        self.pins.check(name)
+        params = computing_prefix(SamplingParams(cache_salt=cache_salt))
+        for _ in range(TRIES):
+            if prompt is not None:
+                output = self.generate(prompt, params)
+            else:
+                output = self.chat(messages, params, tools=tools, add_generation_prompt=False)
+            pin = self.pins.hold(name, output.prompt_token_ids, cache_salt or "")
+            if pin is not None:
+                return pin
+        raise TemporarilyUnavailableError(f"{name}: requests took the blocks of the prefix each time; try again later")
+
+    def unpin_prefix(self, name: str) -> None:
+        """Lets the blocks of a pinned prefix be evicted again. Raises UnknownPrefixError."""
+        self._client.check_process()
+        self.pins.unpin(name)
+
+    @property
+    def pinned_prefixes(self) -> list[PinnedPrefix]:
+        """The prefixes that `pin_prefix` pinned, in the order of their pinning."""
+        return self.pins.of()
+
+    def _pin_again(self) -> None:
+        """Pins what an engine before this one had pinned, in a thread: each prefix must be computed first."""
+        if self.pins.lose_all():
+            thread = threading.Thread(target=self.pins.restore, args=(self._compute_prefix,), daemon=True)
+            thread.name = "tensorwright-pins"
+            thread.start()
+
+    def _compute_prefix(self, pin: PinnedPrefix) -> None:
+        params = computing_prefix(SamplingParams(cache_salt=pin.salt or None))
+        self.generate_async({"prompt_token_ids": list(pin.token_ids)}, params).result()
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:

@@ -287,6 +287,10 @@ Facts PyEngine::stats() const {
   d["steps"] = s.steps.steps;
   d["steps_rolled_back"] = s.steps.rolled_back;
   d["preemptions"] = s.steps.preemptions;
+  d["resumed_kept_tokens"] = s.steps.resumed_kept_tokens;
+  d["resumed_computed_tokens"] = s.steps.resumed_computed_tokens;
+  d["resumed_fetches"] = s.fetches.resumed;
+  d["resumed_passed_over"] = s.fetches.resumed_passed_over;
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
   d["forced_tokens"] = s.forced_tokens;
@@ -312,6 +316,9 @@ Facts PyEngine::stats() const {
   d["accepted_at"] = std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end());
   d["draft_failures"] = s.speculation.failures;
   d["draft_seconds"] = s.speculation.propose_s;
+  d["pinned_prefixes"] = s.pins.prefixes;
+  d["pinned_bytes"] = s.pins.bytes;
+  d["pinned_room"] = s.pins.room;
   d["tier_memory_bytes"] = s.tiers.memory_bytes;
   d["tier_memory_blocks"] = s.tiers.memory_blocks;
   d["tier_memory_hits"] = s.tiers.memory_hits;
@@ -391,6 +398,8 @@ void bind_options(nb::module_& m) {
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")
+      .def_rw("pinned_bytes", &PyEngineOptions::pinned_bytes,
+              "of kv_cache_bytes, what pinned prefixes may hold, 0: none")
       .def_prop_rw(
           "tier_memory_bytes", [](const PyEngineOptions& o) { return o.tiers.memory_bytes; },
           [](PyEngineOptions& o, int64_t bytes) { o.tiers.memory_bytes = bytes; },

@@ -23,6 +23,7 @@ from tensorwright.runtime.engine.adapters import read_places
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import EngineOptions, PrefixTiers, RuntimeOptions
 from tensorwright.runtime.engine.ranks.group import RankGroup
+from tensorwright.sizes import format_size
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
@@ -207,6 +208,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_lora_rank=options.max_lora_rank,
         jump_forward=options.jump_forward is not False and target.name == "cpu" and not engine.state_bytes,
         tiers=tiers,
+        pinned_bytes=_resolve_pins(options, engine, kv_cache_bytes),
         itl_goal=options.itl_goal,
         priority_ageing=options.priority_ageing,
         watchdog=options.watchdog,
@@ -239,6 +241,29 @@ def _resolve_tiers(options: RuntimeOptions, engine: EngineDir) -> PrefixTiers | 
     return PrefixTiers(
         options.prefix_cache_memory or 0, options.prefix_cache_disk or "", size, options.prefix_cache_ttl or 0.0
     )
+
+
+def _resolve_pins(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: int) -> int:
+    """Returns the bytes that pinned prefixes may hold. Raises InvalidOptionError for an engine that can pin none."""
+    pinned = options.pinned_prefix_memory
+    if pinned is None:
+        return 0
+    if options.enable_prefix_caching is False or not TARGETS[engine.target].shares_prefixes:
+        raise InvalidOptionError(
+            "pinned_prefix_memory is a part of the prefix cache, which is off, or which engines of this target do not "
+            "have: leave it out"
+        )
+    if engine.state_bytes:
+        raise InvalidOptionError(
+            f"pinned_prefix_memory: {engine.path} has recurrent layers, and blocks are of no use without their states, "
+            "which are not pinned: leave it out"
+        )
+    if pinned >= kv_cache_bytes:
+        raise InvalidOptionError(
+            f"pinned_prefix_memory must be less than kv_cache_memory, {format_size(kv_cache_bytes)}, of which it is a "
+            f"part, got {format_size(pinned)}: lower it, or raise kv_cache_memory"
+        )
+    return pinned
 
 
 def require_cpu(engine: EngineDir, what: str) -> None:

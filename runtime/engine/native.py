@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.engine_format.file_names import TUNING
@@ -28,7 +29,7 @@ from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
 from tensorwright.runtime.engine.ranks.devices import devices_here
 from tensorwright.runtime.engine.ranks.start import StartedRanks, start_ranks
 from tensorwright.runtime.engine.ranks.under_mpi import own_rank, ranks_here, require_ranks
-from tensorwright.runtime.engine.tier_secret import read_secret
+from tensorwright.runtime.engine.tier_secret import pin_file, read_secret
 from tensorwright.runtime.engine.tuning import REMEDY as TUNING_REMEDY
 from tensorwright.runtime.engine.tuning import Tuning, find_tuning
 from tensorwright.sizes import format_size
@@ -145,6 +146,7 @@ def create_engine(
     native.max_prompt_rows = options.max_prompt_logprob_rows
     native.itl_goal_s = options.itl_goal or 0.0
     native.ageing_s = options.priority_ageing or 0.0
+    native.pinned_bytes = options.pinned_bytes
     native.prefix_cache = options.enable_prefix_caching
     native.jump_forward = options.jump_forward
     native.max_queue = options.max_queue_size
@@ -230,6 +232,13 @@ def _set_tiers(native: Any, engine: EngineDir, options: EngineOptions) -> None:
     native.tier_ttl = tiers.ttl
     native.tier_secret = read_secret(tiers.disk)
     native.tier_identity = f"{files_fingerprint(engine)} {kernels_fingerprint(dispatch_choices())}"
+
+
+def pins_of(engine: EngineDir, options: EngineOptions) -> Path | None:
+    """Returns the file of the engine's pinned prefixes; None where nothing is kept on disk."""
+    if options.tiers is None or not options.tiers.disk:
+        return None
+    return pin_file(options.tiers.disk, read_secret(options.tiers.disk), files_fingerprint(engine))
 
 
 def can_start_again(engine: EngineDir, options: EngineOptions) -> bool:

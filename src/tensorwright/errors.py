@@ -104,6 +104,10 @@ class UnknownResponseError(InvalidRequestError):
     """A request names a response that the server does not store, or not for this key."""
 
 
+class UnknownPrefixError(InvalidRequestError):
+    """A request names a pinned prefix that there is not, or not for this key."""
+
+
 class AdapterError(TensorwrightError):
     """A LoRA adapter is damaged, belongs to another model, is of a kind that is not supported, or finds no room.
     Nothing has changed."""

@@ -35,6 +35,8 @@ COUNTERS = (
     "tier_disk_blocks", "tier_disk_hits", "tier_disk_evicted", "tier_disk_read_bytes", "tier_disk_written_bytes",
     "tier_disk_failed_writes", "tier_disk_dropped", "tier_lost", "prefix_fetches", "prefix_fetches_failed",
     "prefix_fetches_passed_over", "prefix_fetch_tokens", "prefix_fetch_seconds",
+    "pinned_prefixes", "pinned_bytes", "pinned_room", "resumed_kept_tokens", "resumed_computed_tokens",
+    "resumed_fetches", "resumed_passed_over",
     "requests_late", "steps_over_itl_goal", "prefill_share", "paced_places",
 )  # fmt: skip
 """Statistics of the real engine that this one leaves at 0."""

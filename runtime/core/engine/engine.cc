@@ -58,7 +58,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options,
                std::unique_ptr<Proposer> proposer)
     : core_(std::move(executor), options, this, std::move(proposer)),
       facts_(core_.facts()),
-      groups_(core_.groups()),
+      groups_(core_.groups_for_requests()),
       max_seqs_(options.max_batch_size),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stepped_(options.debug_stepped),

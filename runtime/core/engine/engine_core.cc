@@ -94,6 +94,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
   transfer_ = std::make_unique<PrefixTransfer>(*kv_, *executor_, reserve);
+  pins_ = std::make_unique<PrefixPins>(*kv_, pinned_room(facts, options), facts.block_bytes);
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
     forced_ =
@@ -108,6 +109,12 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       [this](int32_t tokens, double seconds) {
         drafter_->observe_step({.tokens = tokens, .seconds = seconds});
       });
+}
+
+std::vector<GroupShape> EngineCore::groups_for_requests() const {
+  std::vector<GroupShape> groups = shapes_;
+  for (GroupShape& group : groups) group.blocks -= pins_->stats().room;
+  return groups;
 }
 
 void EngineCore::make_tiers(const TierOptions& options) {
@@ -135,6 +142,7 @@ void EngineCore::stop_fetching() {
 }
 
 void EngineCore::save_prefixes(Clock::time_point until) {
+  pins_->end();
   if (!tiers_) return;
   bool goes_on = true;
   for (int32_t group = 0; goes_on && group < kv_->groups(); ++group) {
@@ -354,7 +362,7 @@ void EngineCore::step(std::vector<Event>* events) {
 void EngineCore::check() {
   if (debug_lose_block_ > 0 && calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
   ++checks_;
-  scheduler_->check([this](int32_t group) { return transfer_->held(group); });
+  scheduler_->check([this](int32_t group) { return transfer_->held(group) + pins_->held(group); });
   int64_t sequences = 0, completions = 0;
   scheduler_->for_each([&](const Sequence& sequence) { sequences += sequence.places(); });
   for (const auto& [id, left] : open_) completions += left;
@@ -902,6 +910,7 @@ EngineStats EngineCore::stats() const {
   if (forced_) stats.forced_tokens = forced_->saved();
   if (tiers_) stats.tiers = tiers_->stats();
   if (fetches_) stats.fetches = fetches_->stats();
+  stats.pins = pins_->stats();
   return stats;
 }
 

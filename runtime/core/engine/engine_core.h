@@ -21,6 +21,7 @@
 #include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/engine/prefix_fetches.h"
+#include "runtime/core/engine/prefix_pins.h"
 #include "runtime/core/engine/prefix_transfer.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/sampling/sampler.h"
@@ -61,6 +62,7 @@ struct EngineStats {
   SpeculationStats speculation;
   TierStats tiers;
   FetchStats fetches;
+  PinStats pins;
 };
 
 // What an engine holds at the moment. It takes less time to ask for it than for EngineStats.
@@ -86,6 +88,8 @@ class EngineCore {
   void begin_thread() { executor_->begin_thread(); }
   void end_thread() { executor_->end_thread(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
+  // Returns the groups without the blocks that pinned prefixes may hold: what a request must fit.
+  std::vector<GroupShape> groups_for_requests() const;
 
   // Returns whether requests may have this adapter. Any thread may call it.
   bool owns(const Adapter& adapter) const { return executor_->owns(adapter); }
@@ -124,6 +128,7 @@ class EngineCore {
   EngineLoad load() const noexcept;
   // Gives prefixes to other engines and takes theirs, between two calls of step().
   PrefixTransfer& transfer() { return *transfer_; }
+  PrefixPins& pins() { return *pins_; }
 
   // If there are tiers: begins to bring prefixes back from them. visit: runs work between two steps.
   void start_fetching(PrefixFetches::Visit visit);
@@ -225,6 +230,7 @@ class EngineCore {
   std::unique_ptr<Scheduler>
       scheduler_;  // destroyed before kv_, because sequences give their blocks back to it
   std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
+  std::unique_ptr<PrefixPins> pins_;          // likewise
   std::unique_ptr<PrefixFetches> fetches_;    // null without tiers
   Beams beams_;
   std::unique_ptr<Drafter> drafter_;      // null if nothing is proposed

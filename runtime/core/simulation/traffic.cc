@@ -34,6 +34,22 @@ void require(bool holds, size_t index, const char* must) {
   throw Error("InvalidOptionError", concat("[traffic] request ", index, " must have ", must));
 }
 
+void require_tenants(const Traffic& traffic) {
+  const size_t known = traffic.weights.size();
+  if (!traffic.tenants.empty() && traffic.tenants.size() != traffic.size())
+    throw Error("InvalidOptionError", concat("[traffic] the column of tenants must have ", traffic.size(),
+                                             " entries, has ", traffic.tenants.size()));
+  if (traffic.priorities.size() != known || traffic.deadlines.size() != known)
+    throw Error("InvalidOptionError",
+                concat("[traffic] each of the ", known, " tenants must have a priority and a deadline, got ",
+                       traffic.priorities.size(), " and ", traffic.deadlines.size()));
+  for (size_t i = 0; i < traffic.tenants.size(); ++i) {
+    const int32_t tenant = traffic.tenants[i];
+    require(tenant >= 0 && (known == 0 || static_cast<size_t>(tenant) < known), i,
+            "a tenant that is in the tables of tenants");
+  }
+}
+
 }  // namespace
 
 void Traffic::check() const {
@@ -46,6 +62,7 @@ void Traffic::check() const {
       throw Error("InvalidOptionError",
                   concat("[traffic] all columns must have ", count, " entries, one has ", length));
   }
+  require_tenants(*this);
   // A hundred years: sums of times stay far from overflowing.
   constexpr int64_t kLatest = int64_t{100} * 365 * 86400 * 1'000'000'000;
   for (size_t i = 0; i < count; ++i) {
@@ -71,6 +88,13 @@ Request Traffic::make(size_t index) const {
   request.sampling.temperature = 0;
   request.sampling.seed = 0;
   request.sampling.ignore_eos = true;
+  if (tenants.empty()) return request;
+  request.sampling.tenant = tenants[index];
+  if (weights.empty()) return request;
+  const auto tenant = static_cast<size_t>(tenants[index]);
+  request.sampling.tenant_weight = weights[tenant];
+  request.sampling.priority = priorities[tenant];
+  request.sampling.deadline_s = deadlines[tenant];
   return request;
 }
 
@@ -81,6 +105,7 @@ Outcomes::Outcomes(size_t requests)
       ended(requests, -1),
       cached(requests, 0),
       generated(requests, 0),
+      late(requests, 0),
       gaps(requests, 0.f) {}
 
 }  // namespace tensorwright

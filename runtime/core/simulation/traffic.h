@@ -20,6 +20,13 @@ struct Traffic {
   std::span<const int32_t> prefixes;       // [requests]: the number of the common beginning
   std::span<const int32_t> prefix_tokens;  // [requests]: tokens of it, 0: none
 
+  // Who sends what: [requests], the number of the tenant; empty: all are of one.
+  std::span<const int32_t> tenants = {};
+  // By tenant, as in Sampling; empty: 1, 0 and none (a negative number).
+  std::span<const double> weights = {};
+  std::span<const int32_t> priorities = {};
+  std::span<const double> deadlines = {};  // seconds from the arrival
+
   static constexpr size_t kMaxRequests = size_t{1} << 22;
 
   size_t size() const { return arrivals.size(); }
@@ -39,6 +46,7 @@ struct Outcomes {
   std::vector<int64_t> ended;      // [requests]: its last token
   std::vector<int32_t> cached;     // [requests]: tokens of its prompt that the prefix cache had
   std::vector<int32_t> generated;  // [requests]: tokens
+  std::vector<uint8_t> late;       // [requests]: 1 if it ended because it could not meet its deadline
   // [requests]: the percentile of the seconds between its tokens that was asked for; 0 for one token.
   std::vector<float> gaps;
 };

@@ -41,8 +41,7 @@ def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str
     defaults: the engine's defaults, by field of SamplingParams.
     """
     options: ServerOptions = request.app.state.options
-    number = request.scope["state"].get("key")
-    key = None if number is None else options.keys[number - 1]
+    key = key_of(request)
     _check_priority(body, options.max_priority, key)
     if key is None:
         return dict(defaults)
@@ -52,6 +51,19 @@ def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str
     if not options.shared_prefixes:
         own["cache_salt"] = _salt(request.app.state.salt_secret, key.key)
     return {**defaults, **own}
+
+
+def key_of(request: Request) -> ApiKey | None:
+    """Returns the key of a request; None if the server has none."""
+    number = request.scope["state"].get("key")
+    return None if number is None else request.app.state.options.keys[number - 1]
+
+
+def owner_name(request: Request) -> str:
+    """Returns a name for the key of a request that says nothing of the key, and that is the same after a restart if the
+    prefix cache is on disk; "" if the server has no keys."""
+    key = key_of(request)
+    return "" if key is None else _salt(request.app.state.salt_secret, f"owner {key.key}")
 
 
 def _check_priority(body: DrawingFields, most: int, key: ApiKey | None) -> None:

@@ -159,6 +159,7 @@ class EngineFields(PrefixCacheFields):
         "never]",
         at={
             Door.LLM: At(),
+            Door.SIMULATE: At(metavar="TIME"),
             Door.SERVE: At(metavar="TIME"),
             Door.TRITON_REPO: At(metavar="TIME"),
             Door.TRITON: At(),

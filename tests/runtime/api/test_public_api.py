@@ -17,7 +17,7 @@ LLM_NAMES = {
     "abort", "adapters", "add_observer", "capacity", "chat", "chat_template", "default_sampling_params", "engine",
     "generate", "generate_async", "get_profile", "get_stats", "load_adapter", "max_seq_len", "options",
     "prefix_transfers", "profile", "reasoning_parser", "running", "sampling_defaults", "shutdown", "stalled_seconds",
-    "tokenizer", "tool_parser", "trouble", "unload_adapter",
+    "tokenizer", "tool_parser", "trouble", "unload_adapter", "pin_prefix", "unpin_prefix", "pinned_prefixes", "pins",
 }  # fmt: skip
 TOKENIZER = {"count", "decode", "encode"}
 
