@@ -1342,9 +1342,9 @@ class SimulatedFleet:
     def __init__(self, options: FleetOptions) -> None:
         """Raises InvalidOptionError, OutOfMemoryError."""
 
-    def run(self, arrivals: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], prompts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefixes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], choose: Callable, finished: Callable) -> None:
+    def run(self, arrivals: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], prompts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefixes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], conversations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], choose: Callable, finished: Callable) -> None:
         """
-        Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the prompt they are. choose(request) returns the number of a replica; finished(request) hears of its end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.
+        Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the prompt they are; int32 numbers of conversations, whose prompts have the same tokens behind that. choose(request) returns the number of a replica; finished(request) hears of its end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.
         """
 
     def outcomes(self) -> dict[str, Any]:

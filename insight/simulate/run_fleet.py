@@ -60,7 +60,7 @@ def run_fleet(
     options.gap_percentile, options.keep_steps = gap_percentile, keep_steps
     fleet = native.load_module().SimulatedFleet(options)
     routing = FleetRouter(router, replicas, shape.max_batch_size, shape.block_size, traffic, progress)
-    columns = (traffic.arrivals, traffic.prompts, traffic.outputs, traffic.prefixes, traffic.prefix_tokens)
-    fleet.run(*columns, routing.choose, routing.finished)
+    begins = (traffic.prefixes, traffic.prefix_tokens, traffic.conversations)
+    fleet.run(traffic.arrivals, traffic.prompts, traffic.outputs, *begins, routing.choose, routing.finished)
     steps = fleet.steps()[0] if keep_steps else None
     return FleetRun(traffic, **fleet.outcomes(), gaps=fleet.gaps(), replicas=tuple(fleet.replicas()), steps=steps)
