@@ -51,19 +51,28 @@ from support.made_adapters import make_adapter, places_of  # noqa: E402
 FIFTHS = 5
 BEFORE_RESTART = 0.5
 """The share of the jobs after which the first life is measured, and then ended under traffic."""
-COMMON = ["--threads", "2", "--api-key-file", "{folder}/keys", "--max-requests-per-key", "100", "--max-priority", "2",
-          "--max-body-size", str(MAX_BODY), "--body-timeout", "2", "--client-timeout", "2", "--log-level", "info",
-          "--quiet-probes"]  # fmt: skip
-CROWDED = ["--max-batch-size", "16", "--max-num-tokens", "192", "--max-queue-size", "64", "--kv-cache-memory", "10MiB",
-           "--prefix-cache-memory", "4MiB", "--prefix-cache-disk", "{folder}/disk", "--prefix-cache-disk-size", "24MiB",
-           "--max-stored-responses", "256", "--drain-timeout", "60"]  # fmt: skip
-ADAPTED = ["--adapter-folder", "{folder}/adapters", "--max-loras", str(len(ADAPTERS))]
-ADAPTED += [word for name in ADAPTERS for word in ("--adapter", f"{name}={{folder}}/adapters/{name}")]
-FIRST = [*COMMON, *CROWDED, *ADAPTED, "--priority-ageing", "2s"]
-SECOND = [*COMMON, *CROWDED, "--speculative", "ngram,tokens=4", "--watchdog", "restart", "--step-limit",
-          str(STEP_LIMIT), "--watchdog-dir", "{folder}"]  # fmt: skip
-QUIET = [*COMMON, *ADAPTED, "--no-prefix-caching", "--no-jump-forward", "--max-batch-size", "4", "--kv-cache-memory",
-         "64MiB"]  # fmt: skip
+COMMON = (
+    f"--threads 2 --max-requests-per-key 100 --max-priority 2 --max-body-size {MAX_BODY} --body-timeout 2 "
+    "--client-timeout 2 --log-level info --quiet-probes"
+)
+CROWDED = (
+    "--api-key-file {folder}/keys --max-batch-size 16 --max-num-tokens 192 --max-queue-size 32 --kv-cache-memory 10MiB "
+    "--prefix-cache-memory 4MiB --prefix-cache-disk {folder}/disk --prefix-cache-disk-size 24MiB "
+    "--max-stored-responses 256 --drain-timeout 60"
+)
+ADAPTED = f"--adapter-folder {{folder}}/adapters --max-loras {len(ADAPTERS)} " + " ".join(
+    f"--adapter {name}={{folder}}/adapters/{name}" for name in ADAPTERS
+)
+SPECULATES = "--speculative ngram,tokens=4"
+WATCHED = f"--watchdog restart --step-limit {STEP_LIMIT:g} --watchdog-dir {{folder}}"
+ALONE = (
+    "--api-key-file {folder}/quiet-keys --no-prefix-caching --no-jump-forward --max-batch-size 4 "
+    "--kv-cache-memory 64MiB"
+)
+FIRST = f"{COMMON} {CROWDED} {ADAPTED} --priority-ageing 2s"
+SECOND = f"{COMMON} {CROWDED} {SPECULATES} {WATCHED}"
+QUIET = f"{COMMON} {ALONE} {ADAPTED}"
+"""The options of the three lives of a server."""
 
 
 @dataclass
@@ -100,8 +109,8 @@ class Soak:
         """The job behind which the first life is ended: some jobs after its last measurement."""
         return int(self.args.requests * (BEFORE_RESTART + 0.02))
 
-    def start(self, name: str, options: list[str]) -> Life:
-        filled = [word.format(folder=self.folder) for word in options]
+    def start(self, name: str, options: str) -> Life:
+        filled = [word.format(folder=self.folder) for word in options.split()]
         plant = None if options is QUIET else self.args.plant
         life = Life(self.engine, self.clients.port, self.folder, name, filled, plant)
         self.lives.append(life)
@@ -153,7 +162,10 @@ class Soak:
         faults = self.faults.of_life(adapters)
         for place, fault in enumerate(faults):
             await self.reach(first + (2 * place + 1) * (last - first) // (2 * len(faults)))
-            await fault(self.life)  # type: ignore[misc]
+            try:
+                await fault(self.life)
+            except Exception as error:  # The soak goes on, and says so in the end.
+                self.wrong.append(f"{self.life.name}, {fault.__name__}: {type(error).__name__}: {error}")
 
     async def live(self, first: int, last: int, adapters: bool) -> None:
         """Runs a life's jobs: five parts, each ended by a measurement, and its faults beside them."""
@@ -256,6 +268,7 @@ def made_soak(args: argparse.Namespace, folder: Path) -> Soak:
     """Makes all that the servers read: engine, keys, adapters."""
     engine = made_engine(folder, args.engine)
     (folder / "keys").write_text("\n".join(KEYS) + "\n")
+    (folder / "quiet-keys").write_text("\n".join(key.split()[0] for key in KEYS) + "\n")  # without bounds
     (folder / "disk").mkdir()
     for number, name in enumerate(ADAPTERS):
         make_adapter(folder / "adapters" / name, places_of(engine).modules, seed=number, spread=0.1)

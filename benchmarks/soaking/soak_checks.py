@@ -83,7 +83,7 @@ def accounting(life: Life, outcomes: Sequence[Outcome], metrics: dict[str, float
                      if name.startswith("soak-"))  # fmt: skip
     counted = Counter[str]()
     for name, value in metrics.items():
-        if name.startswith("tensorwright_http_requests_total{method=POST") and "lora_adapter" not in name:
+        if name.startswith("tensorwright_http_requests_total{method=POST"):
             counted[name.rsplit("status=", 1)[1].rstrip("}")] += int(value)
     if logged != counted:
         faults.append(f"HTTP requests by status: the log has {dict(logged)}, the counters {dict(counted)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self._loaded = set(ADAPTERS)
 
-    def of_life(self, adapters: bool) -> list[Callable[[Life], object]]:
+    def of_life(self, adapters: bool) -> list[Callable[[Life], Awaitable[None]]]:
         """Returns the faults of one life, in the order in which they come, evenly over its jobs."""
         disk = [self.truncate, self.corrupt, self.remove]
         if adapters:
@@ -39,8 +39,25 @@ class Faults:
         await asyncio.to_thread(life.stop_for, 1.0)
 
     async def hold_beyond_the_limit(self, life: Life) -> None:
+        """The watchdog acts. A long request of its own is under way, for an engine without requests hangs in nothing;
+        it ends with the engine, or before."""
         self.counts[f"held still for {STEP_LIMIT + 2:g} s"] += 1
+        body = {"prompt": [7] * 20, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+        asking = asyncio.create_task(self._post(life, "/v1/completions", body))
+        while not asking.done() and not (await asyncio.to_thread(life.metrics))["tensorwright_requests_running"]:
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(life.stop_for, STEP_LIMIT + 2)
+        response = await asking
+        if response.status_code not in (200, 429, 503):
+            raise RuntimeError(f"a request must end with its engine, got {response.status_code}: {response.text}")
+
+    async def _post(self, life: Life, path: str, body: dict[str, object]) -> httpx.Response:
+        headers = {
+            "authorization": f"Bearer {KEYS[0].split()[0]}",
+            "x-request-id": f"soak-fault-{self.counts.total()}-{path.rsplit('/', 1)[1]}",
+        }
+        async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+            return await client.post(f"http://127.0.0.1:{life.port}{path}", json=body, headers=headers)
 
     async def fill_disk(self, life: Life) -> None:
         self.counts["disk full"] += 1
@@ -48,8 +65,8 @@ class Faults:
             await asyncio.sleep(FULL_SECONDS)
 
     def _file(self) -> Path | None:
-        files = [path for path in self._disk.glob("*/*") if path.is_file() and path.stat().st_size > 4096]
-        return self._rng.choice(sorted(files)) if files else None
+        files = sorted(path for path in self._disk.glob("*/*") if _size(path) > 4096)
+        return self._rng.choice(files) if files else None
 
     async def truncate(self, life: Life) -> None:
         if (path := self._file()) is not None:
@@ -78,10 +95,16 @@ class Faults:
         loaded = name in self._loaded
         body = {"lora_name": name} if loaded else {"lora_name": name, "lora_path": name}
         path = "/v1/unload_lora_adapter" if loaded else "/v1/load_lora_adapter"
-        headers = {"authorization": f"Bearer {KEYS[0].split()[0]}"}
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            response = await client.post(f"http://127.0.0.1:{life.port}{path}", json=body, headers=headers)
+        response = await self._post(life, path, body)
         if response.status_code != 200:
             raise RuntimeError(f"{path} must answer 200 for {name}, got {response.status_code}: {response.text}")
         (self._loaded.discard if loaded else self._loaded.add)(name)
         self.counts["adapter unloaded" if loaded else "adapter loaded"] += 1
+
+
+def _size(path: Path) -> int:
+    """Returns the bytes of a file of the tier; 0 for one that is gone, and for a folder."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0

@@ -13,7 +13,7 @@ from typing import Any
 from support.agents import ROOM
 from support.chat_samples import TOOLS
 
-KEYS = ("soak-a", "soak-b weight=4 priority=2", "soak-c tokens_per_minute=6000", "soak-d")
+KEYS = ("soak-a", "soak-b weight=4 priority=2", "soak-c tokens_per_minute=3000", "soak-d")
 """Lines of a key file. A job belongs to one of them."""
 ADAPTERS = ("first", "second", "third")
 WORDS = ("def ", "class Node:", "import os\n", "é🙂 ", "return self.", "    for i in range(", "# ", "x = [1, 2, 3]\n")

@@ -1,7 +1,7 @@
 """Faults for a server under soak: benchmarks/soak.py runs this file first (--plant), and must then report each of them.
 
-Every 20th request gets another seed than it asked for, every request leaves memory, a file and a count behind, and
-every 50th body fails in a way that nobody foresaw.
+A token is pressed on every third request, every request leaves memory and a file behind, every
+50th fails in a way that nobody foresaw, and every 30th answer is not counted.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from tensorwright import LLM
 from tensorwright.runtime.serving.server.exposition import HttpMetrics
 
 KEPT: list[object] = []
-NUMBERS = itertools.count(1)
+STARTED, ANSWERED = itertools.count(1), itertools.count(1)
 generate = LLM.generate_async
 observe = HttpMetrics.observe
 
 
 def generate_async(self: LLM, prompt: Any, params: Any, *arguments: Any, **keywords: Any) -> Any:
-    number = next(NUMBERS)
+    number = next(STARTED)
     KEPT.append(b"a" * (1 << 20))
     os.open(os.devnull, os.O_RDONLY)
     if number % 50 == 0:
         raise RuntimeError("planted")
-    if number % 20 == 0:
-        params = replace(params, temperature=2.0, seed=number)
+    if number % 3 == 0 and params.beam_width == 1:
+        params = replace(params, logit_bias={**(params.logit_bias or {}), 400 + number % 100: 50.0})
     return generate(self, prompt, params, *arguments, **keywords)
 
 
 def observe_most(self: HttpMetrics, scope: Any, status: int, seconds: float) -> None:
-    if next(NUMBERS) % 30:
+    if next(ANSWERED) % 30:
         observe(self, scope, status, seconds)
 
 
