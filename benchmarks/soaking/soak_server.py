@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -24,6 +25,14 @@ STARTS = 120.0
 """Seconds in which a server must listen."""
 ENDS_WITHIN = 90.0
 """Seconds in which a server must have ended after SIGTERM, requests under way included."""
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """A server that is held still cannot notice that the soak was killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 REPLACED = "; another one takes its place"
@@ -92,8 +101,9 @@ class Life:
         command = [sys.executable, "-P", "-c", start, "serve", f"pico={engine}", "--port", str(port), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
+            preexec_fn=_end_with_parent,
+        )  # fmt: skip
         self.log = Log(self.process.stderr, folder / f"{name}.log")
 
     def wait(self) -> None:
