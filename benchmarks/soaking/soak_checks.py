@@ -126,15 +126,12 @@ async def compare_alone(clients: Clients, survivors: Sequence[Outcome]) -> list[
     return faults
 
 
-def untouched(metrics: dict[str, dict[str, float]]) -> list[str]:
-    """Returns what the soak was to bring about and did not: a run without preemptions or evictions shows nothing."""
-    must = {
-        "first life": ("preemptions", "kv_evictions", "tier_memory_hits", "guided_forced_tokens"),
-        "second life": ("preemptions", "kv_evictions", "draft_tokens_accepted"),
-    }
+def untouched(reached: dict[str, dict[str, float]]) -> list[str]:
+    """Returns what the soak was to bring about and did not: a run without preemptions or evictions shows nothing.
+    reached: the highest value of each counter of each life, for those of an engine begin again when it is replaced."""
+    names = ("preemptions", "kv_evictions", "tier_memory_hits", "guided_forced_tokens", "draft_tokens_accepted")
     return [
-        f"{life}: there must be some {name}, there were none"
-        for life, names in must.items()
+        f"there must be some {name}, there were none in any life"
         for name in names
-        if not metrics.get(life, {}).get(f"tensorwright_{name}_total")
+        if not any(counters.get(f"tensorwright_{name}_total") for counters in reached.values())
     ]

@@ -22,7 +22,7 @@ observe = HttpMetrics.observe
 
 def generate_async(self: LLM, prompt: Any, params: Any, *arguments: Any, **keywords: Any) -> Any:
     number = next(STARTED)
-    KEPT.append(b"a" * (1 << 20))
+    KEPT.append(b"a" * (2 << 20))
     os.open(os.devnull, os.O_RDONLY)
     if number % 50 == 0:
         raise RuntimeError("planted")
