@@ -58,7 +58,7 @@ COMMON = (
 CROWDED = (
     "--api-key-file {folder}/keys --max-batch-size 16 --max-num-tokens 192 --max-queue-size 32 --kv-cache-memory 10MiB "
     "--prefix-cache-memory 4MiB --prefix-cache-disk {folder}/disk --prefix-cache-disk-size 24MiB "
-    "--max-stored-responses 256 --drain-timeout 60"
+    "--max-stored-responses 256 --drain-timeout 60 --priority-ageing 2s"
 )
 ADAPTED = f"--adapter-folder {{folder}}/adapters --max-loras {len(ADAPTERS)} " + " ".join(
     f"--adapter {name}={{folder}}/adapters/{name}" for name in ADAPTERS
@@ -69,7 +69,7 @@ ALONE = (
     "--api-key-file {folder}/quiet-keys --no-prefix-caching --no-jump-forward --max-batch-size 4 "
     "--kv-cache-memory 64MiB"
 )
-FIRST = f"{COMMON} {CROWDED} {ADAPTED} --priority-ageing 2s"
+FIRST = f"{COMMON} {CROWDED} {ADAPTED}"
 SECOND = f"{COMMON} {CROWDED} {SPECULATES} {WATCHED}"
 QUIET = f"{COMMON} {ALONE} {ADAPTED}"
 """The options of the three lives of a server."""

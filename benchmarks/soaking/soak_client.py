@@ -192,5 +192,6 @@ class Clients:
         """Returns the end of a stream whose last event is an error."""
         code = str(error.get("code") or error.get("type"))
         self.codes[f"event {code}"] += 1
-        known = {"deadline_exceeded": LATE, "timeout_error": LATE, "engine_restarted": UNAVAILABLE}
+        known = {"deadline_exceeded": LATE, "timeout_error": LATE, "engine_restarted": UNAVAILABLE,
+                 "overloaded_error": UNAVAILABLE}  # fmt: skip
         return known.get(code, f"error event {code}: {error.get('message')}")
