@@ -7,6 +7,7 @@
 #   make test-lowest   the same tests, with the oldest versions of packages that pyproject.toml allows, in .venv-lowest
 #   make test-clients  libraries of clients that do not go with constraints.txt, against the server
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
+#   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make lint      linters, types and format alone
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
@@ -50,7 +51,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
-	check lint fast-tests one-build sanitize clean FORCE
+	check lint fast-tests one-build soak sanitize clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -105,6 +106,10 @@ endif
 TRITON_ARGS ?=
 triton-serve: triton-venv
 	@$(BIN)/python -P -m tensorwright.runtime.serving.triton.wheel_server $(TRITON_VENV) '$(REPO)' $(TRITON_ARGS)
+
+SOAK_ARGS ?= --requests 20000
+soak: setup
+	$(BIN)/python benchmarks/soak.py $(SOAK_ARGS)
 
 demo: setup
 	@test -f out/pico/config.json || $(BIN)/build-engine models/pico out/pico

@@ -63,7 +63,8 @@ def run_fleet(
     fleet = native.load_module().SimulatedFleet(options)
     routing = FleetRouter(router, replicas, shape.max_batch_size, shape.block_size, traffic, progress)
     columns = (
-        traffic.arrivals, traffic.prompts, traffic.outputs, traffic.prefixes, traffic.prefix_tokens, traffic.tenants,
+        traffic.arrivals, traffic.prompts, traffic.outputs, traffic.prefixes, traffic.prefix_tokens,
+        traffic.conversations, traffic.tenants,
     )  # fmt: skip
     table = native.load_module().SimulatedTenants(
         [tenant.weight for tenant in traffic.known],

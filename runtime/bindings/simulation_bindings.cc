@@ -89,13 +89,14 @@ class PyFleet {
 
   void run(const Column<int64_t>& arrivals, const Column<int32_t>& prompts, const Column<int32_t>& outputs,
            const Column<int32_t>& prefixes, const Column<int32_t>& prefix_tokens,
-           const Column<int32_t>& tenants, const PyTenants& table, const nb::callable& choose,
-           const nb::callable& finished) {
+           const Column<int32_t>& conversations, const Column<int32_t>& tenants, const PyTenants& table,
+           const nb::callable& choose, const nb::callable& finished) {
     if (std::exchange(ran_, true))
       throw Error("InvalidOptionError", "[fleet] a fleet runs once; make another one");
-    const Traffic traffic{span_of(arrivals), span_of(prompts),       span_of(outputs),
-                          span_of(prefixes), span_of(prefix_tokens), span_of(tenants),
-                          table.weights,     table.priorities,       table.deadlines};
+    const Traffic traffic{span_of(arrivals),      span_of(prompts),       span_of(outputs),
+                          span_of(prefixes),      span_of(prefix_tokens), span_of(conversations),
+                          span_of(tenants),       table.weights,          table.priorities,
+                          table.deadlines};
     const FleetRouter router{[&](size_t request) {
                                nb::gil_scoped_acquire acquire;
                                if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -256,10 +257,11 @@ void bind_simulation(nb::module_& m) {
   nb::class_<PyFleet>(m, "SimulatedFleet", "Engines on a virtual clock, whose steps only cost time.")
       .def(nb::init<const PyFleetOptions&>(), "options"_a, "Raises InvalidOptionError, OutOfMemoryError.")
       .def("run", &PyFleet::run, "arrivals"_a, "prompts"_a, "outputs"_a, "prefixes"_a, "prefix_tokens"_a,
-           "tenants"_a, "table"_a, "choose"_a, "finished"_a,
+           "conversations"_a, "tenants"_a, "table"_a, "choose"_a, "finished"_a,
            "Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 "
            "tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the "
-           "prompt they are; int32 numbers of tenants, which are in the table unless that is empty. "
+           "prompt they are; int32 numbers of conversations, whose prompts have the same tokens behind that; "
+           "int32 numbers of tenants, which are in the table unless that is empty. "
            "choose(request) returns the number of a replica; finished(request) hears of its "
            "end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.")
       .def(

@@ -383,7 +383,8 @@ class EngineClient:
             for handle in self._kept.take():
                 self._end(handle, EngineStoppedError(f"the engine {cause}, as {MOST_STARTS} before it; make a new LLM"))
             return False
-        logger.error("the engine %s; another one takes its place", self._stalled or cause)
+        given_up = f"was given up: {self._stalled}" if self._stalled else cause
+        logger.error("the engine %s; another one takes its place", given_up)
         with self._lock:
             self._starting = True
         kind = EngineRestartedError if self._keep_waiting else RankError

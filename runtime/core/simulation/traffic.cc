@@ -23,8 +23,10 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Texts of requests have even numbers, common beginnings have odd ones.
-uint64_t text_of_request(size_t index) { return mix(2 * uint64_t{index}); }
+// Texts of conversations have even numbers, common beginnings have odd ones.
+uint64_t text_of_conversation(int32_t conversation) {
+  return mix(2 * static_cast<uint64_t>(static_cast<uint32_t>(conversation)));
+}
 uint64_t text_of_prefix(int32_t prefix) {
   return mix(2 * static_cast<uint64_t>(static_cast<uint32_t>(prefix)) + 1);
 }
@@ -57,7 +59,8 @@ void Traffic::check() const {
   if (count == 0 || count > kMaxRequests)
     throw Error("InvalidOptionError",
                 concat("[traffic] there must be 1 to ", kMaxRequests, " requests, got ", count));
-  for (const size_t length : {prompts.size(), outputs.size(), prefixes.size(), prefix_tokens.size()}) {
+  for (const size_t length :
+       {prompts.size(), outputs.size(), prefixes.size(), prefix_tokens.size(), conversations.size()}) {
     if (length != count)
       throw Error("InvalidOptionError",
                   concat("[traffic] all columns must have ", count, " entries, one has ", length));
@@ -73,6 +76,7 @@ void Traffic::check() const {
     require(prefix_tokens[i] >= 0 && prefix_tokens[i] < prompts[i], i,
             "a common beginning that is shorter than its prompt");
     require(prefixes[i] >= 0, i, "a number of its common beginning that is not negative");
+    require(conversations[i] >= 0, i, "a number of its conversation that is not negative");
   }
 }
 
@@ -81,7 +85,7 @@ Request Traffic::make(size_t index) const {
   request.id = static_cast<int64_t>(index);
   const auto common = static_cast<size_t>(prefix_tokens[index]);
   request.prompt.resize(static_cast<size_t>(prompts[index]));
-  const uint64_t prefix = text_of_prefix(prefixes[index]), own = text_of_request(index);
+  const uint64_t prefix = text_of_prefix(prefixes[index]), own = text_of_conversation(conversations[index]);
   for (size_t i = 0; i < common; ++i) request.prompt[i] = token_of(prefix, i);
   for (size_t i = common; i < request.prompt.size(); ++i) request.prompt[i] = token_of(own, i);
   request.sampling.max_tokens = outputs[index];

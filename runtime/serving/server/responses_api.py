@@ -15,7 +15,7 @@ from tensorwright.runtime.serving.server.chat_run import plan_messages, run_chat
 from tensorwright.runtime.serving.server.clients import client_defaults, client_of
 from tensorwright.runtime.serving.server.completions import STREAMED
 from tensorwright.runtime.serving.server.handover import given_place
-from tensorwright.runtime.serving.server.requests import in_text_pool
+from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, in_text_pool
 from tensorwright.runtime.serving.server.response_store import ResponseStore, StoredResponse, owner_of
 from tensorwright.runtime.serving.server.responses_answer import ResponsesAnswer, new_id, size_of
 from tensorwright.runtime.serving.server.responses_form import DeletedResponse, ResponseObject
@@ -39,7 +39,10 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         raise InvalidRequestError("store must be false or left out: this server stores no responses")
     before = None if body.previous_response_id is None else store.find(owner, body.previous_response_id)
     most = request.app.state.options.max_body_size
-    messages, size = await in_text_pool(request, lambda: conversation_of(body, before, most))
+    try:
+        messages, size = await in_text_pool(request, lambda: conversation_of(body, before, most))
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED)
     asked = with_instructions(body, messages)
     keep: Callable[[StoredResponse], bool] | None = None
     if body.store is not False and store.keeps:

@@ -39,7 +39,8 @@ def traffic(*requests: tuple[float, int, int], tenants: list[int] | None = None)
     zeros = np.zeros(len(requests), np.int32)
     return Traffic(
         (np.array(times) * MS).astype(np.int64), np.array(prompts, np.int32), np.array(outputs, np.int32), zeros, zeros,
-        zeros if tenants is None else np.array(tenants, np.int32), known=TENANTS,
+        np.arange(len(requests), dtype=np.int32), zeros if tenants is None else np.array(tenants, np.int32),
+        known=TENANTS,
     )  # fmt: skip
 
 
@@ -160,6 +161,21 @@ def test_prefix_affinity_finds_more_prefixes_than_turns() -> None:
     assert shares["prefix"]["prefix_hit_rate"] > 2 * shares["round-robin"]["prefix_hit_rate"] > 0
 
 
+def test_turns_of_agents_find_the_turns_before() -> None:
+    """A turn that comes when the one before has ended finds all full blocks of its prompt, and of the common beginning
+    a first turn does."""
+    asked = TrafficFields(requests=60, rate=2.0, profile="agent", input_len=300, output_len=8)
+    requests = make_traffic(asked, SHAPE.max_seq_len, SHAPE.positions)
+    done = run_fleet(SHAPE, fixed_costs(0.0001), requests)
+    assert {*requests.prefix_tokens.tolist()} == {200}
+    latest: dict[int, int] = {}
+    for index, conversation in enumerate(requests.conversations.tolist()):
+        same = requests.prompts[latest[conversation]] if conversation in latest else 200 if index else 0
+        assert done.cached[index] == same // SHAPE.block_size * SHAPE.block_size
+        latest[conversation] = index
+    assert len(latest) < 60
+
+
 def test_more_replicas_are_found_for_more_requests() -> None:
     """Each request needs 10 steps of 10 ms, and a replica runs 8 at once: 80 requests per second at most."""
     found = []
@@ -212,7 +228,7 @@ def test_a_router_that_fails_ends_the_simulation() -> None:
     requests = traffic((0, 5, 3), (1, 5, 3))
     columns = (
         requests.arrivals, requests.prompts, requests.outputs, requests.prefixes, requests.prefix_tokens,
-        requests.tenants, _runtime.SimulatedTenants([], [], []),
+        requests.conversations, requests.tenants, _runtime.SimulatedTenants([], [], []),
     )  # fmt: skip
     fleet = _runtime.SimulatedFleet(options)
 
