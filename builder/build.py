@@ -86,6 +86,8 @@ def build(
     quantize_config: str | Path | None = None,
     sparsity: str = "none",
     kv_cache_dtype: str = "auto",
+    attention_window: int | None = None,
+    sink_tokens: int | None = None,
     keep_weights: bool = False,
     calibrate: str = "none",
     calibration_text: str | Path | None = None,
@@ -125,7 +127,8 @@ def build(
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the
     report counts; the time before the call is the phase "start".
 
-    For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
+    For target cpu alone: attention_window: layers that attend to all positions see the last so many, and the first
+    sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md). calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
     means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 or Medusa heads trained for the model,
@@ -154,6 +157,8 @@ def build(
         quantize_config=named_place(quantize_config),
         sparsity=sparsity,
         kv_cache_dtype=kv_cache_dtype,
+        attention_window=attention_window,
+        sink_tokens=sink_tokens,
         keep_weights=keep_weights,
         calibrate=calibrate,
         calibration_text=named_place(calibration_text),

@@ -15,7 +15,7 @@ from tensorwright.engine_format.engine_config import MAX_RANKS
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import MAX_POSITIONS, BuildFields, asked_formats
+from tensorwright.options.build import MAX_POSITIONS, SINK_TOKENS, BuildFields, asked_formats
 from tensorwright.options.declare import options_in
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
@@ -66,6 +66,16 @@ class BuildOptions(BuildFields):
                 "leave it out, or say quantize"
             )
 
+        if self.sink_tokens is not None and self.attention_window is None:
+            raise InvalidOptionError(
+                "sink_tokens are seen besides a window, and attention_window asks for none; say it, or leave out "
+                "sink_tokens"
+            )
+        if self.attention_window is not None and self.heads is not None:
+            raise InvalidOptionError(
+                "heads propose tokens from all positions of their own cache, which attention_window does not bound; "
+                "leave out heads or attention_window"
+            )
         if self.heads is not None and self.keep_weights:
             raise InvalidOptionError(
                 "keep_weights is for tensorwright rebuild, which makes no engine with heads without the checkpoint; "
@@ -128,6 +138,13 @@ class BuildOptions(BuildFields):
             raise InvalidOptionError(f"dtype must be auto, {known} on target {self.target}, not {self.dtype!r}")
 
     @property
+    def shown_sink_tokens(self) -> int:
+        """Returns how many first positions layers with an attention_window see besides it; 0 without one."""
+        if self.attention_window is None:
+            return 0
+        return SINK_TOKENS if self.sink_tokens is None else self.sink_tokens
+
+    @property
     def target_format(self) -> TargetFormat:
         return TARGETS[self.target]
 
@@ -182,6 +199,9 @@ class BuildOptions(BuildFields):
             del options["keep_weights"]
         for name in ("tensor_parallel", "pipeline_parallel"):
             if options[name] == 1:
+                del options[name]
+        for name in ("attention_window", "sink_tokens"):
+            if options[name] is None:
                 del options[name]
         if not self.expert_parallel:
             del options["expert_parallel"]

@@ -126,6 +126,13 @@ TW_TEST(record_faults_are_named) {
              "kv layer 1: window");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].chunked = 1; }),
              "kv layer 0: chunked must be 0, or 1 with a window, is 1");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].sink_tokens = 4; }),
+             "kv layer 0: sink_tokens must be 0, or up to 512 with a window that slides, is 4");
+  check_says(fault_of([](ToyPlan& t) {
+               t.kv_layers[0].window = 5;
+               t.kv_layers[0].sink_tokens = 513;
+             }),
+             "kv layer 0: sink_tokens must be 0, or up to 512 with a window that slides, is 513");
   check_says(fault_of([](ToyPlan& t) {
                t.kv_layers[0].window = 5;
                t.kv_layers[0].chunked = 2;
