@@ -36,6 +36,8 @@ class BuildOptions(BuildFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
+        if self.attention_window == 0:
+            object.__setattr__(self, "attention_window", None)
         if self.sm == () and self.target in TARGETS:
             object.__setattr__(self, "sm", self.target_format.default_sms)
         for option in options_in(BuildFields):
@@ -87,6 +89,11 @@ class BuildOptions(BuildFields):
                     raise InvalidOptionError(
                         f"{name} is for a measurement, and accuracy is none; leave out one of them"
                     )
+        elif self.seen_positions is not None and (self.accuracy_tokens or MAX_POSITIONS) <= self.seen_positions:
+            raise InvalidOptionError(
+                f"accuracy_tokens must be above the {self.seen_positions} positions that attention_window and "
+                f"sink_tokens show, or nothing that they hide is measured, not {self.accuracy_tokens}"
+            )
 
     def _check_calibration(self, spec: QuantizeSpec) -> None:
         """Refuses a calibration of which a part would find no matrix of its formats."""
@@ -143,6 +150,11 @@ class BuildOptions(BuildFields):
         if self.attention_window is None:
             return 0
         return SINK_TOKENS if self.sink_tokens is None else self.sink_tokens
+
+    @property
+    def seen_positions(self) -> int | None:
+        """Returns how many positions layers with an attention_window see at most; None without one."""
+        return None if self.attention_window is None else self.attention_window + self.shown_sink_tokens
 
     @property
     def target_format(self) -> TargetFormat:

@@ -2,8 +2,8 @@
 
 The facts "attention_window" W and "sink_tokens" S ask for it; without the first, each layer sees what the model's own
 masks show. Layers that have a window or chunks keep theirs. A query at position p then sees positions below S and those
-above p - W (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453), and the cache frees the blocks between. What a row sees is
-a function of its position alone, so a row's bits depend on nothing else.
+above p - W (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453), and the cache frees the blocks between. What a row sees
+is a function of its position alone, so a row's bits depend on nothing else.
 
 Keys keep their own positions, where StreamingLLM numbers the positions in the cache anew. The new numbers serve texts
 beyond the positions that a model was trained for, and an engine has no such positions: its max_seq_len is at most the
@@ -33,13 +33,14 @@ def limit_attention(graph: Graph) -> int:
         )
     if any((layer.window, layer.sink_tokens, layer.chunked) == (window, sinks, False) for layer in facts.kv_layers):
         raise InvalidOptionError(
-            f"attention_window {window} is the window that some layers of the model have themselves; say another one, or "
-            "sink_tokens above 0"
+            f"attention_window {window} is the window that some layers of the model have themselves; say another one, "
+            "or another number of sink_tokens"
         )
     limited = [i for i, layer in enumerate(facts.kv_layers) if layer.window == 0]
     if not limited:
         raise UnsupportedModelError(
-            f"attention_window is for layers that attend to all positions, and {facts.model_type} has none; leave it out"
+            f"attention_window is for layers that attend to all positions, and {facts.model_type} has none; leave it "
+            "out"
         )
     return _show(graph, limited, window, sinks)
 

@@ -45,7 +45,7 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
                    const Array& acc, const Array& max, const Array& sum, int kv_head, int block_size,
                    int first_position, int split, float scale, int window, float softcap,
                    std::optional<int> kv_dtype, const std::optional<Array>& slopes, bool chunked,
-                   int sink_tokens, const std::optional<Array>& chosen) {
+                   int sink_tokens) {
   require(q.ndim() == 2 && pages.ndim() == 2 && acc.ndim() == 3,
           "q and pages must be matrices, acc [Q, G, D]");
   tw_attention_args a = {};
@@ -63,7 +63,6 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   a.window = window;
   a.chunked = chunked;
   a.sink_tokens = sink_tokens;
-  if (chosen) a.chosen = reinterpret_cast<const uint32_t*>(array_data<int32_t>(*chosen, TW_I32, a.queries, "chosen"));
   a.split = split;
   a.scale = scale;
   a.softcap = softcap;
@@ -246,7 +245,7 @@ void bind_paged_attention(nb::module_& m) {
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
         "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
         "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none(), "slopes"_a = nb::none(),
-        "chunked"_a = false, "sink_tokens"_a = 0, "chosen"_a = nb::none());
+        "chunked"_a = false, "sink_tokens"_a = 0);
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def("latent_values_table", [] { return kernel_list(latent_values_kernels()); });

@@ -28,7 +28,9 @@ struct QueryTile {
   bool sinks_apart;
 
   // Returns the index of the i-th split in the sequence.
-  int32_t split(int32_t i) const { return sinks_apart ? (i == 0 ? 0 : first_split + i - 1) : first_split + i; }
+  int32_t split(int32_t i) const {
+    return sinks_apart ? (i == 0 ? 0 : first_split + i - 1) : first_split + i;
+  }
 };
 
 // A tile for the query heads of a part: a KV head, or a part of its query heads.
@@ -173,8 +175,8 @@ class PagedAttention : public Operation {
         QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0, false};
         tile.first_split = static_cast<int32_t>(first_seen(tile.position) / TW_ATTENTION_SPLIT);
         tile.sinks_apart = layer_.sink_tokens > 0 && tile.first_split > 0;
-        tile.splits = (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split +
-                      tile.sinks_apart;
+        tile.splits =
+            (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split + tile.sinks_apart;
         tiles_.push_back(tile);
       }
       const auto end = static_cast<int32_t>(tiles_.size());

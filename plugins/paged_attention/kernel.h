@@ -22,7 +22,6 @@ typedef struct tw_attention_args {
   int32_t chunked;         // 1: it sees only those from the last multiple of `window` on (first_seen.h)
   int32_t sink_tokens;     // it sees the first so many positions of the sequence too, up to its own
   int32_t split;           // index of the split to attend to
-  const uint32_t* chosen;  // [queries]: bit t lets a query see tile t of the split; NULL: it sees all of them
   float scale;
   float softcap;        // 0: none; else scores become softcap * tanh(score / softcap)
   const float* slopes;  // [group], or NULL: what a score grows by for each position, behind the softcap

@@ -10,11 +10,10 @@
 
 enum { TW_SPLIT_TILES = (int)TW_ATTENTION_SPLIT / (int)TW_LANES };
 
-// Positions [begin, end) of the window, empty if end <= begin, and [0, sinks) of sink tokens, counted from the
-// start of the split; and a mask of the split's tiles outside of which nothing is seen.
+// Positions [begin, end) of the window, empty if end <= begin, and [0, sinks) of sink tokens, counted from
+// the start of the split.
 typedef struct tw_visible {
   int32_t begin, end, sinks;
-  uint32_t tiles;
 } tw_visible;
 
 // Returns the first position that a query sees, sink tokens aside, counted from the start of the split. Later
@@ -31,7 +30,7 @@ static inline tw_visible tw_visible_positions(const tw_attention_args* a, int32_
   if (end > TW_ATTENTION_SPLIT) end = TW_ATTENTION_SPLIT;
   int64_t sinks = a->sink_tokens - start;
   if (sinks > end) sinks = end;
-  tw_visible visible = {0, 0, sinks > 0 ? (int32_t)sinks : 0, a->chosen ? a->chosen[query] : ~0u};
+  tw_visible visible = {0, 0, sinks > 0 ? (int32_t)sinks : 0};
   if (begin < end) visible.begin = (int32_t)begin, visible.end = (int32_t)end;
   return visible;
 }
@@ -47,16 +46,14 @@ static inline uint32_t tw_range_in_tile(int32_t begin, int32_t end, int32_t tile
 
 // Returns a mask whose bit j says that the query sees position 16 * tile + j of the split.
 static inline uint16_t tw_visible_in_tile(tw_visible visible, int32_t tile) {
-  if (!(visible.tiles >> tile & 1)) return 0;
   const uint32_t window = tw_range_in_tile(visible.begin, visible.end, tile);
   return (uint16_t)(window | tw_range_in_tile(0, visible.sinks, tile));
 }
 
 // Returns whether rows may see tiles that have others between them which no row sees.
-static inline int tw_has_holes(const tw_attention_args* a) { return a->sink_tokens > 0 || a->chosen; }
+static inline int tw_has_holes(const tw_attention_args* a) { return a->sink_tokens > 0; }
 
-// Returns whether some query sees a tile of the split, or could, if it were chosen. The pages of all other
-// tiles may be gone.
+// Returns whether some query sees a tile of the split. The pages of all other tiles may be gone.
 static inline int tw_tile_exists(const tw_attention_args* a, int32_t tile) {
   const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT + tile * TW_LANES;
   if (start >= (int64_t)a->first_position + a->queries) return 0;

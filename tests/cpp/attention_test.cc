@@ -252,7 +252,8 @@ TW_TEST(attention_reads_no_unused_slot) {
   for (const Shape& shape : kShapes) {
     const Written written = write(shape, rotary_kv_write_kernels().back());
     // A negative number is of sink tokens beside a window of 20, which leave holes between the tiles.
-    for (const auto& [seen, chunked] : {std::pair{0, false}, {1, false}, {20, false}, {20, true}, {-5, false}}) {
+    for (const auto& [seen, chunked] :
+         {std::pair{0, false}, {1, false}, {20, false}, {20, true}, {-5, false}}) {
       const int sinks = std::max(0, -seen), window = seen < 0 ? 20 : seen;
       for (int queries : {1, 2, 9, 33}) {
         if (queries > shape.length) continue;

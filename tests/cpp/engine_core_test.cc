@@ -78,8 +78,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     for (const Request& r : requests) {
       for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
         const Outcome& outcome = outcomes[r.id + kNext * completion];
-        TW_CHECK(
-            same(outcome, solo_completion(r, completion, groups, window, states, chunked, sink_tokens)));
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window, states, chunked, sink_tokens)));
         TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
         TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
         size_t told = r.sampling.prompt_logprobs < 0 || completion > 0 ? 0 : r.prompt.size() - 1;
@@ -212,7 +211,8 @@ TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
                  solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 30)));  // the window is seen
 }
 
-// A window of 9 positions and 5 sink tokens: two blocks of 4 more than without them, however long the request.
+// A window of 9 positions and 5 sink tokens: two blocks of 4 more than without them, however long the
+// request.
 TW_TEST(sink_tokens_stay_and_the_blocks_behind_them_go) {
   for (bool prefix_cache : {false, true}) {
     FakeBehaviour behaviour;

@@ -88,7 +88,7 @@ TW_TEST(results_may_be_written_over_these_operands_only) {
 
 TW_TEST(header_faults_are_named) {
   check_says(fault_of_bytes([](auto& b) { b[0] = std::byte{'X'}; }), "magic");
-  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 2, is 9");
+  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 3, is 9");
   check_says(fault_of_bytes([](auto& b) { b.pop_back(); }), "header says");
   check_says(fault_of_bytes([](auto& b) { b.clear(); }), "0 bytes");
   check_says(fault_of([](ToyPlan& t) { t.header.block_size = 24; }), "block_size");

@@ -217,9 +217,8 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
       }
       const Outcomes outcomes = run_all(engine, requests);
       for (const Request& r : requests)
-        TW_CHECK(same(outcomes.at(r.id),
-                      solo_completion(r, 0, behaviour.groups, behaviour.window, false, behaviour.chunked,
-                                              behaviour.sink_tokens)));
+        TW_CHECK(same(outcomes.at(r.id), solo_completion(r, 0, behaviour.groups, behaviour.window, false,
+                                                         behaviour.chunked, behaviour.sink_tokens)));
       // What comes for a request that has ended is given up when it has come.
       EngineStats stats = engine.stats();
       for (int i = 0; i < 1000 && stats.used_blocks > 0; ++i) {

@@ -86,9 +86,8 @@ TW_TEST(the_tokens_behind_a_prefix_that_came_are_those_of_one_engine) {
     TW_CHECK_EQ(move_prefix(prefill, decode, prompt), 40);
     const Outcome there = run_core(decode, {request(2, prompt, 20)})[2];
     TW_CHECK_EQ(there.last.cached_tokens, 40);
-    const Outcome alone =
-        solo(request(2, prompt, 20), behaviour.groups, behaviour.window, behaviour.states, behaviour.chunked,
-             behaviour.sink_tokens);
+    const Outcome alone = solo(request(2, prompt, 20), behaviour.groups, behaviour.window, behaviour.states,
+                               behaviour.chunked, behaviour.sink_tokens);
     TW_CHECK(there.tokens == alone.tokens);
     decode.check();
   }
@@ -343,7 +342,7 @@ TW_TEST(transfers_between_the_steps_of_a_crowd_change_no_token) {
     decode.check();
     for (const auto& [id, r] : requests) {
       const Outcome alone = solo(r, behaviour.groups, behaviour.window, behaviour.states, behaviour.chunked,
-             behaviour.sink_tokens);
+                                 behaviour.sink_tokens);
       TW_CHECK(outcomes[id].tokens == alone.tokens);
     }
     hits += decode.stats().steps.prefix_hit_tokens;

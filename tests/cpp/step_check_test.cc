@@ -63,7 +63,8 @@ TW_TEST(blocks_before_a_chunk_may_be_absent) {
   longer.check(step_at(11));
 }
 
-// With a window of 2 positions, 5 sink tokens and blocks of 4, position 15 sees the first two blocks and its own.
+// With a window of 2 positions, 5 sink tokens and blocks of 4, position 15 sees the first two blocks and its
+// own.
 TW_TEST(blocks_of_sink_tokens_must_be_there) {
   ModelFacts facts;
   facts.vocab_size = 10;

@@ -125,7 +125,7 @@ class PlanWriter:
         tables += b"".join(self.instructions) + bytes(self.names)
         groups = len({layer[0] for layer in self.kv_layers})
         header = HEADER.pack(
-            b"TWCPUPLN", 2, HEADER.size, HEADER.size + len(tables), len(self.data),
+            b"TWCPUPLN", 3, HEADER.size, HEADER.size + len(tables), len(self.data),
             self.vocab_size, self.max_seq_len, self.block_size, self.act_dtype, len(self.kv_layers), groups,
             len(self.buffers), len(self.weights), len(self.instructions), len(self.names), self.logits,
             len(self.states), *self.arena,

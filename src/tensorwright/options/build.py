@@ -94,7 +94,7 @@ _TEXT_OF_FIRST_USE = At(
 )
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
 _WINDOW_OF_FIRST_USE = At(
-    "Attention window of the engine that is built from a model directory, as in build-engine.", minimum=1
+    "Attention window of the engine that is built from a model directory, as in build-engine.", minimum=0
 )
 _SINKS_OF_FIRST_USE = At(
     "Sink tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
@@ -127,7 +127,7 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
-_WINDOW = whole_number(f"a whole number from 1 to {MAX_POSITIONS}", high=MAX_POSITIONS)
+_WINDOW = whole_number(f"a whole number from 0 to {MAX_POSITIONS}", low=0, high=MAX_POSITIONS)
 _SINKS = whole_number(f"a whole number from 0 to {MAX_SINK_TOKENS}", low=0, high=MAX_SINK_TOKENS)
 _IS_PATH = Rule("the path of a file of text", _is_path)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
@@ -293,10 +293,10 @@ class BuildFields:
         at={
             Door.BUILD: At(
                 "Bound the memory of a sequence: layers that attend to all positions see the last so many, and "
-                "--sink-tokens first ones. Answers change. See docs/long-contexts.md. [default: none]",
-                minimum=1,
+                "--sink-tokens first ones. Answers change. See docs/long-contexts.md. [default: 0, all positions]",
+                minimum=0,
             ),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=1),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _WINDOW_OF_FIRST_USE),
         },
@@ -503,7 +503,7 @@ class BuildChoices:
         many = self.quantize is not None and self.quantize.count("=") > MAX_RULES_SHOWN
         formats = parse_spec(self.quantize).summary if many and self.quantize is not None else self.quantize
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
-        window = "" if self.attention_window is None else f"attention window {self.attention_window}"
+        window = "" if not self.attention_window else f"attention window {self.attention_window}"
         sinks = "" if self.sink_tokens is None else f"{self.sink_tokens} sink tokens"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
         sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
@@ -567,7 +567,7 @@ class BuildChoices:
     def _check_window(self, config: EngineConfig, path: Path) -> None:
         """Raises InvalidOptionError unless attention in the engine sees what the choices say."""
         window = config.build_options.get("attention_window")
-        if self.attention_window not in (None, window):
+        if self.attention_window not in (None, window or 0):
             found = "without an attention window" if window is None else f"with an attention window of {window}"
             raise _other("attention_window", self.attention_window, f"{path} is an engine {found}")
         sinks = config.build_options.get("sink_tokens", SINK_TOKENS if window is not None else 0)
