@@ -13,8 +13,8 @@ from tensorwright.runtime.engine.options import EngineOptions
 @dataclass(frozen=True)
 class ReplicaShape:
     """One engine, without its weights. itl_goal_s: 0 means none. block_bytes, group_windows, group_chunked,
-    group_sink_tokens: of each cache group; a window of 0 is none. kv_cache_bytes: of all groups together. The other fields are those of the
-    engine's options."""
+    group_sink_tokens: of each cache group; a window of 0 is none. kv_cache_bytes: of all groups together. The other
+    fields are those of the engine's options."""
 
     max_seq_len: int
     block_size: int

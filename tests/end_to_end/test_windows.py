@@ -40,14 +40,14 @@ EVERY_LAYER = ("mistral", "llama")
 """The families all of whose layers have a window here."""
 
 
-def choices(root: Path, name: str, asked: list[int], answer: list[int]) -> list[int]:
+def choices(root: Path, name: str, asked: list[int], answer: list[int], sinks: int = SINKS) -> list[int]:
     """What transformers picks, with a mask of our own for a window that is not the model's."""
     reference = load_reference(root / "model", torch.float32)
     if name != "llama":
         return reference_choices(reference, asked, answer)
     ids = asked + answer[:-1]
     query, key = torch.arange(len(ids))[:, None], torch.arange(len(ids))[None]
-    seen = (key <= query) & ((key > query - WINDOW) | (key < SINKS))
+    seen = (key <= query) & ((key > query - WINDOW) | (key < sinks))
     mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
     with torch.inference_mode():
         logits = reference(torch.tensor([ids]), attention_mask=mask).logits[0, len(asked) - 1 :]
@@ -87,6 +87,8 @@ def test_long_requests_with_few_blocks(family: tuple[str, Path]) -> None:
     answer = output.outputs[0].token_ids
     assert len(answer) == LONG
     assert answer == choices(root, name, output.prompt_token_ids, answer)
+    if name == "llama":
+        assert answer != choices(root, name, output.prompt_token_ids, answer, sinks=SINKS - 1)
 
 
 def test_company_prefixes_and_forks_keep_the_bits(family: tuple[str, Path]) -> None:
