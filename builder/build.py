@@ -20,10 +20,10 @@ from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.measure.accuracy import Measurement, multiply_adds
 from tensorwright.builder.measure.sample import (
     FULL_TOKENS,
-    WINDOW,
     Extent,
     Sample,
     bundled_text,
+    longest_window,
     quick_tokens,
     random_sample,
     require_tokens,
@@ -86,6 +86,8 @@ def build(
     quantize_config: str | Path | None = None,
     sparsity: str = "none",
     kv_cache_dtype: str = "auto",
+    attention_window: int | None = None,
+    sink_tokens: int | None = None,
     keep_weights: bool = False,
     calibrate: str = "none",
     calibration_text: str | Path | None = None,
@@ -125,7 +127,9 @@ def build(
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the
     report counts; the time before the call is the phase "start".
 
-    For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
+    For target cpu alone: attention_window: layers that attend to all positions see the last so many, and the first
+    sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md).
+    calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
     means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 or Medusa heads trained for the model,
@@ -154,6 +158,8 @@ def build(
         quantize_config=named_place(quantize_config),
         sparsity=sparsity,
         kv_cache_dtype=kv_cache_dtype,
+        attention_window=attention_window,
+        sink_tokens=sink_tokens,
         keep_weights=keep_weights,
         calibrate=calibrate,
         calibration_text=named_place(calibration_text),
@@ -281,7 +287,8 @@ def check_measured_text(text: NamedText, options: BuildOptions, tokenizer: Path 
     if options.accuracy == "none":
         return
     if tokenizer is not None:
-        require_tokens(text, tokenizer, options.accuracy_tokens or 2)
+        # A shorter text would not show what attention loses.
+        require_tokens(text, tokenizer, options.accuracy_tokens or 1 + (options.seen_positions or 1))
     elif options.accuracy_text is not None:
         raise InvalidOptionError("accuracy_text: the model has no tokenizer, so it is measured on random tokens alone")
 
@@ -376,11 +383,13 @@ def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
 def _sample(run: BuildRun, graphs: Graphs) -> Sample:
     """Returns what accuracy is measured on. Without a tokenizer that is random tokens."""
     facts, options = graphs.traced.facts, run.options
-    longest = min(WINDOW, facts.max_seq_len)
+    longest = min(facts.max_seq_len, longest_window(options.seen_positions))
     if options.accuracy_tokens is not None:
         most = options.accuracy_tokens
     elif options.accuracy == "full":
         most = FULL_TOKENS
+    elif options.seen_positions is not None:
+        most = longest
     else:
         most = min(longest, quick_tokens(multiply_adds(graphs.cached)))
     extent = Extent(most, longest)

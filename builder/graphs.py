@@ -76,6 +76,8 @@ def trace_model(
 def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     """Sets the facts that ask the passes for the quantization which the options name."""
     facts.kv_cache_dtype = options.kv_cache_dtype
+    facts.attention_window = options.attention_window or 0
+    facts.sink_tokens = options.shown_sink_tokens
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
     facts.channel_scales = options.calibration.scales

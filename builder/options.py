@@ -15,7 +15,7 @@ from tensorwright.engine_format.engine_config import MAX_RANKS
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import MAX_POSITIONS, BuildFields, asked_formats
+from tensorwright.options.build import MAX_POSITIONS, SINK_TOKENS, BuildFields, asked_formats
 from tensorwright.options.declare import options_in
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
@@ -36,6 +36,8 @@ class BuildOptions(BuildFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
+        if self.attention_window == 0:
+            object.__setattr__(self, "attention_window", None)
         if self.sm == () and self.target in TARGETS:
             object.__setattr__(self, "sm", self.target_format.default_sms)
         for option in options_in(BuildFields):
@@ -66,6 +68,16 @@ class BuildOptions(BuildFields):
                 "leave it out, or say quantize"
             )
 
+        if self.sink_tokens is not None and self.attention_window is None:
+            raise InvalidOptionError(
+                "sink_tokens are seen besides a window, and attention_window asks for none; say it, or leave out "
+                "sink_tokens"
+            )
+        if self.attention_window is not None and self.heads is not None:
+            raise InvalidOptionError(
+                "heads propose tokens from all positions of their own cache, which attention_window does not bound; "
+                "leave out heads or attention_window"
+            )
         if self.heads is not None and self.keep_weights:
             raise InvalidOptionError(
                 "keep_weights is for tensorwright rebuild, which makes no engine with heads without the checkpoint; "
@@ -77,6 +89,11 @@ class BuildOptions(BuildFields):
                     raise InvalidOptionError(
                         f"{name} is for a measurement, and accuracy is none; leave out one of them"
                     )
+        elif self.seen_positions is not None and (self.accuracy_tokens or MAX_POSITIONS) <= self.seen_positions:
+            raise InvalidOptionError(
+                f"accuracy_tokens must be above the {self.seen_positions} positions that attention_window and "
+                f"sink_tokens show, or nothing that they hide is measured, not {self.accuracy_tokens}"
+            )
 
     def _check_calibration(self, spec: QuantizeSpec) -> None:
         """Refuses a calibration of which a part would find no matrix of its formats."""
@@ -126,6 +143,18 @@ class BuildOptions(BuildFields):
         if self.dtype not in DTYPE_CHOICES:
             known = " or ".join(self.target_format.dtypes)
             raise InvalidOptionError(f"dtype must be auto, {known} on target {self.target}, not {self.dtype!r}")
+
+    @property
+    def shown_sink_tokens(self) -> int:
+        """Returns how many first positions layers with an attention_window see besides it; 0 without one."""
+        if self.attention_window is None:
+            return 0
+        return SINK_TOKENS if self.sink_tokens is None else self.sink_tokens
+
+    @property
+    def seen_positions(self) -> int | None:
+        """Returns how many positions layers with an attention_window see at most; None without one."""
+        return None if self.attention_window is None else self.attention_window + self.shown_sink_tokens
 
     @property
     def target_format(self) -> TargetFormat:
@@ -182,6 +211,9 @@ class BuildOptions(BuildFields):
             del options["keep_weights"]
         for name in ("tensor_parallel", "pipeline_parallel"):
             if options[name] == 1:
+                del options[name]
+        for name in ("attention_window", "sink_tokens"):
+            if options[name] is None:
                 del options[name]
         if not self.expert_parallel:
             del options["expert_parallel"]

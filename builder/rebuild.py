@@ -132,6 +132,7 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
         and chosen.get("sparsity", "none") == "none"
     )
     meaningless += ["calibrate", "activations"] if plain else []
+    meaningless += [] if chosen.get("attention_window") else ["sink_tokens"]
     for name in {*meaningless} - {*changes}:
         chosen.pop(name, None)
     if "sm" in chosen:

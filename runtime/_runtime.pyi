@@ -1233,6 +1233,15 @@ class FleetOptions:
     def group_chunked(self, arg: Sequence[int], /) -> None: ...
 
     @property
+    def group_sink_tokens(self) -> list[int]:
+        """
+        per cache group: first positions that are seen besides its window; []: none
+        """
+
+    @group_sink_tokens.setter
+    def group_sink_tokens(self, arg: Sequence[int], /) -> None: ...
+
+    @property
     def state_bytes(self) -> int:
         """states of a sequence, 0 without recurrent layers"""
 

@@ -150,6 +150,8 @@ class LLM(StrictKeywords):
     calibrate, calibration_text: for a build from a model directory: what a text chooses of quantized matrices, such as
         "gptq", and a file of text for it; None takes one of this package. As in `build`.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
+    attention_window, sink_tokens: for a build from a model directory: layers that attend to all positions see the last
+        attention_window positions and the first sink_tokens (None means 4); None leaves attention as it is.
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
@@ -209,6 +211,8 @@ class LLM(StrictKeywords):
         quantize_config: str | Path | None = None,
         sparsity: str = "none",
         kv_cache_dtype: str = "auto",
+        attention_window: int | None = None,
+        sink_tokens: int | None = None,
         calibrate: str = "none",
         calibration_text: str | Path | None = None,
         max_seq_len: int | None = None,
@@ -269,6 +273,8 @@ class LLM(StrictKeywords):
             quantize_config=os.fspath(quantize_config) if isinstance(quantize_config, Path) else quantize_config,
             sparsity=sparsity,
             kv_cache_dtype=kv_cache_dtype,
+            attention_window=attention_window,
+            sink_tokens=sink_tokens,
             calibrate=calibrate,
             calibration_text=os.fspath(calibration_text) if isinstance(calibration_text, Path) else calibration_text,
             max_seq_len=max_seq_len,

@@ -268,6 +268,7 @@ Facts PyEngine::stats() const {
     nb::dict group;
     group["window"] = blocks.window;
     group["chunked"] = blocks.chunked;
+    group["sink_tokens"] = blocks.sink_tokens;
     group["total_blocks"] = blocks.total;
     group["free_blocks"] = blocks.free;
     group["cached_blocks"] = blocks.cached;

@@ -226,6 +226,8 @@ void bind_simulation_options(nb::module_& m) {
   add("group_windows", facts(&ModelFacts::group_windows), "per cache group: its window, 0 if none");
   add("group_chunked", facts(&ModelFacts::group_chunked),
       "per cache group: 1 if its window is chunked, 0 if it slides; []: all slide");
+  add("group_sink_tokens", facts(&ModelFacts::group_sink_tokens),
+      "per cache group: first positions that are seen besides its window; []: none");
   add("state_bytes", facts(&ModelFacts::state_bytes), "states of a sequence, 0 without recurrent layers");
   add("kv_cache_bytes", engine(&EngineOptions::kv_cache_bytes), "as EngineOptions', of each replica");
   add("max_batch_size", engine(&EngineOptions::max_batch_size), "as EngineOptions'");

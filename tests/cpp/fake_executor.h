@@ -36,6 +36,7 @@ struct FakeBehaviour {
   int64_t groups = 1;
   int32_t window = 0;        // of the last group
   bool chunked = false;      // the window begins at a multiple of its length
+  int32_t sink_tokens = 0;   // seen besides the window
   bool states = false;       // then there may be no group
   bool lose_states = false;  // a copy of states does nothing
   bool heads = false;        // of a model with one group without a window
@@ -54,6 +55,8 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.group_chunked.assign(behaviour.groups, 0);
     if (behaviour.groups > 0) facts_.group_windows.back() = behaviour.window;
     if (behaviour.groups > 0) facts_.group_chunked.back() = behaviour.chunked;
+    facts_.group_sink_tokens.assign(behaviour.groups, 0);
+    if (behaviour.groups > 0) facts_.group_sink_tokens.back() = behaviour.sink_tokens;
     facts_.state_bytes = behaviour.states ? 64 : 0;
     if (behaviour.heads) facts_.draft_width = 4, facts_.draft_vocab = vocab * behaviour.at_once;
     if (behaviour.at_once > 1) facts_.draft_group = -1;
@@ -296,7 +299,8 @@ class FakeExecutor : public tensorwright::Executor {
       const tensorwright::GroupTables& group = step.groups[g];
       const int32_t window = facts_.group_windows[g], position = step.positions[t];
       for (int32_t p = 0; p <= position; ++p) {
-        if (window && (facts_.group_chunked[g] ? p / window != position / window : p + window <= position))
+        if (window && p >= facts_.group_sink_tokens[g] &&
+            (facts_.group_chunked[g] ? p / window != position / window : p + window <= position))
           continue;
         int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
         const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);

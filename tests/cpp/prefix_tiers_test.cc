@@ -101,16 +101,17 @@ void crowd_out(Engine& engine, int64_t first_id) {
 }
 
 Outcome alone(const Request& r, const FakeBehaviour& b = {}) {
-  return solo(r, b.groups, b.window, b.states, b.chunked);
+  return solo(r, b.groups, b.window, b.states, b.chunked, b.sink_tokens);
 }
 
 std::vector<FakeBehaviour> families() {
-  FakeBehaviour dense, two, sliding, chunked, windows;
+  FakeBehaviour dense, two, sliding, chunked, windows, sinks;
   two.groups = 2;
   sliding.groups = 2, sliding.window = 9;
   chunked.groups = 2, chunked.window = 8, chunked.chunked = true;
   windows.groups = 1, windows.window = 9;
-  return {dense, two, sliding, chunked, windows};
+  sinks.groups = 2, sinks.window = 9, sinks.sink_tokens = 5;
+  return {dense, two, sliding, chunked, windows, sinks};
 }
 
 // Leaves the prefixes of a prompt on disk, and returns what the prompt says.
@@ -216,8 +217,8 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
       }
       const Outcomes outcomes = run_all(engine, requests);
       for (const Request& r : requests)
-        TW_CHECK(same(outcomes.at(r.id),
-                      solo_completion(r, 0, behaviour.groups, behaviour.window, false, behaviour.chunked)));
+        TW_CHECK(same(outcomes.at(r.id), solo_completion(r, 0, behaviour.groups, behaviour.window, false,
+                                                         behaviour.chunked, behaviour.sink_tokens)));
       // What comes for a request that has ended is given up when it has come.
       EngineStats stats = engine.stats();
       for (int i = 0; i < 1000 && stats.used_blocks > 0; ++i) {

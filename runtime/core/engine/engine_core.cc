@@ -879,8 +879,8 @@ EngineStats EngineCore::stats() const {
   EngineStats stats;
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
-    stats.groups.push_back(
-        {shapes_[i].window, group.total(), group.free(), group.idle(), group.used(), shapes_[i].chunked});
+    stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used(),
+                            shapes_[i].chunked, shapes_[i].sink_tokens});
   }
   const EngineStats::Blocks& blocks = stats.groups[widest_group()];
   stats.total_blocks = blocks.total;

@@ -38,7 +38,8 @@ struct EngineStats {
   // The blocks of one cache group; total = free + cached + used.
   struct Blocks {
     int32_t window, total, free, cached, used;
-    bool chunked;  // the window begins at a multiple of its length
+    bool chunked;         // the window begins at a multiple of its length
+    int32_t sink_tokens;  // first positions that every position sees besides its window
   };
   std::vector<Blocks> groups;
   // The blocks of the group with the widest window; a group without a window is the widest.

@@ -115,12 +115,14 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
     GroupShape& shape = shapes[group];
     shape.window = facts.group_windows[group];
     shape.chunked = facts.chunked(group);
+    shape.sink_tokens = facts.sink_tokens(group);
     shape.blocks = static_cast<int32_t>(alike);
     if (shape.window == 0) {
       open += facts.block_bytes[group];
       continue;
     }
-    int64_t held = window_blocks(shape.window, chunk_of(options), facts.block_size);
+    int64_t held = shape.sink_blocks(facts.block_size) +
+                   window_blocks(shape.window, chunk_of(options), facts.block_size);
     shape.max_held = static_cast<int32_t>(std::min(held, alike));
     shape.blocks =
         static_cast<int32_t>(std::min(alike, held * options.max_batch_size + pinned_room(facts, options)));

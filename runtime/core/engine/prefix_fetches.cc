@@ -70,10 +70,11 @@ PrefixFetches::Extent PrefixFetches::extent(std::span<const int32_t> tokens, std
       const bool there = !here && tiers_.has({key, static_cast<int32_t>(group)});
       run[group] = here || there ? run[group] + 1 : 0;
       if (there) bytes += size_of({static_cast<int32_t>(group), static_cast<int32_t>(block)});
-      // A group without a window needs all blocks.
-      if (run[group] == 0 && kv_.shape(static_cast<int32_t>(group)).window == 0) return best;
-      const auto blocks = static_cast<int32_t>(block) + 1;
-      whole &= run[group] >= blocks - kv_.first_needed_behind(static_cast<int32_t>(group), blocks);
+      // A group without a window needs all blocks, and one with sink tokens always theirs.
+      const auto g = static_cast<int32_t>(group), blocks = static_cast<int32_t>(block) + 1;
+      const bool always = kv_.shape(g).window == 0 || blocks <= kv_.sink_blocks(g);
+      if (run[group] == 0 && always) return best;
+      whole &= run[group] == blocks || !kv_.is_needed_behind(g, blocks, blocks - 1 - run[group]);
     }
     if (whole && static_cast<int32_t>(block) >= remembered) best = {static_cast<int32_t>(block) + 1, bytes};
   }

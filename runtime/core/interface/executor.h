@@ -24,12 +24,18 @@ struct ModelFacts {
   int64_t state_bytes = 0;
   // Per cache group: 1 if its window is chunked (base/first_seen.h), 0 if it slides. Empty: all slide.
   std::vector<uint8_t> group_chunked = {};
+  // Per cache group: how many first positions of a sequence every position sees besides its window, which
+  // slides. Empty: none in any group.
+  std::vector<int32_t> group_sink_tokens = {};
   // Of the heads that propose tokens: the columns of a feature; the tokens that they may propose, as many
   // times as they say tokens at once; and their cache group, -1 without one. 0 columns: the model has no
   // heads.
   int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
 
   bool chunked(size_t group) const { return group < group_chunked.size() && group_chunked[group]; }
+  int32_t sink_tokens(size_t group) const {
+    return group < group_sink_tokens.size() ? group_sink_tokens[group] : 0;
+  }
 };
 
 // One cache group's addressing for a step.

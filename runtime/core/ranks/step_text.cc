@@ -73,6 +73,7 @@ void write_facts(const ModelFacts& facts, IntWriter& to) {
     to.add(facts.block_bytes[g]);
     to.add(facts.group_windows[g]);
     to.add(int32_t{facts.chunked(g)});
+    to.add(facts.sink_tokens(g));
   }
 }
 
@@ -85,6 +86,7 @@ ModelFacts read_facts(IntReader& from) {
     facts.block_bytes.push_back(from.next_long());
     facts.group_windows.push_back(from.next());
     facts.group_chunked.push_back(static_cast<uint8_t>(from.next()));
+    facts.group_sink_tokens.push_back(from.next());
   }
   return facts;
 }

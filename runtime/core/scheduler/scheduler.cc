@@ -365,7 +365,7 @@ bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& 
   if (running_.empty()) return true;
   auto hit = static_cast<int32_t>(match.path.size());
   int32_t missing = kv_.blocks_for(sequence.size()) - hit, limit = kv_.shape(group).max_held;
-  if (limit > 0) missing = std::min(missing, std::max(0, limit - (hit - match.first[group])));
+  if (limit > 0) missing = std::min(missing, std::max(0, limit - match.filled[group]));
   missing += blocks_of_forks(sequence);
   return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
 }
