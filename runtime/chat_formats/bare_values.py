@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.chat_formats.json_value import is_json
+from tensorwright.runtime.chat_formats.json_check import JsonCheck
 from tensorwright.runtime.chat_formats.lark import LarkWriter
 from tensorwright.runtime.chat_formats.output import Output
 from tensorwright.runtime.chat_formats.text_reader import Malformed, Steps, TextReader
@@ -63,6 +63,7 @@ class JsonObject:
         if self._lines:
             yield from self._reader.accept("\n")
         parts: list[str] = []
+        check = JsonCheck()
         line_end = ""  # the line end that may belong to the tag
         while True:
             text, marker = yield from self._reader.before((end,))
@@ -76,22 +77,25 @@ class JsonObject:
                 self._output.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             else:
                 parts.append(text)
+                check.add(text)
             if marker:
                 break
         self._reader.take(len(end))
-        self._output.arguments('"' if is_text else _as_json("".join(parts).strip(), schema))
+        self._output.arguments('"' if is_text else _as_json("".join(parts).strip(), check.ended(), schema))
         return True
 
     def end(self) -> None:
         self._output.arguments("{}" if self._before == "{" else "}")
 
 
-def _as_json(value: str, schema: Any) -> str:
+def _as_json(value: str, is_json: bool, schema: Any) -> str:
     """Returns a value that the schema does not call a text alone: JSON as it is, or a text after all. A value that may
     be a text is JSON only if the schema names its type: 12 is a text where there may be a text or null."""
     types = _types(schema)
     written = OF_PYTHON.get(value, value)
-    if is_json(written) and ("string" not in types or KINDS.get(written[0], {"number", "integer"}) & types):
+    if (is_json or value in OF_PYTHON) and (
+        "string" not in types or KINDS.get(written[0], {"number", "integer"}) & types
+    ):
         return written
     return json.dumps(value, ensure_ascii=False)
 

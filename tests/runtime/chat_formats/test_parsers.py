@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,10 +73,9 @@ def test_arguments_come_before_the_call_ends_and_calls_are_not_text(name: str) -
     parser = ChatParser(TOOL_FORMATS[name], None, KNOWN, False)
     events = parser.push(sample.answer[:middle])
     assert ToolCallBegin(0, "get_weather") in events
-    if name != "pythonic":  # there a value is passed on when it ends
-        early = "".join(event.text for event in events if isinstance(event, ToolArgumentsDelta))
-        assert "city" in early
-        assert early.endswith("Zür")
+    early = "".join(event.text for event in events if isinstance(event, ToolArgumentsDelta))
+    assert "city" in early
+    assert early.endswith("Zür")
     rest = [*parser.push(sample.answer[middle:]), *parser.finish()]
     assert rest[-1] == End(2)
     assert not [event for event in rest if isinstance(event, TextDelta)]
@@ -147,6 +149,12 @@ MALFORMED: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
      [("now", '{"a": true, "b": null, "c": -1.5, "d": [1, "x"]}')]),
     ("pythonic", "[now(a=b'x')]", "a=b'x')]", [("now", "{}")]),
     ("pythonic", "[now(a=1e999)]", None, [("now", '{"a": 1e999}')]),
+    ("pythonic", "[now(a='x' + y)]", "+ y)]", [("now", '{"a": "x"}')]),
+    ("pythonic", "[now(a=1 b=2)]", "b=2)]", [("now", '{"a": 1}')]),
+    ("pythonic", "[now(1)]", "1)]", [("now", "{}")]),
+    ("pythonic", "[now(a={1, 2})]", "a={1, 2})]", [("now", "{}")]),
+    ("pythonic", "[now(a='never en", None, [("now", '{"a": "never en')]),
+    ("pythonic", "[now(a=['never en", "a=['never en", [("now", "{}")]),
     ("pythonic", "[now(a=" + "-" * 20_000 + "1)]", "a=" + "-" * 20_000 + "1)]", [("now", "{}")]),
     ("pythonic", "[now(a=" + "[" * 60 + "]" * 60 + ")]", "a=" + "[" * 60 + "]" * 60 + ")]", [("now", "{}")]),
     ("pythonic", "<|python_start|>[now()]<|python_end|>", None, [("now", "{}")]),
@@ -292,6 +300,45 @@ def test_any_cut_gives_the_same_message_and_loses_nothing(data: Any) -> None:
     assert begun == list(range(len(begun)))
     if not any(isinstance(event, (ToolCallBegin, ReasoningDelta)) for event in whole) and reasoning == "none":
         assert (message.content or "") == text
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(("value", "times"), [("[], ", 2000), ('{"a": "\\n"}, ', 500)])
+def test_no_piece_of_an_answer_takes_more_work_than_its_length(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, times: int
+) -> None:
+    """A long value costs as much at its last character as at any other. Work is counted in calls of functions, and in
+    the characters that JSON's parser reads in one call."""
+    loads, read = json.loads, [0]
+
+    def counted(text: str, **more: Any) -> Any:
+        read.append(len(text))
+        return loads(text, **more)
+
+    monkeypatch.setattr(json, "loads", counted)
+    answer = SAMPLES[name].single.replace("3", f"[{value * times}0]")
+    parser = ChatParser(TOOL_FORMATS[name], None, KNOWN, False)
+    calls: list[int] = []
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        calls[-1] += event in ("call", "c_call")
+
+    def work(step: Callable[[], list[Event]]) -> list[Event]:
+        calls.append(0)
+        sys.setprofile(count)
+        try:
+            return step()
+        finally:
+            sys.setprofile(None)
+
+    pieces = [answer[at : at + 4] for at in range(0, len(answer), 4)]
+    events = [event for piece in pieces for event in work(partial(parser.push, piece))]
+    events += work(parser.finish)
+    [call] = message_of(events).tool_calls
+    monkeypatch.undo()
+    assert len(json.loads(call.arguments)["days"]) == times + 1
+    assert max(calls) < 300
+    assert max(read) < 300
 
 
 def test_a_long_answer_takes_linear_work(monkeypatch: pytest.MonkeyPatch) -> None:
