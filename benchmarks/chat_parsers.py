@@ -52,9 +52,7 @@ def main() -> None:
     content = words * (size // len(words))
     value = json.dumps({"text": content})
     numbers = f"[{'1, ' * (size // 3)}1]{TAIL}"
-    print(
-        f"{'format':>16} {'text':>8} {'at once':>10} {f'by {PIECE}':>10} {'longest':>10}   million characters a second, ms"
-    )
+    print(f"{'format':>16} {'text':>8} {'at once':>10} {f'by {PIECE}':>10} {'longest':>10}   million characters/s, ms")
     for name, head in HEADS.items():
         tags = head[:11] * (size // 11)  # a tag that begins a call, again and again
         kinds = {"content": content, "calls": head + value, "values": head + numbers, "tags": tags}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Container, Sequence
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.chat_formats.bare_values import alone, known_keys
+from tensorwright.runtime.chat_formats.bare_values import alone, joined_pairs
 from tensorwright.runtime.chat_formats.lark import LarkWriter
 from tensorwright.runtime.chat_formats.output import Output
 from tensorwright.runtime.chat_formats.python_literal import read_text, read_value, text_begins
@@ -45,13 +45,14 @@ def read_calls(reader: TextReader, output: Output, known: Container[str] | None)
     yield from reader.expect("[")
     while True:
         yield from reader.space()
-        yield from _read_call(reader, output, known)
+        yield from read_call(reader, output, known)
         yield from reader.space()
         if (yield from reader.expect(",", "]")) == "]":
             return
 
 
-def _read_call(reader: TextReader, output: Output, known: Container[str] | None) -> Steps[None]:
+def read_call(reader: TextReader, output: Output, known: Container[str] | None) -> Steps[None]:
+    """Reads one call, as `read_calls` does."""
     name = yield from reader.run_of(NAME, MAX_NAME)
     if not name or (known is not None and name not in known):
         raise Malformed
@@ -98,9 +99,14 @@ def _end(before: str) -> str:
 def calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:
     """Returns the grammar. Values are JSON in it, which the parser takes as well as Python. Raises InvalidRequestError
     for a schema that it cannot follow."""
-    one = writer.one_of(_call(writer, tool) for tool in tools)
+    one = one_call(writer, tools)
     other = r"([^\[\s](.|\n)*)?"
     return CallGrammar("", one, writer.text("["), writer.text(", "), writer.text("]"), other)
+
+
+def one_call(writer: LarkWriter, tools: Sequence[Tool]) -> str:
+    """Returns the expression of a call of any of the tools. Raises InvalidRequestError as `calls` does."""
+    return writer.one_of(_call(writer, tool) for tool in tools)
 
 
 def _call(writer: LarkWriter, tool: Tool) -> str:
@@ -108,29 +114,21 @@ def _call(writer: LarkWriter, tool: Tool) -> str:
     if not tool.strict:
         argument = f"{writer.terminal(f'/[A-Za-z_]{chr(92)}w*/')} {writer.text('=')} {writer.json({}, tool.name)}"
         return f"{writer.text(tool.name + '(')} ({argument} ({writer.text(', ')} {argument})*)? {writer.text(')')}"
-    required = frozenset(tool.parameters.get("required", []))
-    after = {True: "", False: ""}  # the expression of the arguments that follow, with and without one before them
-    for key in reversed(list(known_keys(tool))):
+
+    def known(key: str) -> str:
         if not KEY.fullmatch(key):
             raise InvalidRequestError(
                 f"tools: this model writes Python, where the parameter {key!r:.80} of {tool.name!r} is no name"
             )
-        value = writer.json(alone(tool, key), tool.name)
-        argument = f"{writer.text(key + '=')} {value}"
-        rest = after[True]
-        after = {
-            before: writer.rule(
-                f"{writer.text(', ') if before else ''} {argument} {rest}"
-                + ("" if key in required else f" | {after[before]}")
-            )
-            for before in (True, False)
-        }
-    return f"{writer.text(tool.name + '(')} {after[False]} {writer.text(')')}"
+        return f"{writer.text(key + '=')} {writer.json(alone(tool, key), tool.name)}"
+
+    return f"{writer.text(tool.name + '(')} {joined_pairs(writer, tool, known, ', ')} {writer.text(')')}"
 
 
 def recognises(template: str) -> bool:
+    """Templates of others show Llama's list of calls too, Gemma 3's with vLLM say."""
     llama = "<|start_header_id|>" in template or "<|header_start|>" in template
-    return llama and ("[func_name" in template or BEGIN in template)
+    return "[func_name" in template or (llama and BEGIN in template)
 
 
 PYTHONIC = ToolFormat("pythonic", recognises, (BEGIN, CLOSE), parse, calls)
