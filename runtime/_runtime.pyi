@@ -1116,7 +1116,7 @@ class Engine:
         For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.
         """
 
-    def make_adapter(self, key: str, products: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Sequence[tuple[int, int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]]]]) -> Adapter:
+    def make_adapter(self, key: str, products: Sequence[tuple[int, Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu', writable=False)], Sequence[tuple[int, int, Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu', writable=False)]]], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]]) -> Adapter:
         """
         Copies the weights of an adapter. key: a text of its content. products: (instruction, a [rank, k], parts) with parts (first row of a, first column, b [columns, rank]), matrices of float32: the columns of the instruction's sums get (x a^T) b^T, as runtime/core/executor/adapters.h says. Raises InvalidOptionError, AdapterError, OutOfMemoryError.
         """

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -196,7 +197,8 @@ class ResponsesAnswer:
 
     def _item(self, block: Block, status: Status) -> OutputItem:
         if block.index == len(self._ids):
-            self._ids.append((new_id(PREFIXES[block.kind]), self._plan.call_id() if block.kind == "call" else ""))
+            call_id = self._plan.call_id(block.name, block.call) if block.kind == "call" else ""
+            self._ids.append((new_id(PREFIXES[block.kind]), call_id))
         name, call_id = self._ids[block.index]
         begun = bool(block.parts)
         if block.kind == "call":
@@ -217,7 +219,7 @@ class ResponsesAnswer:
                 yield from self._close(block, self._status(block, choice))
 
     def _open(self, block: Block) -> Iterator[str]:
-        empty = self._item(Block(block.kind, block.index, block.name), "in_progress")
+        empty = self._item(replace(block, parts=[]), "in_progress")
         yield self._item_event("response.output_item.added", block, empty)
         if block.kind != "call":
             yield self._event("response.content_part.added", block, part=_part(block.kind, ""))
