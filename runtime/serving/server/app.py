@@ -19,6 +19,7 @@ from tensorwright.runtime.serving.server import (
     messages,
     models,
     page,
+    pooled,
     prefill,
     responses_api,
     tokenization,
@@ -52,7 +53,8 @@ from tensorwright.runtime.serving.server.tracing import TraceGuard, Tracing
 from tensorwright.runtime.serving.server.transfers import Transfers
 
 API_ROUTERS = (
-    completions.router, chat.router, responses_api.router, messages.router, models.router, tokenization.router,
+    completions.router, chat.router, responses_api.router, messages.router, pooled.router, models.router,
+    tokenization.router,
 )  # fmt: skip
 """The routes of OpenAI's and Anthropic's APIs, each group in its own file."""
 
@@ -86,6 +88,9 @@ def create_app(
         raise InvalidOptionError(
             "create_app: adapters must be left out where prefixes are exchanged with other engines"
         )
+    if transfers is not None:
+        for llm in engines.values():
+            llm.engine.config.require_generation(llm.engine.path, "exchanging prefixes with other engines")
     app.state.engines = EngineRegistry(engines)
     app.state.options = options
     app.state.salt_secret = salt_secret(engines.values())
