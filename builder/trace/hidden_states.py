@@ -15,7 +15,7 @@ from tensorwright.errors import UnsupportedModelError
 class HiddenStates(nn.Module):
     """The model as a function of token ids and positions, without a cache, with the hidden states of every position.
 
-    model: a causal language model. Its lm_head is taken away, so that no weight of it is asked for.
+    model: a causal language model, of which `drop_lm_head` has taken the lm_head.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -25,12 +25,12 @@ class HiddenStates(nn.Module):
             raise UnsupportedModelError(
                 f"{type(model).__name__}: no part of it gives hidden states without logits; embeddings need one"
             )
-        self.body = body
+        self.model = model  # weights have the names that they have in it
         self.takes_positions = "position_ids" in inspect.signature(body.forward).parameters
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         more: dict[str, Any] = {"position_ids": position_ids} if self.takes_positions else {}
-        result: torch.Tensor = self.body(
+        result: torch.Tensor = self.model.base_model(
             input_ids=input_ids, use_cache=False, return_dict=True, **more
         ).last_hidden_state
         return result

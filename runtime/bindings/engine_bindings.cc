@@ -3,6 +3,7 @@
 // field of the options, of a request and of the statistics is bound by a line with its words.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -480,6 +481,7 @@ void bind_event(nb::module_& m) {
             nb::capsule owner(copy.get(), [](void* data) noexcept { delete[] static_cast<float*>(data); });
             return Floats(copy.release(), {event.pooled.size()}, owner);
           },
+          nb::rv_policy::automatic,
           "float32 [columns] of a request that pools, in its last event; None in all others")
       .def_ro("finish", &Event::finish,
               "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
