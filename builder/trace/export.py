@@ -197,7 +197,7 @@ def _example_inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _export(
-    model: PreTrainedModel, max_seq_len: int, heads: DraftHeads | None, rows: str
+    model: PreTrainedModel, max_seq_len: int, heads: DraftHeads | None = None, rows: str = LOGITS
 ) -> torch.export.ExportedProgram:
     imitate_weights(model)
     logits: nn.Module = HiddenStates(model) if rows == HIDDEN else _LogitsOnly(model)

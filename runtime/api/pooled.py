@@ -35,7 +35,7 @@ def score(llm: LLM, text_1: Any, text_2: Any, instruction: str | None, progress:
     """Does what LLM.score says."""
     queries, documents = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
     scoring = Scoring(llm.engine, queries, documents, instruction)
-    return scoring.scores(llm.generate(scoring.prompts, PoolingParams(), progress=progress))
+    return scoring.scores(llm.generate(list(scoring.prompts()), PoolingParams(), progress=progress))
 
 
 def rerank(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,7 +134,7 @@ def normalised(row: Row) -> Row:
 
 
 class Scoring:
-    """The scoring of pairs of texts by one engine: `prompts` go to the engine, and `scores` reads their outputs."""
+    """The scoring of pairs of texts by one engine: `prompts()` go to the engine, and `scores` reads their outputs."""
 
     def __init__(self, engine: EngineDir, queries: Sequence[str], documents: Sequence[str], instruction: str | None):
         """queries: one, or as many as `documents`. Raises TaskError and InvalidRequestError."""
@@ -148,24 +148,34 @@ class Scoring:
             raise InvalidRequestError("texts to compare must be strings")
         if instruction is not None and self._record.task != RERANK:
             raise InvalidRequestError("instruction is for engines of task rerank; put it before the query, or leave it")
+        self._queries, self._documents, self._instruction = queries, documents, instruction
         self._one_query = len(queries) == 1
         self._count = len(documents)
-        pairs = zip([*queries] * (self._count if self._one_query else 1), documents, strict=True)
-        if self._record.task == RERANK:
-            self.prompts: list[Prompt] = [self._filled(query, document, instruction) for query, document in pairs]
-        else:
-            self.prompts = [*queries, *documents]
 
-    def _filled(self, query: str, document: str, instruction: str | None) -> RenderedPrompt:
+    @property
+    def count(self) -> int:
+        """The number of prompts."""
+        return self._count + (0 if self._record.task == RERANK else len(self._queries))
+
+    def prompts(self) -> Iterator[Prompt]:
+        """Yields the prompts one by one: a long query stands in each of them, and the first that is too long is refused
+        before the next is made."""
+        if self._record.task != RERANK:
+            yield from (*self._queries, *self._documents)
+            return
+        for number, document in enumerate(self._documents):
+            yield self._filled(self._queries[0 if self._one_query else number], document)
+
+    def _filled(self, query: str, document: str) -> RenderedPrompt:
         """Fills the template in one pass, so that a text with the name of a place in it changes nothing."""
         record = self._record
-        own = record.instruction or "" if instruction is None else instruction
+        own = record.instruction or "" if self._instruction is None else self._instruction
         texts = dict(zip(PLACES, (own, query, document), strict=True))
         parts = _PLACE.split(record.template or "")
         return RenderedPrompt("".join(texts[part] if odd % 2 else part for odd, part in enumerate(parts)))
 
     def scores(self, outputs: Sequence[RequestOutput]) -> list[ScoreOutput]:
-        """Returns the score of each pair. outputs: those of `prompts`, in order."""
+        """Returns the score of each pair. outputs: those of `prompts()`, in order."""
         rows = [finished_row(output) for output in outputs]
         tokens = [len(output.prompt_token_ids) for output in outputs]
         cached = [output.metrics.cached_tokens for output in outputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
@@ -110,11 +110,15 @@ async def create_ranking(body: RerankRequest, request: Request) -> Response:
 
 
 async def _score(request: Request, engine: TextEngine, body: TurnFields, scoring: Scoring) -> list[ScoreOutput]:
-    return scoring.scores(await _compute(request, engine, body, len(scoring.prompts), lambda: scoring.prompts))
+    """Returns the scores, which a thread computes of the rows. Raises ClientGone if the client leaves."""
+    outputs = await _compute(request, engine, body, scoring.count, scoring.prompts)
+    pool = request.app.state.pools.answers
+    scores: list[ScoreOutput] = await pool.run(scoring.scores, outputs, client=client_of(request.scope))
+    return scores
 
 
 async def _compute(
-    request: Request, engine: TextEngine, body: TurnFields, count: int, make_prompts: Callable[[], Sequence[Prompt]]
+    request: Request, engine: TextEngine, body: TurnFields, count: int, make_prompts: Callable[[], Iterable[Prompt]]
 ) -> list[RequestOutput]:
     """Runs `count` prompts, all at once as the engine has room. Raises ClientGone if the client leaves."""
     params = pooling_params(body, client_defaults(request, body, engine.sampling_defaults))
