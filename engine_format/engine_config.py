@@ -335,7 +335,9 @@ class EngineConfig:
                 "source": read_value(SourceRecord, config["source"], "source"),
                 "sizes": read_value(dict[str, int], config["sizes"], "sizes"),
                 "heads": read_value(HeadsRecord, config["heads"], "heads") if "heads" in config else None,
-                "pooling": read_pooling(config["pooling"], config["model"]["vocab_size"]) if "pooling" in config else None,
+                "pooling": read_pooling(config["pooling"], config["model"]["vocab_size"])
+                if "pooling" in config
+                else None,
             }
         except (ValueError, InvalidOptionError) as error:
             raise EngineError(f"{path}: {error}; {REMEDY}") from error

@@ -60,9 +60,11 @@ def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int, ro
 
     An engine rounds weights and activations to its type in its kernels. A trace in that type would round the constants
     too, such as Gemma's root of the hidden size. Besides, a graph is used for more than one type: an engine is rebuilt
-    in another type, and measured in float32. rows: LOGITS, or HIDDEN for a graph that ends with the hidden states after
-    the final norm, float32 [1, seq, hidden], and that has no lm_head. Raises what `trace` raises, and UnsupportedModelError for weights that
-    must stay float32 in an engine of a narrower type.
+    in another type, and measured in float32.
+
+    rows: LOGITS, or HIDDEN for a graph without lm_head that ends with the hidden states after the final norm, float32
+    [1, seq, hidden]. Raises what `trace` raises, and UnsupportedModelError for weights that must stay float32 in an
+    engine of a narrower type.
     """
     return _trace(checkpoint, "float32", dtype, max_seq_len, rows=rows)[0]
 

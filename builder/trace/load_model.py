@@ -50,9 +50,7 @@ _ONE_AT_A_TIME = threading.Lock()
 type of buffers, and `_parameters_on_meta` changes nn.Module. Builds in other threads wait for this lock."""
 
 
-def load_model(
-    checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0, bare: bool = False
-) -> PreTrainedModel:
+def load_model(checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0, bare: bool = False) -> PreTrainedModel:
     """Returns the causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
 
     further_layers: how many layers like the last one it has beyond those of config.json. bare: whether the checkpoint
@@ -248,9 +246,7 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {table["rope_type"] for table in tables if isinstance(table.get("rope_type"), str)}
 
 
-def find_model_class(
-    checkpoint: Checkpoint, config: PreTrainedConfig, bare: bool = False
-) -> type[PreTrainedModel]:
+def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig, bare: bool = False) -> type[PreTrainedModel]:
     """Returns the class of transformers that computes logits from text, of those that the checkpoint may be of.
 
     bare: whether a checkpoint of the same model without its lm_head is of that class too.
@@ -273,9 +269,7 @@ def find_model_class(
     if not fitting:
         known = " or ".join(dict.fromkeys(model_class.__name__ for model_class in found))
         hint = "; for its hidden states, build with task embed" if any(is_body(config, name) for name in named) else ""
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {known}{hint}"
-        )
+        raise UnsupportedModelError(f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {known}{hint}")
     return fitting[0]
 
 

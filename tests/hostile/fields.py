@@ -324,7 +324,7 @@ ANTHROPIC: Table = DRAWING | TURNS | {
 
 COUNT: Table = dict.fromkeys(TURNS, ()) | {"messages": TURNS["messages"][:1], "system": TURNS["system"][:1]}
 
-TURN: Table = {name: () for name in ("model", "priority", "deadline", "cache_salt")}
+TURN: Table = dict.fromkeys(("model", "priority", "deadline", "cache_salt"), ())
 INSTRUCTION: Table = {"instruction": (text, surrogates)}
 EMBEDDING: Table = TURN | {
     "input": (texts, lists, zeros, text, surrogates),
@@ -379,7 +379,7 @@ ROOTS: Mapping[str, Mapping[str, str]] = {
     "/detokenize": {"model": '"pico"', "tokens": "[1]"},
     "/v1/embeddings": {"model": '"pico"', "input": '"a"'},
     "/v1/score": {"model": '"pico"', "text_1": '"a"', "text_2": '"a"'},
-    **dict.fromkeys(("/v1/rerank", "/rerank"), {"model": '"pico"', "query": '"a"', "documents": '["a"]'}),
+    **{path: {"model": '"pico"', "query": '"a"', "documents": '["a"]'} for path in ("/v1/rerank", "/rerank")},
 }
 SIBLINGS: Mapping[str, Mapping[str, str]] = {
     "messages[]": {"role": '"user"', "content": '"a"'},

@@ -57,9 +57,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
             f"{numbers}: send the texts in several requests"
         )
     try:
-        outputs = await _compute(
-            request, engine, body, len(prompts), lambda: wish.prompts(engine.llm.engine, prompts)
-        )
+        outputs = await _compute(request, engine, body, len(prompts), lambda: wish.prompts(engine.llm.engine, prompts))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
     pool = request.app.state.pools.answers

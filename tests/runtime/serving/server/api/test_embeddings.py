@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -54,7 +53,9 @@ def test_openai_client(client: openai.OpenAI, engines: dict[str, LLM]) -> None:
             for one, row in zip(made.data, wanted, strict=True):
                 np.testing.assert_array_equal(np.asarray(one.embedding, np.float32), row)
             assert (made.usage.prompt_tokens, made.usage.total_tokens) == (9, 9)
-    short = client.embeddings.create(model="embedder", input=TEXTS[0], dimensions=8, extra_body={"prompt_name": "query"})
+    short = client.embeddings.create(
+        model="embedder", input=TEXTS[0], dimensions=8, extra_body={"prompt_name": "query"}
+    )
     row = engines["embedder"].embed(TEXTS[0], dimensions=8, prompt_name="query").embedding
     np.testing.assert_array_equal(np.asarray(short.data[0].embedding, np.float32), row)
     assert [(card.id, card.task) for card in client.models.list().data] == [  # type: ignore[attr-defined]
