@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.requests.pooled_rows import (
     EmbeddingOutput,
     EmbeddingWish,
@@ -16,8 +17,13 @@ from tensorwright.runtime.requests.pooled_rows import (
 )
 from tensorwright.runtime.requests.pooling_params import PoolingParams
 
-if TYPE_CHECKING:
-    from tensorwright.runtime.api.llm import LLM
+
+class LLM(Protocol):
+    """What this file needs of an LLM, which imports it."""
+
+    engine: EngineDir
+
+    def generate(self, prompts: Any, sampling_params: Any = None, *, progress: bool = False) -> Any: ...
 
 
 def embed(llm: LLM, prompts: Any, wish: EmbeddingWish, params: PoolingParams | None, progress: bool) -> Any:
