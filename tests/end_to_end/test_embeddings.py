@@ -26,7 +26,6 @@ from tensorwright.errors import (
     TaskError,
     UnsupportedModelError,
 )
-from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
 
 LENGTHS = (1, 2, 31, 32, 33, 100)
@@ -108,26 +107,6 @@ def test_bits_do_not_depend_on_company_chunks_and_threads(
         assert (hits > 0) == (pair[2] == "last"), "a mean needs the rows of all positions, so it takes no prefix"
         stats = llm.get_stats()
     assert (stats["running"], stats["waiting"], stats["used_blocks"], stats["generated_tokens"]) == (0, 0, 0, 0)
-
-
-@pytest.mark.computes(least="avx2")
-@pytest.mark.parametrize("prefixes", [False, True])
-def test_bits_do_not_depend_on_preemption(
-    pair: tuple[Path, Path, str], alone: list[bytes], monkeypatch: pytest.MonkeyPatch, prefixes: bool
-) -> None:
-    """Every second step preempts a sequence. Its rows that were added up are not added once more."""
-    real = native._set_tiers
-
-    def preempting(options: Any, *rest: Any) -> None:
-        options.debug_preempt_every, options.debug_seed = 2, 4
-        real(options, *rest)
-
-    monkeypatch.setattr(native, "_set_tiers", preempting)
-    options: dict[str, Any] = {"max_num_tokens": 24, "max_prefill_chunk": 9, "enable_prefix_caching": prefixes}
-    with LLM(pair[1], threads=1, kv_cache_memory="4MiB", max_batch_size=4, **options) as llm:
-        made = llm.embed(PROMPT_LIST)
-        assert llm.get_stats()["preemptions"] > 0
-    assert [one.embedding.tobytes() for one in made] == alone
 
 
 def test_what_the_engine_records(pair: tuple[Path, Path, str]) -> None:
