@@ -12,6 +12,7 @@ from typing import Any
 from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS
+from tensorwright.engine_format.pooling import EMBED, GENERATE
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
@@ -57,6 +58,7 @@ class BuildOptions(BuildFields):
         if spec is not None:
             self._check_calibration(spec)
         self._check_ranks()
+        self._check_task()
         measured = spec is not None and any(choice.bits is not None for choice in spec.choices)
         if self.calibration_text is not None and self.calibrate == "none" and not measured:
             raise InvalidOptionError(
@@ -197,12 +199,39 @@ class BuildOptions(BuildFields):
                     f"{self.ranks}; leave one of them out"
                 )
 
+    def _check_task(self) -> None:
+        """Raises InvalidOptionError for what an engine that draws no tokens does not have."""
+        if self.pooling != "auto" and self.task not in ("auto", EMBED):
+            raise InvalidOptionError(
+                f"pooling={self.pooling!r} is for task embed, and the task is {self.task!r}; leave out one of them"
+            )
+        if self.task in ("auto", GENERATE):
+            return
+        unlike = {"heads": None, "calibrate": "none", "tensor_parallel": 1, "pipeline_parallel": 1}
+        for name, value in unlike.items():
+            if getattr(self, name) != value:
+                raise InvalidOptionError(
+                    f"{name} is for engines that generate, and this one is built for task {self.task!r}; leave it out"
+                )
+        if self.task == EMBED and self.accuracy == "full":
+            raise InvalidOptionError(
+                "accuracy full compares logits, which an engine for task embed does not compute; say quick or none"
+            )
+        spec = self.quantize_spec
+        if self.task == EMBED and spec is not None and any(choice.bits is not None for choice in spec.choices):
+            raise InvalidOptionError(
+                f"quantize={spec.summary!r} chooses formats by what they do to logits, which an engine for task embed "
+                "does not compute; name the formats"
+            )
+
     def record(self) -> dict[str, Any]:
         """Returns the options as config.json keeps them: without those of other targets, and without places
         and texts. The rules of a file stand in `quantize`."""
         options = {**asdict(self), "quantize": self.asked_formats}
         del options["quantize_config"], options["sparsity"]
         del options["calibration_text"]  # The quantization record has its hash.
+        for name in ("task", "pooling"):  # The record of pooling says which they are.
+            options.pop(name)
         options.pop("heads")  # The record of heads says which they are.
         del options["accuracy_text"]  # The accuracy record has the text's name and hash.
         if self.accuracy_tokens is None:

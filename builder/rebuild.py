@@ -64,6 +64,11 @@ def rebuild(
     `build`.
     Raises EngineError, CheckpointError, and what `build` raises.
     """
+    if config.pooling is not None:
+        raise InvalidOptionError(
+            f"{engine}: an engine of task {config.task} is not rebuilt; build it again from the checkpoint, with "
+            f"build-engine --task {config.task}"
+        )
     options = changed_options(config.build_options, changes)
     _require_text(config, options)
     _require_heads(engine, config, options, model)

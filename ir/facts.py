@@ -15,6 +15,7 @@ from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import GraphError, InvalidOptionError
 
 T = TypeVar("T")
+LOGITS, HIDDEN = "logits", "hidden"
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,8 @@ class Facts:
     max_seq_len = Fact(_whole)
     vocab_size = Fact(_whole)
     hidden_size = Fact(_whole)
+    rows = Fact(_text, default=LOGITS)
+    """What the result of the model holds: LOGITS, or HIDDEN, the hidden states after the final norm."""
     layers = Fact(_whole)
     heads = Fact(_whole)
     kv_heads = Fact(_whole)

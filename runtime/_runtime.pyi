@@ -498,6 +498,22 @@ class Sampling:
     def processor(self, chain: object | None) -> None: ...
 
     @property
+    def pooling(self) -> str:
+        """
+        'none': tokens are wanted; 'last' or 'mean': the row of the last position, or the mean of all
+        """
+
+    @pooling.setter
+    def pooling(self, arg: str, /) -> None: ...
+
+    @property
+    def pooled_columns(self) -> list[int]:
+        """of the pooled row, in this order; []: all"""
+
+    @pooled_columns.setter
+    def pooled_columns(self, arg: Sequence[int], /) -> None: ...
+
+    @property
     def guided(self) -> bool:
         """no token is sampled before its mask was set"""
 
@@ -961,6 +977,12 @@ class Event:
     def prompt_logprobs(self) -> list[list[tuple[int, float, int]]]:
         """
         of the next prompt tokens, from the second on, if asked for: (token, logprob, rank) of the token, then of the others
+        """
+
+    @property
+    def pooled(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')] | None:
+        """
+        float32 [columns] of a request that pools, in its last event; None in all others
         """
 
     @property

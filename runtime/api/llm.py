@@ -35,6 +35,8 @@ from tensorwright.runtime.requests.generation_defaults import check_generation_c
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.pinned_prefixes import TRIES, PinnedPrefix, PinTable, computing_prefix
+from tensorwright.runtime.requests.pooled_rows import EmbeddingWish, RankedDocument
+from tensorwright.runtime.requests.pooling_params import PoolingParams
 from tensorwright.runtime.requests.prompts import (
     Capacity,
     CheckedRequest,
@@ -438,6 +440,51 @@ class LLM(StrictKeywords):
         params = self.default_sampling_params if sampling_params is None else sampling_params
         return self._submit(self._check(prompt, params))
 
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        params: PoolingParams | None = None,
+        progress: bool = False,
+    ) -> Any:
+        """Returns the embedding of one prompt, an EmbeddingOutput, or of each of a list, in the same order.
+
+        The engine must be of task "embed" (docs/embeddings.md). prompts: as `generate` takes them. prompt_name: the
+        text of the model that stands before each of them; None means the model's default, if it has one, and "" means
+        none. dimensions: how many of the leading numbers are kept; None means all. normalize: whether an embedding is
+        divided by its length after that; None means as the engine was built. params: whose turn it takes, and the like.
+        progress: True shows a bar on standard error. Raises TaskError, InvalidRequestError, PromptTooLongError.
+        """
+        from tensorwright.runtime.api.pooled import embed
+
+        return embed(self, prompts, EmbeddingWish(prompt_name, dimensions, normalize), params, progress)
+
+    def score(self, text_1: Any, text_2: Any, *, instruction: str | None = None, progress: bool = False) -> Any:
+        """Returns how well texts fit each other, a list of ScoreOutput.
+
+        text_1: one text, which is compared with each of `text_2`, or as many as these. An engine of task "embed" gives
+        the cosine of the two embeddings, one of task "rerank" the probability that the document `text_2` answers the
+        query `text_1`. instruction: for task "rerank"; None means the engine's. Raises TaskError, InvalidRequestError,
+        PromptTooLongError.
+        """
+        from tensorwright.runtime.api.pooled import score
+
+        return score(self, text_1, text_2, instruction, progress)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, instruction: str | None = None
+    ) -> list[RankedDocument]:
+        """Returns the documents that fit a query best, the best one first, scored as `score` does.
+
+        top_n: how many of them; None means all. Documents of the same score keep their order.
+        """
+        from tensorwright.runtime.api.pooled import rerank
+
+        return rerank(self, query, documents, top_n, instruction)
+
     def abort(self, request_id: int) -> bool:
         """Ends a request soon, from any thread. The request finishes with finish_reason "abort" and its output so far.
 
@@ -640,7 +687,7 @@ class LLM(StrictKeywords):
         return request if adapter is None else replace(request, adapter=adapter)
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
-        sampling = make_sampling(request, self.engine.eos_token_ids)
+        sampling = make_sampling(request, self.engine.eos_token_ids, self.engine.config.pooling)
         tokenizer, params, grammar = self.engine.tokenizer, request.params, request.grammar
         first_mask = None if grammar is None else grammar.first_mask(params.ignore_eos)
 

@@ -3,6 +3,7 @@
 // field of the options, of a request and of the statistics is bound by a line with its words.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -351,6 +352,7 @@ Facts PyEngine::facts() const {
   d["group_windows"] = f.group_windows;
   d["state_bytes"] = f.state_bytes;
   d["draft_vocab"] = f.draft_vocab;
+  d["hidden_width"] = f.hidden_width;
   Ints blocks;
   for (const GroupShape& group : running_->engine->groups()) blocks.push_back(group.blocks);
   d["blocks"] = blocks;
@@ -465,6 +467,8 @@ std::vector<LogprobTuples> all_tuples(const std::vector<std::vector<TokenLogprob
   return all;
 }
 
+using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
+
 void bind_event(nb::module_& m) {
   nb::class_<Event>(m, "Event", "News of one request.")
       .def_ro("request_id", &Event::request_id)
@@ -478,6 +482,17 @@ void bind_event(nb::module_& m) {
           "prompt_logprobs", [](const Event& event) { return all_tuples(event.prompt_logprobs); },
           "of the next prompt tokens, from the second on, if asked for: (token, logprob, rank) of the token, "
           "then of the others")
+      .def_prop_ro(
+          "pooled",
+          [](const Event& event) -> std::optional<Floats> {
+            if (event.pooled.empty()) return std::nullopt;
+            auto copy = std::make_unique<float[]>(event.pooled.size());
+            std::ranges::copy(event.pooled, copy.get());
+            nb::capsule owner(copy.get(), [](void* data) noexcept { delete[] static_cast<float*>(data); });
+            return Floats(copy.release(), {event.pooled.size()}, owner);
+          },
+          nb::rv_policy::automatic,
+          "float32 [columns] of a request that pools, in its last event; None in all others")
       .def_ro("finish", &Event::finish,
               "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
       .def_ro("stop_token", &Event::stop_token,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tensorwright.engine_format.pooling import MEAN
 from tensorwright.engine_format.targets import GPU_TARGETS, TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.engine import DEFAULT_LIMITS, GPU_MEMORY
@@ -183,6 +184,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             )
     if options.max_loras:
         read_places(engine, "max_loras")
+    if engine.config.pooling is not None:
+        _refuse_generation(options, engine)
     tiers = _resolve_tiers(options, engine)
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
     batch, tokens = options.step_limits(default_limits(engine))
@@ -191,7 +194,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_batch_size=batch,
         max_num_tokens=tokens,
         max_prefill_chunk=tokens if chunk is None else chunk,
-        max_prompt_logprob_rows=options.max_prompt_logprob_rows,
+        max_prompt_logprob_rows=tokens if pools_every_row(engine) else options.max_prompt_logprob_rows,
         threads=choose_threads(options.threads),
         load=options.load,
         enable_prefix_caching=target.shares_prefixes if prefixes is None else prefixes,
@@ -215,6 +218,22 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         step_limit=options.step_limit,
         watchdog_dir=options.watchdog_dir,
     )
+
+
+def pools_every_row(engine: EngineDir) -> bool:
+    """Returns whether every token of a step may have a row of results, because a mean over all of them is wanted. Such
+    a row is a hidden state, which takes no more memory than the other values of its token."""
+    return engine.config.pooling is not None and engine.config.pooling.pooling == MEAN
+
+
+def _refuse_generation(options: RuntimeOptions, engine: EngineDir) -> None:
+    """Raises InvalidOptionError for options of engines that draw tokens."""
+    asked = {"speculative": options.speculation is not None, "adapters (max_loras)": bool(options.max_loras)}
+    for name, given in asked.items():
+        if given:
+            raise InvalidOptionError(
+                f"{name}: {engine.path} was built for task {engine.config.task}, which has none; leave it out"
+            )
 
 
 def _resolve_tiers(options: RuntimeOptions, engine: EngineDir) -> PrefixTiers | None:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.file_names import TUNING
+from tensorwright.engine_format.pooling import EMBED
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import (
     EngineError,
@@ -317,6 +319,7 @@ def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> 
     if speculation.model is None:
         return None
     draft = open_draft(speculation.model, engine)
+    draft.config.require_generation(draft.path, "proposing tokens")
     asked, batch = speculation.kv_cache_memory, options.max_batch_size
     free = available_memory() - options.kv_cache_bytes  # the target's cache is not there yet
     try:
@@ -341,6 +344,9 @@ def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
     """Raises EngineError if config.json and the plan differ, because then they come from two builds."""
     facts = {name: plan[name] for name in ("vocab_size", "max_seq_len", "block_size", "draft_vocab")}
+    pooling = engine.config.pooling
+    if (plan["hidden_width"] > 0) and (pooling is None or pooling.task != EMBED):
+        raise EngineError(f"{engine.path}: its plan ends with hidden states, and config.json says otherwise; {REMEDY}")
     sizes = {"kv_block_bytes": sum(plan["block_bytes"]), "state_bytes": plan["state_bytes"]}
     engine.require_same_build(TARGETS[engine.target].files[-1], facts | sizes)
 

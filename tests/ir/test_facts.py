@@ -10,7 +10,9 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.facts import DECLARED, Buffer, Facts, KvLayer, StateLayer
 
 EVERY = Facts(
-    model_type="llama", dtype="bfloat16", max_seq_len=64, vocab_size=101, hidden_size=32, layers=2, heads=4, kv_heads=2,
+    model_type="llama", dtype="bfloat16", max_seq_len=64, vocab_size=101, hidden_size=32, rows="hidden",
+    layers=2, heads=4,
+    kv_heads=2,
     head_dim=8, max_position_embeddings=128, bos_token_id=None, eos_token_ids=[1, 2], longrope={"factors": "long"},
     left_out={"mtp": {"reason": "no text", "tensors": 1, "bytes": 4}}, wide=["a", "b"], expanded_kv_elements=96,
     block_size=32, kv_cache_dtype="int8", attention_window=8, sink_tokens=2, activations="int8",

@@ -58,6 +58,7 @@ class FakeEvent:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     cumulative_logprob: float = 0.0
+    pooled: None = None
     queue_s: float = 0.25
     first_token_s: float = 0.5
 

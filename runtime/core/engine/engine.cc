@@ -44,7 +44,7 @@ void merge(Event&& later, Event* event) {
   join(event->tokens, &later.tokens);
   join(event->logprobs, &later.logprobs);
   join(event->prompt_logprobs, &later.prompt_logprobs);
-  *event = std::move(later);
+  *event = std::move(later);  // a pooled row comes in the last event alone, so that none is lost
 }
 
 auto duration(double seconds) {

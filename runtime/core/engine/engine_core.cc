@@ -567,7 +567,7 @@ LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows
 }
 
 std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) const {
-  return {logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size)};
+  return {logits.data + row * logits.stride, static_cast<size_t>(facts().columns())};
 }
 
 // Reports the logprobs of prompt positions and draws tokens from the other rows. `computing` is the time that
@@ -576,12 +576,19 @@ void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRow
                            Clock::duration computing, std::vector<Event>* events) {
   std::vector<Failure> failures;
   int32_t row = 0;
-  for (auto [sequence, prompt, drawn] : wanted) {
+  for (const WantedRows& chunk : wanted) {
+    auto [sequence, prompt, drawn] = chunk;
+    const int64_t id = sequence->id;  // pool() may end the sequence
     try {
+      if (sequence->sampling->pools()) {
+        pool(chunk, logits, row, events);
+        row += prompt + drawn;
+        continue;
+      }
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
       if (drawn > 0) fork(*sequence, {sequence, values(logits, row + prompt), drawn - 1, logits.stride});
     } catch (const std::exception& error) {
-      failures.push_back({sequence->id, as_error(error)});
+      failures.push_back({id, as_error(error)});
     }
     row += prompt + drawn;
   }
@@ -838,6 +845,41 @@ void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logit
   }
   events->push_back(std::move(event));
   sequence.scored += rows;
+}
+
+// Adds up the rows of a chunk of a request that pools, or, at the last position, reports the result and
+// removes the sequence. The sum of each column is in float64 and in the order of the positions, one after the
+// other, so that chunks, company and preemption change none of its bits. If it throws, nothing has changed.
+void EngineCore::pool(const WantedRows& wanted, const LogitRows& logits, int32_t row,
+                      std::vector<Event>* events) {
+  Sequence& sequence = *wanted.sequence;
+  const Sampling& sampling = *sequence.sampling;
+  std::vector<double>& sums = sequence.pooled_sums;
+  const auto columns = static_cast<size_t>(facts().columns());
+  const bool mean = sampling.pooling == Pooling::mean, last = wanted.drawn > 0;
+  if (mean) sums.resize(columns);
+  Event event;
+  if (last) {
+    sequence.first_token_s = sequence.since_arrival();
+    event = event_of(sequence);
+    event.pooled.resize(sampling.pooled_columns.empty() ? columns : sampling.pooled_columns.size());
+    make_room(*events, 1);
+  }
+  // Nothing throws from here on: the names of a finish are short.
+  for (int32_t i = 0; i < wanted.prompt; ++i) {
+    const std::span<const float> values = this->values(logits, row + i);
+    for (size_t j = 0; j < columns; ++j) sums[j] += values[j];
+  }
+  sequence.scored += wanted.prompt;
+  if (!last) return;
+  const std::span<const float> values = this->values(logits, row + wanted.prompt);
+  for (size_t i = 0; i < event.pooled.size(); ++i) {
+    const size_t j = sampling.pooled_columns.empty() ? i : static_cast<size_t>(sampling.pooled_columns[i]);
+    event.pooled[i] = mean ? static_cast<float>((sums[j] + values[j]) / sequence.prompt_tokens) : values[j];
+  }
+  event.finish = "stop";
+  events->push_back(std::move(event));
+  remove(events->back());
 }
 
 // Adds a drawn token to its sequence and reports it. Returns whether the sequence goes on. If it throws,

@@ -150,8 +150,8 @@ class EngineCore {
     int64_t id;
     Error error;
   };
-  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported, then, if a token is drawn,
-  // its row and one for each token of the draft.
+  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported or that are pooled, then, if a
+  // token is drawn, its row and one for each token of the draft.
   struct WantedRows {
     Sequence* sequence;
     int32_t prompt;
@@ -160,7 +160,7 @@ class EngineCore {
   // A row that a sequence's next token is drawn from, and what the sampler returned or threw.
   struct Draw {
     Sequence* sequence;
-    std::span<const float> row;  // [vocab_size] of the executor's logits, or of `kept`
+    std::span<const float> row;  // [columns()] of the executor's logits, or of `kept`
     // The tokens of the sequence's draft that are not verified yet. The rows behind them follow `row`, each
     // `stride` floats behind the one before.
     int32_t ahead = 0;
@@ -216,6 +216,7 @@ class EngineCore {
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
+  void pool(const WantedRows& wanted, const LogitRows& logits, int32_t row, std::vector<Event>* events);
   void end_failed(const std::vector<Failure>& failures, std::vector<Event>* events);
   bool take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
   void close(const std::function<bool(const Sequence&)>& wanted, const char* finish, const Error* error,

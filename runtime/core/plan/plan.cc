@@ -107,6 +107,10 @@ ModelFacts Plan::facts() const {
     facts.group_chunked[layer.group] = static_cast<uint8_t>(layer.chunked);
     facts.group_sink_tokens[layer.group] = static_cast<int32_t>(layer.sink_tokens);
   }
+  if (header.logits_buffer >= 0) {
+    const auto columns = static_cast<int32_t>(buffers[static_cast<size_t>(header.logits_buffer)].cols);
+    facts.hidden_width = columns == facts.vocab_size ? 0 : columns;
+  }
   for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
   if (const Instruction* entry = heads()) {
     const auto cols = [&](int32_t buffer) {

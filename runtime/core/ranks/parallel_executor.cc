@@ -42,7 +42,7 @@ void RankWork::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, 
 }
 
 LogitRows RankWork::run(const Step& step, bool timed, Timeline* timeline) {
-  const int32_t vocab = own_->facts().vocab_size;
+  const int32_t vocab = own_->facts().columns();
   const std::vector<Step> parts = cut_step(step, microbatches(step.tokens()));
   const bool last = place_.stage() + 1 == place_.stages, gives = last && place_.number() == 0;
   if (parts.size() == 1 && place_.stages == 1) return own_->run(own_part(step));

@@ -71,6 +71,9 @@ def create_app(
         raise InvalidOptionError(
             "create_app: adapters must be left out where prefixes are exchanged with other engines"
         )
+    if transfers is not None:
+        for llm in engines.values():
+            llm.engine.config.require_generation(llm.engine.path, "exchanging prefixes with other engines")
     app.state.engines = EngineRegistry(engines)
     app.state.options = options
     app.state.salt_secret = salt_secret(engines.values())

@@ -16,7 +16,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine.tier_secret import read_secret
 from tensorwright.runtime.serving.server.api_keys import ApiKey
 from tensorwright.runtime.serving.server.options import ServerOptions
-from tensorwright.runtime.serving.server.request_fields import DrawingFields
+from tensorwright.runtime.serving.server.request_fields import TurnFields
 from tensorwright.runtime.serving.server.served_model import ServedModel
 
 
@@ -33,7 +33,7 @@ def salt_secret(engines: Iterable[ServedModel]) -> bytes:
     return secrets.token_bytes(32)
 
 
-def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def client_defaults(request: Request, body: TurnFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of one client's request. With a key they include whose turn it takes, with which weight and
     priority, and the salt of the key, unless all keys share the prefix cache. Raises InvalidRequestError for a priority
     above the key's or --max-priority.
@@ -66,7 +66,7 @@ def owner_name(request: Request) -> str:
     return "" if key is None else _salt(request.app.state.salt_secret, f"owner {key.key}")
 
 
-def _check_priority(body: DrawingFields, most: int, key: ApiKey | None) -> None:
+def _check_priority(body: TurnFields, most: int, key: ApiKey | None) -> None:
     """Raises InvalidRequestError for a priority above that of the client's key, or above the server's `most`."""
     where = "on this server (its --max-priority)"
     if key is not None and key.priority is not None:

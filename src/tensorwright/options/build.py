@@ -13,6 +13,7 @@ from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS, EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
+from tensorwright.engine_format.pooling import POOLINGS, TASKS
 from tensorwright.engine_format.quantize_config import with_config
 from tensorwright.engine_format.targets import DTYPE_CHOICES, GPU_TARGETS, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import (
@@ -179,6 +180,29 @@ class BuildFields:
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["dtype"]),
+        },
+    )
+    task: str = declare(
+        "auto",
+        choices=("auto", *TASKS),
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "What the engine answers with: tokens (generate), the pooled hidden states of a text (embed), or how "
+                "well a document fits a query, by the logits of yes and no (rerank). auto takes what the checkpoint "
+                "says, which it never says of rerank. See docs/embeddings.md."
+            )
+        },
+    )
+    pooling: str = declare(
+        "auto",
+        choices=("auto", *POOLINGS),
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "With task embed: the hidden state of the last token counts (last), or the mean of those of all tokens "
+                "(mean). auto takes what the checkpoint says, or last."
+            )
         },
     )
     max_seq_len: int | None = declare(

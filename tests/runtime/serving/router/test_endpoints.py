@@ -17,6 +17,7 @@ DECIDED = {
     Handing.ONE: {
         "POST /v1/completions", "POST /v1/chat/completions", "POST /v1/messages", "POST /v1/messages/count_tokens",
         "GET /v1/models", "GET /v1/models/{model:path}", "POST /tokenize", "POST /detokenize",
+        "POST /v1/embeddings", "POST /v1/score", "POST /v1/rerank", "POST /rerank",
     },
     Handing.STORED: {
         "POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}",
