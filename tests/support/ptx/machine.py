@@ -40,6 +40,8 @@ class Step:
     control: str = ""
     target: int = 0
     is_product: bool = False
+    may_follow_fence: bool = False
+    """It writes registers of a product, and needs no wgmma.fence after it."""
 
 
 class Registers(dict[str, np.ndarray]):
@@ -179,7 +181,7 @@ class Machine:
     def _check_flight(self, step: Step, lanes: Lanes) -> None:
         if self.products.names and not step.is_product:
             self.products.check(lanes, step.reads, step.writes)
-        if self._has_products and not step.is_product:
+        if self._has_products and not step.may_follow_fence:
             self.products.unfenced |= step.writes
 
     def _add(self, at: int, lanes: Lanes) -> None:
