@@ -33,7 +33,10 @@ def covering(cases: list[gpu_rows.Case]) -> list[gpu_rows.Case]:
     return list(found.values())
 
 
-CASES = [*covering([*gpu_rows.CASES, *gpu_mixtures.CASES]), gpu_mixtures.experts_case("bfloat16", 40, 72, 70, 2, 1, only=1)]
+CASES = [
+    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES]),
+    gpu_mixtures.experts_case("bfloat16", 40, 72, 70, 2, 1, only=1),
+]
 MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
 """Decodes with and without splits, prompts, chunks behind a prefix, a sequence that has nothing to do."""
 LONG = ((90, 410), (1, 200))
@@ -83,7 +86,9 @@ def attention(runner: Any, options: dict[str, Any]) -> None:
 
 
 def named(name: str, work: Callable[..., None], *arguments: Any) -> tuple[str, Callable[[Any], None]]:
-    return name, functools.partial(work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=True)))
+    return name, functools.partial(
+        work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=True))
+    )
 
 
 WORK = dict(
@@ -105,7 +110,17 @@ def emulator(request: pytest.FixtureRequest, kernel_cache: Path) -> Emulator:
     return Emulator(request.param, cache=kernel_cache)
 
 
-@pytest.mark.parametrize("name", WORK)
+FIRST = {case.launch: str(case) for case in reversed(CASES)}.values()
+"""One case of each op: what a fast run has of them, beside attention and int4."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST or name.startswith(("attention", "int4")) else pytest.mark.slow)
+        for name in WORK
+    ],
+)
 def test_equals_the_definition(emulator: Emulator, name: str) -> None:
     WORK[name](emulator)
 

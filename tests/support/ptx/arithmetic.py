@@ -317,5 +317,3 @@ def _compared(name: str, a: np.ndarray, b: np.ndarray, floats: bool) -> np.ndarr
     if name in COMPARISONS:
         return COMPARISONS[name](a, b) & ~unordered
     return COMPARISONS[name[:2]](a, b) | unordered
-
-

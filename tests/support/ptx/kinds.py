@@ -77,7 +77,11 @@ def type_of(name: str) -> Type:
     if found is None:
         raise PtxFault(f"no type {name!r} is emulated")
     kind, bits, count = found[1], int(found[2]), 2 if found[3] else 1
-    if (kind == "bf" and bits != 16) or (kind == "f" and bits == 8) or (count == 2 and (bits != 16 or kind not in ("f", "bf"))):
+    if (
+        (kind == "bf" and bits != 16)
+        or (kind == "f" and bits == 8)
+        or (count == 2 and (bits != 16 or kind not in ("f", "bf")))
+    ):
         raise PtxFault(f"no type {name!r} is emulated")
     return Type(name, kind, bits, count)
 

@@ -137,9 +137,6 @@ class Machine:
         with np.errstate(all="ignore"):
             while self._fragments:
                 self._run_fragment()
-        if self._waiting.any():
-            line = self.steps[int(self._resume[self._waiting].min()) - 1].instruction.line
-            raise PtxFault(f"{self.program.name}: threads wait for ever at the barrier of line {line}: others do not come")
 
     def _run_fragment(self) -> None:
         at = min(self._fragments)
@@ -207,13 +204,20 @@ class Machine:
         self._release()
 
     def _release(self) -> None:
-        """Lets go the blocks of which all threads that have not ended are at a barrier."""
+        """Lets go the blocks of which all threads are at a barrier. They must be at one, and none may have ended."""
         waiting = np.bincount(self.block[self._waiting], minlength=len(self.blocks))
         complete = (waiting == self._alive) & (waiting > 0)
         if not complete.any():
             return
-        self.epoch[complete] += 1
         released = np.nonzero(self._waiting & complete[self.block])[0]
+        if (waiting[complete] < self.threads).any():
+            line = self.steps[int(self._resume[released[0]]) - 1].instruction.line
+            raise PtxFault(f"threads of a block have ended while others wait at the barrier of line {line}")
+        self.epoch[complete] += 1
         self._waiting[released] = False
-        for at in np.unique(self._resume[released]):
-            self._add(int(at), released[self._resume[released] == at])
+        at = self._resume[released].reshape(-1, self.threads)
+        if (at != at[:, :1]).any():
+            lines = sorted({self.steps[int(resume) - 1].instruction.line for resume in at.ravel()})
+            raise PtxFault(f"threads of a block wait at the barriers of lines {' and '.join(map(str, lines))}")
+        for resume in np.unique(at):
+            self._add(int(resume), released[(at == resume).ravel()])

@@ -45,7 +45,9 @@ class Space:
         """Returns offsets in `data`. Raises PtxFault for an access outside or misaligned."""
         bad = self.outside(machine, lanes, address, size)
         if bad.any():
-            raise machine.fault(lanes, bad, f"an access of {size} bytes at {self.name} {{}} lies outside every tensor", address)
+            raise machine.fault(
+                lanes, bad, f"an access of {size} bytes at {self.name} {{}} lies outside every tensor", address
+            )
         bad = address % size != 0
         if bad.any():
             raise machine.fault(lanes, bad, f"an access of {size} bytes at {self.name} {{}} is misaligned", address)
@@ -77,7 +79,9 @@ class Space:
                 raise machine.fault(lanes, bad, f"{self.name} {{}} is read, and nobody has written it", address)
         bad = self.shadow.racing_reads(granules, warp, epoch).any(1)
         if bad.any():
-            raise machine.fault(lanes, bad, f"a race: {self.name} {{}} is read, and no barrier orders another warp's write", address)
+            raise machine.fault(
+                lanes, bad, f"a race: {self.name} {{}} is read, and no barrier orders another warp's write", address
+            )
 
     must_be_written = False
 

@@ -127,7 +127,9 @@ class Operands:
         bits = self.program.registers.get(base, 64)
         read, add = self.raw(base, bits), int(offset.strip() or "0", 0)
         if bits == 32:
-            return lambda machine, lanes: every((read(machine, lanes).astype(np.int64) + add) & 0xFFFFFFFF, machine, lanes)
+            return lambda machine, lanes: every(
+                (read(machine, lanes).astype(np.int64) + add) & 0xFFFFFFFF, machine, lanes
+            )
         return lambda machine, lanes: every(read(machine, lanes).view(np.int64) + add, machine, lanes)
 
     def symbol(self, name: str) -> int:

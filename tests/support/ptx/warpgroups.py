@@ -59,7 +59,7 @@ def _product(i: Operands) -> Execute:
     if shape is None or i.texts[4:6] != ("1", "1"):
         raise PtxFault("only products of 16-bit floats into float32, without a sign, are emulated")
     columns, half = int(shape[1]), i.types[1]
-    of_a, of_b = (("0", i.texts[6]) if in_registers else i.texts[6:8])
+    of_a, of_b = ("0", i.texts[6]) if in_registers else i.texts[6:8]
     registers = members(i.texts[0])
     if len(registers) != columns // 2:
         raise PtxFault(f"it must have {columns // 2} accumulators, it has {len(registers)}")
