@@ -2,5 +2,5 @@
 
 text.py reads PTX; kinds.py says what bits mean; table.py holds one declaration per opcode, which arithmetic.py, moves.py,
 accesses.py, warps.py, matrices.py and warpgroups.py fill; memory.py and races.py are the memory spaces and who touched what;
-copies.py are asynchronous copies; machine.py runs the threads. docs/gpu.md says what this shows and what it does not.
+copies.py are asynchronous copies, warpgroup_queue.py asynchronous products; machine.py runs the threads. docs/gpu.md says what this shows and what it does not.
 """

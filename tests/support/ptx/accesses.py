@@ -6,10 +6,11 @@ import numpy as np
 
 from support.ptx.copies import Copy
 from support.ptx.fault import PtxFault
-from support.ptx.machine import Execute, Lanes, Machine
+from support.ptx.machine import Execute, Machine
 from support.ptx.memory import Space
 from support.ptx.table import Operands, every, opcode
 from support.ptx.text import Instruction, members
+from support.ptx.threads import Lanes
 
 WIDTHS = "b8 b16 b32 b64 u8 u16 u32 u64 f32 f64"
 SPACES = "global shared shared::cta local"

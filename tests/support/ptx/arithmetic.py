@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from support.ptx.fault import PtxFault
-from support.ptx.machine import Execute, Lanes, Machine
-from support.ptx.table import Operands, opcode
 from support.ptx.kinds import SIGNED, UNSIGNED, Type, flushed, type_of
+from support.ptx.machine import Execute, Machine
+from support.ptx.table import Operands, opcode
+from support.ptx.threads import Lanes
 
 INTEGERS = "s16 u16 s32 u32 s64 u64"
 HALVES = "f16 bf16 f16x2 bf16x2"

@@ -8,14 +8,11 @@ read it, and others after a barrier.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from support.ptx.memory import POISON
-
-if TYPE_CHECKING:
-    from support.ptx.machine import Lanes, Machine
+from support.ptx.memory import POISON, GlobalMemory, SharedMemory
+from support.ptx.threads import Lanes, Threads
 
 
 @dataclass
@@ -37,20 +34,21 @@ class Copy:
 class Copies:
     """The copies under way. groups[lane]: how many groups the lane has closed."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, memory: GlobalMemory, shared: SharedMemory):
+        self.memory, self.shared = memory, shared
         self.groups = np.zeros(count, np.int64)
         self.pending: list[Copy] = []
 
-    def start(self, machine: Machine, lanes: Lanes, copy: Copy) -> None:
+    def start(self, threads: Threads, lanes: Lanes, copy: Copy) -> None:
         """Checks both ends and poisons the destination. The source of a lane without given bytes is not looked at."""
         real = copy.given > 0
         if real.any():
             numbers, source = copy.lanes[real], copy.source[real]
-            at = machine.memory.place(machine, numbers, source, copy.size)
-            machine.memory.check_read(machine, numbers, source, at, copy.size)
-        shared, shadow = machine.shared, machine.shared.shadow
-        at = shared.place(machine, lanes, copy.to, copy.size)
-        shared.check_write(machine, lanes, copy.to, at, copy.size, np.zeros(at.shape, bool))
+            at = self.memory.place(threads, numbers, source, copy.size)
+            self.memory.check_read(threads, numbers, source, at, copy.size)
+        shared, shadow = self.shared, self.shared.shadow
+        at = shared.place(threads, lanes, copy.to, copy.size)
+        shared.check_write(threads, lanes, copy.to, at, copy.size, np.zeros(at.shape, bool))
         shared.data[at[:, None] + np.arange(copy.size)] = POISON
         assert shadow is not None
         shadow.copying[shared.granules(at, copy.size)] = True
@@ -59,32 +57,31 @@ class Copies:
     def commit(self, lanes: Lanes) -> None:
         self.groups[lanes] += 1
 
-    def wait(self, machine: Machine, lanes: Lanes, left: int) -> None:
+    def wait(self, threads: Threads, lanes: Lanes, left: int) -> None:
         """Lands the copies of all groups of these lanes but the newest `left`."""
-        waiting = np.zeros(machine.count, bool)
+        waiting = np.zeros(threads.count, bool)
         waiting[lanes] = True
         pending = []
         for copy in self.pending:
             lands = waiting[copy.lanes] & (copy.groups < self.groups[copy.lanes] - left)
             if lands.any():
-                _land(machine, copy.part(lands))
+                self._land(threads, copy.part(lands))
             if not lands.all():
                 pending.append(copy.part(~lands))
         self.pending = pending
 
-
-def _land(machine: Machine, copy: Copy) -> None:
-    data = np.zeros((copy.lanes.size, copy.size), np.uint8)
-    real = copy.given > 0
-    if real.any():
-        source = machine.memory.offsets(machine, copy.lanes[real], copy.source[real])
-        data[real] = machine.memory.data[source[:, None] + np.arange(copy.size)]
-        data[np.arange(copy.size) >= copy.given[:, None]] = 0
-    shared, shadow = machine.shared, machine.shared.shadow
-    at = shared.offsets(machine, copy.lanes, copy.to)
-    shared.data[at[:, None] + np.arange(copy.size)] = data
-    assert shadow is not None
-    granules = shared.granules(at, copy.size)
-    warp, epoch = (np.broadcast_to(x[:, None], granules.shape) for x in machine.time(copy.lanes))
-    shadow.copying[granules] = False
-    shadow.note_writes(granules, warp, epoch)
+    def _land(self, threads: Threads, copy: Copy) -> None:
+        data = np.zeros((copy.lanes.size, copy.size), np.uint8)
+        real = copy.given > 0
+        if real.any():
+            source = self.memory.offsets(threads, copy.lanes[real], copy.source[real])
+            data[real] = self.memory.data[source[:, None] + np.arange(copy.size)]
+            data[np.arange(copy.size) >= copy.given[:, None]] = 0
+        shared, shadow = self.shared, self.shared.shadow
+        at = shared.offsets(threads, copy.lanes, copy.to)
+        shared.data[at[:, None] + np.arange(copy.size)] = data
+        assert shadow is not None
+        granules = shared.granules(at, copy.size)
+        warp, epoch = (np.broadcast_to(x[:, None], granules.shape) for x in threads.time(copy.lanes))
+        shadow.copying[granules] = False
+        shadow.note_writes(granules, warp, epoch)

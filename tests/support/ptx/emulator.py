@@ -21,10 +21,11 @@ import support.ptx.warpgroups
 import support.ptx.warps  # noqa: F401  The modules fill the table of instructions.
 from support.ptx.accesses import bytes_of
 from support.ptx.fault import PtxFault
-from support.ptx.machine import WARP, Machine
+from support.ptx.machine import Machine
 from support.ptx.memory import GlobalMemory
 from support.ptx.table import decode
 from support.ptx.text import Program, parse
+from support.ptx.threads import WARP
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.compile import compile_kernel
 from tensorwright.plugins.gpu.interpret import ADDRESS_ALIGNMENT, Memory

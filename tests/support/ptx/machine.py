@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from support.ptx.copies import Copies
 from support.ptx.fault import PtxFault
+from support.ptx.kinds import UNSIGNED
 from support.ptx.memory import GlobalMemory, LocalMemory, SharedMemory
 from support.ptx.text import Instruction, Program
-from support.ptx.kinds import UNSIGNED
+from support.ptx.threads import ALL, WARP, Lanes, Threads
 from support.ptx.warpgroup_queue import Products
 
-Lanes = Any
-"""Which threads take part: slice(None) for all, or an array of their numbers in rising order."""
-ALL = slice(None)
-WARP = 32
 MAX_STEPS = 20_000_000
 """A program that has not ended after as many steps never will."""
 Execute = Callable[["Machine", Lanes], None]
@@ -51,7 +47,7 @@ class Registers(dict[str, np.ndarray]):
         raise PtxFault(f"register {name} is read, and nobody has written it")
 
 
-class Machine:
+class Machine(Threads):
     """Some blocks of one launch."""
 
     def __init__(
@@ -68,25 +64,20 @@ class Machine:
         """blocks: the numbers of the blocks in the grid, x fastest. arguments: in the order of the parameters."""
         self.program, self.steps, self.memory = program, steps, memory
         self.arguments = dict(zip((name for _, name in program.parameters), arguments, strict=True))
-        self.threads = program.threads
-        self.count = len(blocks) * self.threads
+        super().__init__(blocks, program.threads)
         lane = np.arange(self.count)
-        self.block = lane // self.threads
         thread = (lane % self.threads).astype(np.uint32)
         warps = self.threads // WARP
-        self.warp = (blocks[self.block] * warps + thread // WARP).astype(np.int32)
-        self.epoch = np.zeros(len(blocks), np.int32)
         number = blocks[self.block]
         places = (number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1]))
         self.registers = Registers({"%tid.x": thread, "%laneid": thread % np.uint32(WARP)})
         for axis, place, size in zip("xyz", places, grid, strict=True):
             self.registers[f"%ctaid.{axis}"] = place.astype(np.uint32)
             self.registers[f"%nctaid.{axis}"] = np.full(self.count, size, np.uint32)
-        self.blocks = blocks
         self.shared = SharedMemory(self.block, shared_bytes, shared_granule, warps)
         self.local = LocalMemory(lane, program.local_bytes, 0, warps)
         self.carry = np.zeros(self.count, bool)
-        self.copies = Copies(self.count)
+        self.copies = Copies(self.count, memory, self.shared)
         self.products = Products(self.count)
         self._has_products = any(step.is_product for step in steps)
         self.executed = 0
@@ -97,22 +88,6 @@ class Machine:
 
     # -- what instructions use ----------------------------------------------------------------------------------------
 
-    def time(self, lanes: Lanes) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the warps of lanes, and how many barriers their blocks have passed."""
-        return self.warp[lanes], self.epoch[self.block[lanes]]
-
-    def numbers(self, lanes: Lanes) -> np.ndarray:
-        return np.arange(self.count) if isinstance(lanes, slice) else lanes
-
-    def warps(self, lanes: Lanes, size: int = WARP) -> np.ndarray:
-        """Returns [warps, 32] (or warp groups, [groups, 128]). Raises PtxFault where a part of one is elsewhere."""
-        numbers = self.numbers(lanes)
-        if numbers.size % size == 0:
-            rows = numbers.reshape(-1, size)
-            if (rows[:, 0] % size == 0).all() and (rows[:, -1] - rows[:, 0] == size - 1).all():
-                return rows
-        raise PtxFault(f"all {size} threads must execute it together, and some are elsewhere")
-
     def write(self, name: str, lanes: Lanes, values: np.ndarray) -> None:
         """Writes unsigned integers, or booleans, of at most the register's width."""
         register = self.registers.get(name)
@@ -122,13 +97,6 @@ class Machine:
             poison = np.full(self.count, 0xA5A5A5A5A5A5A5A5, np.uint64)
             register = self.registers[name] = poison.astype(kind)
         register[lanes] = values
-
-    def fault(self, lanes: Lanes, bad: np.ndarray, what: str, address: np.ndarray) -> PtxFault:
-        """what: a text with {} for the address of the first lane that is bad."""
-        first = int(np.argmax(bad))
-        lane = int(self.numbers(lanes)[first])
-        where = f"block {int(self.blocks[self.block[lane]])}, thread {lane % self.threads}"
-        return PtxFault(f"{what.format(hex(int(address[first])))} ({where})")
 
     # -- control ------------------------------------------------------------------------------------------------------
 

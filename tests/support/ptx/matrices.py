@@ -12,10 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 from support.ptx.fault import PtxFault
-from support.ptx.machine import WARP, Execute, Lanes, Machine
+from support.ptx.kinds import Type, type_of
+from support.ptx.machine import Execute, Machine
 from support.ptx.table import Operands, opcode
 from support.ptx.text import members
-from support.ptx.kinds import Type, type_of
+from support.ptx.threads import WARP, Lanes
 
 ROW, COLUMN = np.arange(WARP) // 4, np.arange(WARP) % 4 * 2
 """Of each lane, in an 8x8 matrix: its row, and the first of its two columns."""

@@ -6,16 +6,11 @@ and shared memory know who touched what (races.py). Shared memory that nobody wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from support.ptx.fault import PtxFault
-from support.ptx.races import NOBODY, Shadow
 from support.ptx.kinds import UNSIGNED
-
-if TYPE_CHECKING:
-    from support.ptx.machine import Lanes, Machine
+from support.ptx.races import NOBODY, Shadow
+from support.ptx.threads import Lanes, Threads
 
 POISON = 0xFF
 """The bytes of memory that nobody has written, and of the destination of a copy that is under way: NaN in any float."""
@@ -33,86 +28,86 @@ class Space:
         self.granule = granule
         self.shadow = Shadow(data.size // granule + 1, warps_of_block) if granule else None
 
-    def outside(self, machine: Machine, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
+    def outside(self, threads: Threads, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
         """Returns where [address, address + size) is not memory of the lane."""
         raise NotImplementedError
 
-    def offsets(self, machine: Machine, lanes: Lanes, address: np.ndarray) -> np.ndarray:
+    def offsets(self, threads: Threads, lanes: Lanes, address: np.ndarray) -> np.ndarray:
         """Returns where addresses that are not outside lie in `data`."""
         raise NotImplementedError
 
-    def place(self, machine: Machine, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
+    def place(self, threads: Threads, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
         """Returns offsets in `data`. Raises PtxFault for an access outside or misaligned."""
-        bad = self.outside(machine, lanes, address, size)
+        bad = self.outside(threads, lanes, address, size)
         if bad.any():
-            raise machine.fault(
+            raise threads.fault(
                 lanes, bad, f"an access of {size} bytes at {self.name} {{}} lies outside every tensor", address
             )
         bad = address % size != 0
         if bad.any():
-            raise machine.fault(lanes, bad, f"an access of {size} bytes at {self.name} {{}} is misaligned", address)
-        return self.offsets(machine, lanes, address)
+            raise threads.fault(lanes, bad, f"an access of {size} bytes at {self.name} {{}} is misaligned", address)
+        return self.offsets(threads, lanes, address)
 
     def granules(self, at: np.ndarray, size: int) -> np.ndarray:
         """[lanes] offsets -> [lanes, granules of an access]"""
         return (at // self.granule)[:, None] + np.arange(max(1, size // self.granule))
 
-    def load(self, machine: Machine, lanes: Lanes, address: np.ndarray, bits: int, vec: int) -> np.ndarray:
+    def load(self, threads: Threads, lanes: Lanes, address: np.ndarray, bits: int, vec: int) -> np.ndarray:
         """Returns [lanes, vec] unsigned integers."""
         size = bits // 8 * vec
-        at = self.place(machine, lanes, address, size)
-        self.check_read(machine, lanes, address, at, size)
+        at = self.place(threads, lanes, address, size)
+        self.check_read(threads, lanes, address, at, size)
         return self.data.view(UNSIGNED[bits])[(at // (bits // 8))[:, None] + np.arange(vec)]
 
-    def check_read(self, machine: Machine, lanes: Lanes, address: np.ndarray, at: np.ndarray, size: int) -> None:
+    def check_read(self, threads: Threads, lanes: Lanes, address: np.ndarray, at: np.ndarray, size: int) -> None:
         """Raises PtxFault for a read that no barrier orders after a write, of a copy under way, or of nothing."""
         if self.shadow is None:
             return
         granules = self.granules(at, size)
-        warp, epoch = (np.broadcast_to(x[:, None], granules.shape) for x in machine.time(lanes))
+        warp, epoch = (np.broadcast_to(x[:, None], granules.shape) for x in threads.time(lanes))
         bad = self.shadow.copying[granules].any(1)
         if bad.any():
-            raise machine.fault(lanes, bad, f"{self.name} {{}} is read before its copy was waited for", address)
+            raise threads.fault(lanes, bad, f"{self.name} {{}} is read before its copy was waited for", address)
         if self.must_be_written:
             bad = (self.shadow.writer[granules] == NOBODY).any(1)
             if bad.any():
-                raise machine.fault(lanes, bad, f"{self.name} {{}} is read, and nobody has written it", address)
+                raise threads.fault(lanes, bad, f"{self.name} {{}} is read, and nobody has written it", address)
         bad = self.shadow.racing_reads(granules, warp, epoch).any(1)
         if bad.any():
-            raise machine.fault(
+            raise threads.fault(
                 lanes, bad, f"a race: {self.name} {{}} is read, and no barrier orders another warp's write", address
             )
 
     must_be_written = False
 
-    def store(self, machine: Machine, lanes: Lanes, address: np.ndarray, values: np.ndarray) -> None:
+    def store(self, threads: Threads, lanes: Lanes, address: np.ndarray, values: np.ndarray) -> None:
         """values: [lanes, vec] unsigned integers. Lanes that share a place must write one value."""
         item = values.dtype.itemsize
         size = item * values.shape[1]
-        at = self.place(machine, lanes, address, size)
+        at = self.place(threads, lanes, address, size)
         view = self.data.view(values.dtype)
         index = (at // item)[:, None] + np.arange(values.shape[1])
         if self.shadow is not None:
-            self.check_write(machine, lanes, address, at, size, (view[index] == values).all(1))
+            self.check_write(threads, lanes, address, at, size, (view[index] == values).all(1))
         view[index] = values
         bad = (view[index] != values).any(1)
         if bad.any():
-            raise machine.fault(lanes, bad, f"a race: lanes write different values to {self.name} {{}}", address)
+            raise threads.fault(lanes, bad, f"a race: lanes write different values to {self.name} {{}}", address)
 
     def check_write(
-        self, machine: Machine, lanes: Lanes, address: np.ndarray, at: np.ndarray, size: int, silent: np.ndarray
+        self, threads: Threads, lanes: Lanes, address: np.ndarray, at: np.ndarray, size: int, silent: np.ndarray
     ) -> None:
         """Raises PtxFault for a write that nothing orders; notes the others. silent [lanes]: it changes no byte."""
         shadow = self.shadow
         assert shadow is not None
         granules = self.granules(at, size)
-        warp, epoch = (np.broadcast_to(x[:, None], granules.shape) for x in machine.time(lanes))
+        warp, epoch = (np.broadcast_to(x[:, None], granules.shape) for x in threads.time(lanes))
         bad = shadow.copying[granules].any(1)
         if bad.any():
-            raise machine.fault(lanes, bad, f"{self.name} {{}} is written while a copy to it is under way", address)
+            raise threads.fault(lanes, bad, f"{self.name} {{}} is written while a copy to it is under way", address)
         bad = shadow.racing_writes(granules, warp, epoch).any(1)
         if (bad & ~silent).any():
-            raise machine.fault(lanes, bad & ~silent, f"a race: {self.name} {{}} is written, and no barrier orders another "
+            raise threads.fault(lanes, bad & ~silent, f"a race: {self.name} {{}} is written, and no barrier orders another "
                                                       "warp's access", address)  # fmt: skip
         kept = ~bad
         shadow.note_writes(granules[kept], warp[kept], epoch[kept])
@@ -138,7 +133,7 @@ class GlobalMemory(Space):
         """Returns the bytes of block `index` of the constructor's list."""
         return self.data[self.starts[index] - self.base : self.ends[index] - self.base]
 
-    def outside(self, machine: Machine, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
+    def outside(self, threads: Threads, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
         low, high = address.min(), address.max() + size
         first = np.searchsorted(self.starts, low, "right") - 1
         if first >= 0 and high <= self.ends[first]:
@@ -146,7 +141,7 @@ class GlobalMemory(Space):
         index = np.searchsorted(self.starts, address, "right") - 1
         return (index < 0) | (address + size > self.ends[np.maximum(index, 0)])
 
-    def offsets(self, machine: Machine, lanes: Lanes, address: np.ndarray) -> np.ndarray:
+    def offsets(self, threads: Threads, lanes: Lanes, address: np.ndarray) -> np.ndarray:
         return address - self.base
 
 
@@ -160,10 +155,10 @@ class OwnMemory(Space):
         self.bases = owners.astype(np.int64) * self.part
         super().__init__(np.full((int(owners.max()) + 1) * self.part, POISON, np.uint8), granule, warps_of_block)
 
-    def outside(self, machine: Machine, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
+    def outside(self, threads: Threads, lanes: Lanes, address: np.ndarray, size: int) -> np.ndarray:
         return (address < 0) | (address + size > self.size)
 
-    def offsets(self, machine: Machine, lanes: Lanes, address: np.ndarray) -> np.ndarray:
+    def offsets(self, threads: Threads, lanes: Lanes, address: np.ndarray) -> np.ndarray:
         return address + self.bases[lanes]
 
 
@@ -171,7 +166,7 @@ class SharedMemory(OwnMemory):
     name = "shared address"
     must_be_written = True
 
-    def fence(self, machine: Machine, lanes: Lanes) -> None:
+    def fence(self, threads: Threads, lanes: Lanes) -> None:
         """fence.proxy.async: what the lanes' blocks have written so far may be read by the tensor cores."""
         assert self.shadow is not None
         for base in np.unique(self.bases[lanes]):
@@ -180,11 +175,3 @@ class SharedMemory(OwnMemory):
 
 class LocalMemory(OwnMemory):
     name = "local address"
-
-
-def shared_address(raw: np.ndarray) -> np.ndarray:
-    return (raw.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.int64)
-
-
-def no_memory() -> PtxFault:
-    return PtxFault("the kernel has no such memory")

@@ -6,10 +6,11 @@ import numpy as np
 
 from support.ptx.arithmetic import INTEGERS
 from support.ptx.fault import PtxFault
-from support.ptx.machine import Execute, Lanes, Machine
+from support.ptx.kinds import UNSIGNED, Type, flushed, type_of
+from support.ptx.machine import Execute, Machine
 from support.ptx.table import Operands, opcode
 from support.ptx.text import members
-from support.ptx.kinds import UNSIGNED, Type, flushed, type_of
+from support.ptx.threads import Lanes
 
 
 @opcode("mov", "b16 b32 b64 u16 u32 u64 s32 s64 f32 pred")

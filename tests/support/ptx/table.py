@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from support.ptx.fault import PtxFault
-from support.ptx.machine import Execute, Lanes, Machine, Step
+from support.ptx.kinds import UNSIGNED, Type, type_of
+from support.ptx.machine import Execute, Machine, Step
 from support.ptx.memory import GlobalMemory
 from support.ptx.text import Instruction, Program, members
-from support.ptx.kinds import UNSIGNED, Type, type_of
+from support.ptx.threads import Lanes
 
 SPECIAL = {f"%{name}": 32 for name in ("tid.x", "laneid", *(f"{n}ctaid.{axis}" for n in ("", "n") for axis in "xyz"))}
 """Registers that the machine fills, with their bits."""

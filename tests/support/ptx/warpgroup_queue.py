@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from support.ptx.fault import PtxFault
-
-if TYPE_CHECKING:
-    from support.ptx.machine import Lanes, Machine
+from support.ptx.threads import Lanes
 
 
 @dataclass
@@ -25,7 +22,7 @@ class Product:
 
     lanes: np.ndarray
     groups: np.ndarray
-    compute: Callable[[Machine, np.ndarray], None]
+    compute: Callable[[np.ndarray], None]
     accumulators: frozenset[str]
     operands: frozenset[str]
 
@@ -55,15 +52,15 @@ class Products:
             if touched and (isinstance(lanes, slice) or np.intersect1d(lanes, product.lanes).size):
                 raise PtxFault(f"{sorted(touched)[0]} belongs to a wgmma that was not waited for")
 
-    def wait(self, machine: Machine, lanes: Lanes, left: int) -> None:
+    def wait(self, lanes: Lanes, left: int) -> None:
         """Computes the products of all groups of these lanes but the newest `left`."""
-        waiting = np.zeros(machine.count, bool)
+        waiting = np.zeros(self.groups.size, bool)
         waiting[lanes] = True
         pending = []
         for product in self.pending:
             ends = waiting[product.lanes] & (product.groups < self.groups[product.lanes] - left)
             if ends.any():
-                product.compute(machine, product.lanes[ends])
+                product.compute(product.lanes[ends])
             if not ends.all():
                 product.lanes, product.groups = product.lanes[~ends], product.groups[~ends]
                 pending.append(product)

@@ -12,12 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from support.ptx.fault import PtxFault
-from support.ptx.machine import WARP, Execute, Lanes, Machine
+from support.ptx.kinds import Type
+from support.ptx.machine import Execute, Machine
 from support.ptx.matrices import COLUMN, ROW, halves
 from support.ptx.races import FIRST
 from support.ptx.table import Operands, every, opcode
 from support.ptx.text import members
-from support.ptx.kinds import Type
+from support.ptx.threads import WARP, Lanes
 from support.ptx.warpgroup_queue import Product
 
 GROUP = 4 * WARP
@@ -43,7 +44,7 @@ def wgmma(i: Operands) -> Execute:
     if i.modifiers == ("wait_group", *tail):
         i.expect(1)
         left = int(i.texts[0])
-        return lambda machine, lanes: machine.products.wait(machine, lanes, left)
+        return lambda machine, lanes: machine.products.wait(lanes, left)
     return _product(i)
 
 
@@ -52,7 +53,7 @@ def _commit(machine: Machine, lanes: Lanes) -> None:
 
 
 def _product(i: Operands) -> Execute:
-    """d, a, b, whether d is added to, the signs of a and b (1), whether a (if it lies in memory) and b are transposed."""
+    """Operands: d, a, b, whether d is added to, the signs of a and b, and whether a (of memory) and b are transposed."""
     shape = re.search(r"\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2$", i.instruction.opcode)
     in_registers = i.texts[1].startswith("{")
     i.expect(7 if in_registers else 8)
@@ -80,7 +81,7 @@ def _product(i: Operands) -> Execute:
         adding = np.zeros(machine.count, bool)
         adding[groups.ravel()] = kept
 
-        def compute(machine: Machine, chosen: np.ndarray) -> None:
+        def compute(chosen: np.ndarray) -> None:
             some = machine.warps(chosen, GROUP)
             one = a(machine, some) if a is not None else _from_registers(left(machine, chosen), half)
             product = one @ b(machine, some).transpose(0, 2, 1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from support.ptx.fault import PtxFault
-from support.ptx.machine import WARP, Execute, Lanes, Machine
-from support.ptx.table import Operands, every, opcode
 from support.ptx.kinds import type_of
+from support.ptx.machine import Execute, Machine
+from support.ptx.table import Operands, every, opcode
+from support.ptx.threads import WARP, Lanes
 
 EVERYBODY = 0xFFFFFFFF
 
