@@ -70,7 +70,7 @@ class Case:
 
 
 def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None = None, sm: int = 80) -> None:
-    """Runs a case and compares. changed: other attributes, which must make the comparison fail. sm: that of the code."""
+    """Runs a case and compares. changed: other attributes, which must make the comparison fail."""
     memory = Memory()
     inputs = {name: memory.put(name, values, dtype) for name, (values, dtype) in case.inputs.items()}
     stored = {name: memory.array(name) for name in inputs}

@@ -36,8 +36,11 @@ setp.lt.u32 %p0, %r0, 32;
 
 
 def run(body: str, grid: int = 1) -> np.ndarray:
-    """Runs a body over 64 threads a block. In it %r0 is the thread, %d3 and %d4 its words of out and data, %r14 its word of
-    shared memory and %r13 that of a thread of the other warp; %p0 is true in the first warp. Returns out."""
+    """Runs a body over 64 threads a block. Returns out.
+
+    In it %r0 is the thread, %d3 and %d4 are its words of out and data, %r14 is its word of shared memory and %r13 that
+    of a thread of the other warp. %p0 is true in the first warp.
+    """
     memory = Memory()
     out = memory.empty("out", (THREADS,), "int32")
     data = memory.put("data", np.arange(THREADS), "int32")
@@ -120,13 +123,13 @@ COPY = "cp.async.ca.shared.global [%r14], [%d4], 4; cp.async.commit_group; "
         ("add.s32 %x2, %r0, 1;", "%x2 is no register of 32 bits"),
         ("cvt.s32.f32 %r2, 0f0;", "from f32 to s32 it must say one of"),
         ("bar.sync 1, 32;", "bar.sync with operands 1, 32 is not emulated"),
-        ("st.global.b32 [%d3+256], %r0;", r"4 bytes at global address 0x\w+ lies outside every tensor \(block 0, thread 0\)"),
+        ("st.global.b32 [%d3+256], %r0;", r"4 bytes at global address 0x\w+ lies outside .* \(block 0, thread 0\)"),
         ("ld.global.b32 %r2, [%d4+-4];", "outside every tensor"),
-        ("ld.global.v2.b32 {%r2, %r3}, [%d1+4];", r"8 bytes at global address 0x\w+ is misaligned \(block 0, thread 0\)"),
+        ("ld.global.v2.b32 {%r2, %r3}, [%d1+4];", r"8 bytes at global address 0x\w+ is misaligned"),
         ("st.shared.b32 [%r14+1024], %r0;", "outside every tensor"),
         ("ld.shared.b32 %r2, [%r14];", "shared address 0x0 is read, and nobody has written it"),
         ("st.shared.b32 [%r14], %r0; ld.shared.b32 %r2, [%r13];", "a race: shared address .* is read"),
-        ("st.shared.b32 [%r14], 0; bar.sync 0; ld.shared.b32 %r2, [%r13]; st.shared.b32 [%r14], 1;", "a race: .* is written"),
+        ("st.shared.b32 [%r14], 0; bar.sync 0; ld.shared.b32 %r2, [%r13]; st.shared.b32 [%r14], 1;", "race: .* written"),
         ("st.shared.b32 [%r15], %r0;", "a race: lanes write different values to shared address 0x0"),
         ("st.global.b32 [%d0], %r0;", "a race: lanes write different values to global address"),
         (COPY + "ld.shared.b32 %r2, [%r14];", "shared address 0x0 is read before its copy was waited for"),
@@ -135,7 +138,7 @@ COPY = "cp.async.ca.shared.global [%r14], [%d4], 4; cp.async.commit_group; "
         (COPY + "st.shared.b32 [%r14], 1;", "is written while a copy to it is under way"),
         ("st.shared.b32 [%r14], 0; bar.sync 0; ld.shared.b32 %r2, [%r13];" + COPY, "a race: .* is written"),
         ("@%p0 bar.sync 0;", "threads of a block have ended while others wait at the barrier of line 14"),
-        ("@%p0 bar.sync 0; @%p0 bra past;\nbar.sync 0; past: ", "threads of a block wait at the barriers of lines 14 and 15"),
+        ("@%p0 bar.sync 0; @%p0 bra past;\nbar.sync 0; past: ", "wait at the barriers of lines 14 and 15"),
         ("mov.b32 %r2, %laneid; setp.eq.b32 %p1, %r2, 3; @%p1 bra past; shfl.sync.idx.b32 %r2, %r0, 3, 31, -1; past: ",
          "all 32 threads must execute it together"),
     ],
@@ -150,7 +153,7 @@ def test_blocks_are_never_ordered() -> None:
     run("st.global.b32 [%d3], 7;", grid=2)
     with pytest.raises(PtxFault, match="a race: lanes write different values to global address"):
         run("mov.u32 %r2, %ctaid.x; bar.sync 0; st.global.b32 [%d3], %r2;", grid=2)
-    with pytest.raises(PtxFault, match="a race: global address .* is written"):
+    with pytest.raises(PtxFault, match=r"a race: global address .* is written"):
         run("ld.global.b32 %r2, [%d4]; bar.sync 0; add.s32 %r2, %r2, 1; st.global.b32 [%d4], %r2;", grid=2)
 
 
@@ -198,7 +201,7 @@ WORK: dict[str, Callable[[Any], None]] = {"attention": attention, "int4": int4, 
     ],
 )  # fmt: skip
 def test_a_planted_bug_is_found(kernel_cache: Path, work: str, sm: int, pattern: str, instead: str, what: str) -> None:
-    """The PTX of a kernel is changed in each place that the pattern finds; unchanged it passes in test_machine_code.py."""
+    """The PTX is changed in each place that the pattern finds. Unchanged it passes, in test_machine_code.py."""
     changed = 0
 
     def edit(ptx: str) -> str:

@@ -1,4 +1,4 @@
-"""The compiled code of every GPU kernel, for SM 80 and 90, run by the emulator of PTX, against the definitions in numpy.
+"""The compiled code of every GPU kernel, for SM 80 and 90, emulated, against the definitions in numpy.
 
 The launches are the real ones. Shapes are small, and cross every edge of a tile. tests/gpu runs the same on a GPU.
 """

@@ -1,8 +1,8 @@
 """The tensor instructions of a warp: ldmatrix and stmatrix, between shared memory and fragments, and mma.sync.
 
 Source: PTX ISA 8.8, "Matrix Fragments for mma.m16n8k16 with floating point type". Lane l of a warp has row l // 4 and
-columns 2 (l % 4) and the next of each 8x8 matrix. Products are exact in float64 and the sum is rounded once; tensor cores
-round more often, which the tolerances of the tests allow.
+columns 2 (l % 4) and the next of each 8x8 matrix. Products are exact in float64 and the sum is rounded once. Tensor
+cores round more often, which the tolerances of the tests allow.
 """
 
 from __future__ import annotations

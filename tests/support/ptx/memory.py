@@ -1,7 +1,7 @@
 """The state spaces of PTX: global, shared and local memory. Every access is checked before it is made.
 
-An access must be aligned to its size, and lie in one tensor, or in the block's shared or the thread's local memory. Global
-and shared memory know who touched what (races.py). Shared memory that nobody wrote must not be read.
+An access must be aligned to its size, and lie in one tensor, or in the block's shared or the thread's local memory.
+Global and shared memory know who touched what (races.py). Shared memory that nobody wrote must not be read.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Space:
             raise threads.fault(lanes, bad, f"{self.name} {{}} is written while a copy to it is under way", address)
         bad = shadow.racing_writes(granules, warp, epoch).any(1)
         if (bad & ~silent).any():
-            raise threads.fault(lanes, bad & ~silent, f"a race: {self.name} {{}} is written, and no barrier orders another "
-                                                      "warp's access", address)  # fmt: skip
+            what = f"a race: {self.name} {{}} is written, and no barrier orders another warp's access"
+            raise threads.fault(lanes, bad & ~silent, what, address)
         kept = ~bad
         shadow.note_writes(granules[kept], warp[kept], epoch[kept])
 

@@ -190,7 +190,7 @@ def _step(program: Program, instruction: Instruction, constants: int) -> Step:
     operands = Operands(program, instruction, constants)
     execute = known.decode(operands)
     is_product = instruction.opcode.startswith("wgmma.mma_async")
-    # LLVM lays copies of registers behind a fence, since it does not know that the fence orders them. ptxas puts them in front.
+    # LLVM lays copies of registers behind a fence, since it does not know that the fence orders them; ptxas mends it.
     follows = is_product or name == "mov"
     return Step(instruction, execute, frozenset(operands.reads), frozenset(operands.writes), is_product=is_product,
                 may_follow_fence=follows)  # fmt: skip

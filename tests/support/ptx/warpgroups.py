@@ -1,7 +1,7 @@
 """wgmma: the products of four warps, of operands in shared memory or registers, which run beside them.
 
-Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", its register fragments, matrix
-descriptors and swizzling modes. Operands are read in pieces of 16 bytes, which the swizzling keeps together.
+Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", its register fragments,
+matrix descriptors and swizzling modes. Operands are read in pieces of 16 bytes, which the swizzling keeps together.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _commit(machine: Machine, lanes: Lanes) -> None:
 
 
 def _product(i: Operands) -> Execute:
-    """Operands: d, a, b, whether d is added to, the signs of a and b, and whether a (of memory) and b are transposed."""
+    """Operands: d, a, b, whether d is added to, the signs of a and b, whether a (of memory) and b are transposed."""
     shape = re.search(r"\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2$", i.instruction.opcode)
     in_registers = i.texts[1].startswith("{")
     i.expect(7 if in_registers else 8)
