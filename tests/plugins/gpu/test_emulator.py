@@ -129,7 +129,7 @@ COPY = "cp.async.ca.shared.global [%r14], [%d4], 4; cp.async.commit_group; "
         ("st.shared.b32 [%r14+1024], %r0;", "outside every tensor"),
         ("ld.shared.b32 %r2, [%r14];", "shared address 0x0 is read, and nobody has written it"),
         ("st.shared.b32 [%r14], %r0; ld.shared.b32 %r2, [%r13];", "a race: shared address .* is read"),
-        ("st.shared.b32 [%r14], 0; bar.sync 0; ld.shared.b32 %r2, [%r13]; st.shared.b32 [%r14], 1;", "race: .* written"),
+        ("st.shared.b32 [%r14], 0; bar.sync 0; ld.shared.b32 %r2, [%r13]; st.shared.b32 [%r14], 1;", ".* is written"),
         ("st.shared.b32 [%r15], %r0;", "a race: lanes write different values to shared address 0x0"),
         ("st.global.b32 [%d0], %r0;", "a race: lanes write different values to global address"),
         (COPY + "ld.shared.b32 %r2, [%r14];", "shared address 0x0 is read before its copy was waited for"),

@@ -1,9 +1,9 @@
 """Who touched what: finds accesses of one memory that no barrier orders, whatever order the warps happened to run in.
 
-Every granule of a memory remembers the last warp that wrote it, the last that read it, and how many barriers of
-its block had passed. Two accesses, one of them a write, race where different warps made them with no barrier between. Warps of
-different blocks are never ordered. A warp's own accesses are: its threads are taken to run together. Writing the value
-that is there already harms nobody and is allowed, as layouts that repeat a number write it several times.
+Every granule of a memory remembers the last warp that wrote it, the last that read it, and how many barriers of its
+block had passed. Two accesses, one of them a write, race where different warps made them with no barrier between.
+Warps of different blocks are never ordered. A warp's own accesses are: its threads are taken to run together. Writing
+the value that is there already harms nobody and is allowed, as layouts that repeat a number write it several times.
 """
 
 from __future__ import annotations
