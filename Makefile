@@ -246,9 +246,9 @@ sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan --target cpp_tests
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(shell nproc)
-	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread
+	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread -DTENSORWRIGHT_SCALAR_KERNELS=ON
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
+	TENSORWRIGHT_CPU_WITHOUT=avx2 $(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:
