@@ -67,12 +67,12 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	@touch $@
 
 # An install from this folder knows the modules that there were, and what was compiled: a new or moved module, or changed
-# C++, needs another. The list is written anew only when it differs.
+# C++, needs another. The list is written anew only when it differs; two makes may look at once.
 MODULES := build/modules.txt
 $(MODULES): FORCE
 	@mkdir -p build
-	@find src $(ROOMS) -name '*.py' | sort > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@new=$@.$$$$; find src $(ROOMS) -name '*.py' | sort > $$new; \
+	  if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 
 $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE) $(MODULES)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
@@ -124,7 +124,7 @@ demo: setup
 	@echo "   make test                                 all tests"
 
 test: setup triton-venv
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(DURATIONS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(DURATIONS) --junitxml=build/test.xml -o junit_family=xunit1
 
 # As on a processor that has no more than that. The pico model would take the scalar kernels minutes.
 test-avx2: WITHOUT = avx512
@@ -252,9 +252,9 @@ sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan --target cpp_tests
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(shell nproc)
-	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread
+	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread -DTENSORWRIGHT_SCALAR_KERNELS=ON
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
+	TENSORWRIGHT_CPU_WITHOUT=avx2 $(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/core/base/clock.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/interface/executor.h"
 
@@ -33,6 +34,7 @@ struct FakeBehaviour {
   int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
   int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
+  int held_us = 0;           // how long a step takes on the held clock of its thread (Clock::HeldHere)
   int64_t groups = 1;
   int32_t window = 0;        // of the last group
   bool chunked = false;      // the window begins at a multiple of its length
@@ -81,6 +83,9 @@ class FakeExecutor : public tensorwright::Executor {
     }
     if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
     if (has(step, behaviour_.die_token)) throw 42;
+    if (behaviour_.held_us)
+      tensorwright::Clock::HeldHere::set(tensorwright::Clock::now() +
+                                         std::chrono::microseconds(behaviour_.held_us));
     if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
     const bool late = has(step, behaviour_.late_token);
     for (size_t g = 0; g < cache_.size(); ++g) {
