@@ -92,10 +92,10 @@ def _answer_tokens(checkpoint: Checkpoint) -> list[int]:
     if file is None:
         raise UnsupportedModelError(f"{checkpoint.path}: task rerank needs the checkpoint's {TOKENIZER}")
     tokenizer = Tokenizer.from_file(str(file))
-    ids = [tokenizer.token_to_id(word) for word in ("no", "yes")]
-    if None in ids:
+    ids = [token for word in ("no", "yes") if (token := tokenizer.token_to_id(word)) is not None]
+    if len(ids) < 2:
         raise UnsupportedModelError(
             f'{file}: has no single tokens "yes" and "no", which task rerank compares; give a checkpoint of the kind '
             "of Qwen3-Reranker"
         )
-    return [int(token) for token in ids]
+    return ids

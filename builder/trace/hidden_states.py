@@ -47,4 +47,5 @@ def drop_lm_head(model: PreTrainedModel) -> None:
 
 def is_body(config: PreTrainedConfig, name: Any) -> bool:
     """Returns whether `name` is the class of a model without lm_head for this config, such as Qwen3Model."""
-    return type(config) in AutoModel._model_mapping and AutoModel._model_mapping[type(config)].__name__ == name
+    mapping: Any = AutoModel._model_mapping
+    return type(config) in mapping and mapping[type(config)].__name__ == name

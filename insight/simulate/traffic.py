@@ -87,9 +87,7 @@ def make_traffic(asked: TrafficFields, max_seq_len: int, positions: int) -> Traf
     if seconds[-1] > MAX_SECONDS:
         raise InvalidOptionError("the last request must arrive within a hundred years; raise --rate")
     arrivals = np.rint(seconds * 1e9).astype(np.int64)
-    return Traffic(
-        arrivals, prompts, outputs, prefixes, prefix_tokens, conversations, tenants, asked.seed, known
-    )
+    return Traffic(arrivals, prompts, outputs, prefixes, prefix_tokens, conversations, tenants, asked.seed, known)
 
 
 def _check(asked: TrafficFields) -> None:

@@ -93,10 +93,9 @@ class PyFleet {
            const nb::callable& choose, const nb::callable& finished) {
     if (std::exchange(ran_, true))
       throw Error("InvalidOptionError", "[fleet] a fleet runs once; make another one");
-    const Traffic traffic{span_of(arrivals),      span_of(prompts),       span_of(outputs),
-                          span_of(prefixes),      span_of(prefix_tokens), span_of(conversations),
-                          span_of(tenants),       table.weights,          table.priorities,
-                          table.deadlines};
+    const Traffic traffic{span_of(arrivals),      span_of(prompts),       span_of(outputs), span_of(prefixes),
+                          span_of(prefix_tokens), span_of(conversations), span_of(tenants), table.weights,
+                          table.priorities,       table.deadlines};
     const FleetRouter router{[&](size_t request) {
                                nb::gil_scoped_acquire acquire;
                                if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -40,8 +40,11 @@ int32_t PrefixPins::pin(int64_t number, std::span<const int32_t> tokens, std::st
 void PrefixPins::check_room(const KvBlocks::Match& match) const {
   for (size_t group = 0; group < pinned_.size(); ++group) {
     size_t all = pinned_[group].size();
-    for (auto i = static_cast<size_t>(match.first[group]); i < match.path.size(); ++i)
-      all += !pinned_[group].contains(match.path[i]->blocks[group]);
+    const auto length = static_cast<int32_t>(match.path.size());
+    for (int32_t i = 0; i < length; ++i) {
+      if (!kv_.is_needed_behind(static_cast<int32_t>(group), length, i)) continue;
+      all += !pinned_[group].contains(match.path[static_cast<size_t>(i)]->blocks[group]);
+    }
     if (all <= static_cast<size_t>(room_)) continue;
     throw Error("InvalidRequestError",
                 concat("[engine] pinned prefixes must fit ", room_, " blocks of ", kv_.block_size(),
@@ -56,7 +59,8 @@ void PrefixPins::count(const SequenceBlocks& held, int32_t change) {
     pinned_[group].reserve(pinned_[group].size() + static_cast<size_t>(held.tables[group].held()));
   for (size_t group = 0; group < pinned_.size(); ++group) {
     const BlockTable& table = held.tables[group];
-    for (int32_t i = table.first(); i < table.size(); ++i) {
+    for (int32_t i = 0; i < table.size(); ++i) {
+      if (table[i] < 0) continue;  // it fell out of the window
       const auto at = pinned_[group].try_emplace(table[i], 0).first;
       if ((at->second += change) == 0) pinned_[group].erase(at);
     }

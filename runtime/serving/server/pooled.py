@@ -76,8 +76,10 @@ async def create_scores(body: ScoreRequest, request: Request) -> Response:
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
     data = [ScoredPair(index=number, score=one.score) for number, one in enumerate(scores)]
-    head = {"id": f"score-{uuid.uuid4().hex}", "created": int(time.time()), "model": engine.name}
-    return await write_answer(request, lambda: ScoreResponse(**head, data=data, usage=_usage_of(scores)))
+    answer = ScoreResponse(
+        id=f"score-{uuid.uuid4().hex}", created=int(time.time()), model=engine.name, data=data, usage=_usage_of(scores)
+    )
+    return await write_answer(request, lambda: answer)
 
 
 @router.post("/v1/rerank", response_model=RerankResponse)
