@@ -7,6 +7,7 @@
 #   make test-lowest   the same tests, with the oldest versions of packages that pyproject.toml allows, in .venv-lowest
 #   make test-clients  libraries of clients that do not go with constraints.txt, against the server
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
+#   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
 #   make lint      linters, types and format alone
@@ -51,7 +52,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
-	check lint fast-tests one-build sanitize wheel clean FORCE
+	check lint fast-tests one-build soak sanitize wheel clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -67,12 +68,12 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	@touch $@
 
 # An install from this folder knows the modules that there were, and what was compiled: a new or moved module, or changed
-# C++, needs another. The list is written anew only when it differs.
+# C++, needs another. The list is written anew only when it differs; two makes may look at once.
 MODULES := build/modules.txt
 $(MODULES): FORCE
 	@mkdir -p build
-	@find src $(ROOMS) -name '*.py' | sort > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@new=$@.$$$$; find src $(ROOMS) -name '*.py' | sort > $$new; \
+	  if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
 
 $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE) $(MODULES)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
@@ -107,6 +108,10 @@ TRITON_ARGS ?=
 triton-serve: triton-venv
 	@$(BIN)/python -P -m tensorwright.runtime.serving.triton.wheel_server $(TRITON_VENV) '$(REPO)' $(TRITON_ARGS)
 
+SOAK_ARGS ?= --requests 20000
+soak: setup
+	$(BIN)/python benchmarks/soak.py $(SOAK_ARGS)
+
 demo: setup
 	@test -f out/pico/config.json || $(BIN)/build-engine models/pico out/pico
 	@echo
@@ -120,7 +125,7 @@ demo: setup
 	@echo "   make test                                 all tests"
 
 test: setup triton-venv
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(DURATIONS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(DURATIONS) --junitxml=build/test.xml -o junit_family=xunit1
 
 # As on a processor that has no more than that. The pico model would take the scalar kernels minutes.
 test-avx2: WITHOUT = avx512
@@ -253,9 +258,9 @@ sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan --target cpp_tests
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(shell nproc)
-	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread
+	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread -DTENSORWRIGHT_SCALAR_KERNELS=ON
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
+	TENSORWRIGHT_CPU_WITHOUT=avx2 $(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:

@@ -2,12 +2,15 @@
 
     python benchmarks/serving.py --quick
     python benchmarks/serving.py --profile chat --input-len 512 --ttft-limit 3 --out out/serving-chat
+    python benchmarks/serving.py --profile agent --out out/serving-agent
 
 For every side, the highest rate of Poisson arrivals is searched at which at least 90 % of the requests are good: first
 token and gaps between tokens within the limits, as `tensorwright bench serve` counts them. Sides take turns, one trial
 each: A B C A B C, the same requests for all in a round; whoever is not asked is stopped. Then each side's best rate is
-tried again, with other prompts. Environments and conversions are those of benchmarks/peers (its --cache, only read once
-it is set up); what is made besides lies under --servers. Writes OUT.json and OUT.md.
+tried again, with other prompts. No side keeps prefixes, except with the profile agent, whose prompts begin alike: there
+each side has its cache of prefixes in its best form (server_sides.py). Environments and conversions are those of
+benchmarks/peers (its --cache, only read once it is set up); what is made besides lies under --servers. Writes OUT.json
+and OUT.md.
 """
 
 from __future__ import annotations
@@ -36,12 +39,14 @@ from shapes import SHAPES  # noqa: E402
 from worker import PeerError  # noqa: E402
 
 from tensorwright.errors import LoadTestError  # noqa: E402
+from tensorwright.options.bench import AGENT, FIXED, PROFILES, lengths_of  # noqa: E402
 from tensorwright.runtime.serving.load_test.report import summarise  # noqa: E402
 from tensorwright.runtime.serving.load_test.session import limits_of, load_test  # noqa: E402
 from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
-from tensorwright.runtime.serving.load_test.workload import LENGTHS  # noqa: E402
 
 TOKEN_RANGE = (10, 30000)  # the range of benchmarks/peers
+SHORT_LENGTHS = (512, 128)
+"""The bounds of the profiles whose prompts share nothing, so that a run takes minutes."""
 
 
 @dataclass
@@ -199,9 +204,10 @@ def options() -> argparse.Namespace:
     add("--shape", choices=SHAPES, default="qwen2.5-0.5b")
     add("--sides", nargs="+", metavar="PEER[=FORM]", default=DEFAULT_SIDES, help="default: %(default)s")
     add("--quick", action="store_true", help="under 12 minutes: trials of 12 s, one confirmation, a bracket of 20 %%")
-    add("--profile", choices=LENGTHS, default="code")
-    add("--input-len", type=int, default=512, help="longest prompt; default: %(default)s")
-    add("--output-len", type=int, default=128, help="longest output; default: %(default)s")
+    add("--profile", choices=[name for name in PROFILES if name != FIXED], default="code")
+    longest, agents = SHORT_LENGTHS, lengths_of(AGENT, None, None)
+    add("--input-len", type=int, help=f"longest prompt; default: {longest[0]}, of {AGENT} {agents[0]}")
+    add("--output-len", type=int, help=f"longest output; default: {longest[1]}, of {AGENT} {agents[1]}")
     add("--ttft-limit", type=float, default=2.0)
     add("--itl-limit", type=float, default=0.2)
     add("--itl-percentile", type=float, default=90.0, help="of a request's gaps within the limit; default: %(default)s")
@@ -215,6 +221,7 @@ def options() -> argparse.Namespace:
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--sequences", type=int, default=16, help="at once, of every side")
     add("--step-tokens", type=int, default=512, help="most tokens of a step, of every side")
+    add("--prefix-memory", type=int, default=8, help=f"GiB of the peers' prefixes, with {AGENT}; default: %(default)s")
     add("--cache", type=Path, default=Path.home() / ".cache" / "tensorwright-peers", help="of benchmarks/peers")
     add("--servers", type=Path, default=Path.home() / ".cache" / "tensorwright-servers", help="what is made besides")
     add("--llama-server", type=Path, help="default: compiled from the peer's sources, once")
@@ -233,6 +240,8 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in (quick if args.quick else full).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    defaults = lengths_of(AGENT, None, None) if args.profile == AGENT else SHORT_LENGTHS
+    args.input_len, args.output_len = args.input_len or defaults[0], args.output_len or defaults[1]
     args.precision = 1.2 if args.quick else 1.1
     args.load = LoadSettings(
         requests=args.requests, rate=args.start_rate, profile=args.profile, input_len=args.input_len,
@@ -242,7 +251,9 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     args.load.check()
     # These requests are not counted. They page in weights and compile kernels, at full prompts and several sequences.
     args.waking = replace(args.load, requests=4, rate=None, arrival="burst", profile="fixed", output_len=8)
-    args.capacity = Capacity(args.threads, args.sequences, args.step_tokens, args.input_len + args.output_len + 8)
+    prefixes = args.prefix_memory if args.profile == AGENT else 0
+    length = args.input_len + args.output_len + 8
+    args.capacity = Capacity(args.threads, args.sequences, args.step_tokens, length, prefixes)
     return args
 
 

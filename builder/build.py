@@ -20,10 +20,10 @@ from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.measure.accuracy import Measurement, multiply_adds
 from tensorwright.builder.measure.sample import (
     FULL_TOKENS,
-    WINDOW,
     Extent,
     Sample,
     bundled_text,
+    longest_window,
     quick_tokens,
     random_sample,
     require_tokens,
@@ -32,11 +32,13 @@ from tensorwright.builder.measure.sample import (
 from tensorwright.builder.options import BuildOptions, named_place
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
+from tensorwright.builder.pooling import choose_task
 from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
 from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.engine_config import EngineConfig, HeadsRecord, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT, TOKENIZER
+from tensorwright.engine_format.pooling import PoolingRecord
 from tensorwright.engine_format.weight_formats import FLOAT16_SCALES, KEPT, QuantizeSpec, every_format
 from tensorwright.errors import (
     CheckpointError,
@@ -76,6 +78,8 @@ def build(
     *,
     target: str = "cpu",
     dtype: str = "auto",
+    task: str = "auto",
+    pooling: str = "auto",
     max_seq_len: int | None = None,
     verify: bool = False,
     dump: str | Path | None = None,
@@ -86,6 +90,8 @@ def build(
     quantize_config: str | Path | None = None,
     sparsity: str = "none",
     kv_cache_dtype: str = "auto",
+    attention_window: int | None = None,
+    sink_tokens: int | None = None,
     keep_weights: bool = False,
     calibrate: str = "none",
     calibration_text: str | Path | None = None,
@@ -107,6 +113,9 @@ def build(
 
     target: what the engine runs on: "cpu", "onnx", "cuda", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
     "float16" (not on cpu) or their short names; with "auto" the target chooses by the checkpoint's type.
+    task: "generate", "embed" (the engine gives the pooled hidden states of a text) or "rerank" (it says how well a
+    document fits a query); "auto" takes what the checkpoint says. pooling: with task "embed", "last" or "mean"; "auto"
+    takes what the checkpoint says, or "last" (docs/embeddings.md). Only for target cpu.
     max_seq_len: the most positions of prompt and answer together, by default as many as the model has. verify: checks
     every pass against the graph before it. dump: a directory that gets the graph after each pass. accuracy: "none",
     "quick" (against the traced graph, streamed) or "full" (against transformers). accuracy_tokens: the most tokens that
@@ -125,7 +134,9 @@ def build(
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the
     report counts; the time before the call is the phase "start".
 
-    For target cpu alone: calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
+    For target cpu alone: attention_window: layers that attend to all positions see the last so many, and the first
+    sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md).
+    calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
     means a text of several kinds that Tensorwright brings along. heads: EAGLE-3 or Medusa heads trained for the model,
@@ -146,6 +157,8 @@ def build(
     options = BuildOptions(
         target=target,
         dtype=dtype,
+        task=task,
+        pooling=pooling,
         max_seq_len=max_seq_len,
         accuracy=accuracy,
         accuracy_tokens=accuracy_tokens,
@@ -154,6 +167,8 @@ def build(
         quantize_config=named_place(quantize_config),
         sparsity=sparsity,
         kv_cache_dtype=kv_cache_dtype,
+        attention_window=attention_window,
+        sink_tokens=sink_tokens,
         keep_weights=keep_weights,
         calibrate=calibrate,
         calibration_text=named_place(calibration_text),
@@ -197,13 +212,14 @@ def build_engine_at(
             checkpoint = open_checkpoint(model, revision)
             if (tokenizer := checkpoint.tokenizer_files.get(TOKENIZER)) is not None:
                 check_measured_text(text, options, tokenizer)
+            options, pooling = choose_task(options, checkpoint)
             options = with_kept_codes(options, checkpoint)
             refuse_idle_patterns(options, checkpoint)
             if graphs is not None:
                 make_dump_folder(graphs)
             heads = None if options.heads in (None, OWN_HEADS) else open_heads_checkpoint(options.heads)
             checkpoint.heads = None if heads is None else heads.stored
-        run = BuildRun(options, target, checkpoint, writer, phases, memory, text, heads)
+        run = BuildRun(options, target, checkpoint, writer, phases, memory, text, heads, pooling)
         graph, traced_heads = trace_model(options, target, checkpoint, phases, heads)
         report = rewrite_graph(
             graph, target, checkpoint, phases,
@@ -236,6 +252,8 @@ class BuildRun:
     """The text that accuracy is measured on."""
     heads_checkpoint: HeadsCheckpoint | None = None
     """The heads that are built beside the model."""
+    pooling: PoolingRecord | None = None
+    """What the engine makes of a prompt's rows, if it draws no tokens."""
     choices: dict[str, Any] = field(default_factory=dict)
     """How formats were chosen, as config.json has it; {} if the options name them all."""
 
@@ -281,7 +299,8 @@ def check_measured_text(text: NamedText, options: BuildOptions, tokenizer: Path 
     if options.accuracy == "none":
         return
     if tokenizer is not None:
-        require_tokens(text, tokenizer, options.accuracy_tokens or 2)
+        # A shorter text would not show what attention loses.
+        require_tokens(text, tokenizer, options.accuracy_tokens or 1 + (options.seen_positions or 1))
     elif options.accuracy_text is not None:
         raise InvalidOptionError("accuracy_text: the model has no tokenizer, so it is measured on random tokens alone")
 
@@ -376,11 +395,13 @@ def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
 def _sample(run: BuildRun, graphs: Graphs) -> Sample:
     """Returns what accuracy is measured on. Without a tokenizer that is random tokens."""
     facts, options = graphs.traced.facts, run.options
-    longest = min(WINDOW, facts.max_seq_len)
+    longest = min(facts.max_seq_len, longest_window(options.seen_positions))
     if options.accuracy_tokens is not None:
         most = options.accuracy_tokens
     elif options.accuracy == "full":
         most = FULL_TOKENS
+    elif options.seen_positions is not None:
+        most = longest
     else:
         most = min(longest, quick_tokens(multiply_adds(graphs.cached)))
     extent = Extent(most, longest)
@@ -397,14 +418,16 @@ def _tokenizer(run: BuildRun) -> Path | None:
 
 def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str) -> None:
     """Raises an error if logits came out as NaN or infinite, which a record shows as None."""
-    if record["largest_reference_logit"] is None:
+    rows = "hidden_state" if record.get("largest_reference_hidden_state", ...) is not ... else "logit"
+    what = rows.replace("_", " ") + "s"
+    if record[f"largest_reference_{rows}"] is None:
         raise CheckpointError(
-            f"{checkpoint.path}: the model's logits are NaN or infinite, in float32 too: a weight or a number of "
+            f"{checkpoint.path}: the model's {what} are NaN or infinite, in float32 too: a weight or a number of "
             "config.json is out of range; correct it, or build with accuracy none to have the engine all the same"
         )
-    if record["largest_logit_error"] is None:
+    if record[f"largest_{rows}_error"] is None:
         raise NumericalError(
-            f"{checkpoint.path}: the engine's logits are NaN or infinite where the model's are not: {dtype} cannot "
+            f"{checkpoint.path}: the engine's {what} are NaN or infinite where the model's are not: {dtype} cannot "
             "hold its values; build with dtype float32"
         )
 
@@ -432,6 +455,7 @@ def _finish(
             source=source,
             sizes=writer.sizes,
             heads=heads,
+            pooling=run.pooling,
         )
         writer.write(CONFIG, config.to_json().encode())
     size = sum(writer.sizes.values())

@@ -22,6 +22,7 @@ from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.click_options import add_options, given
 from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
+from tensorwright.engine_format.pooling import EMBED, GENERATE, PoolingRecord
 from tensorwright.options.build import BuildFields, SourceFields
 from tensorwright.options.declare import Door
 from tensorwright.sizes import format_size
@@ -85,6 +86,7 @@ def show(console: Console, result: BuildResult) -> None:
     model = config.model
     layers = "?" if model.layers is None else model.layers
     table.add_row("model", f"{model.model_type}, {layers} layers, vocabulary {model.vocab_size}")
+    table.add_row("task", task_line(config.pooling))
     table.add_row("target", f"{config.target}, {config.dtype}, up to {config.limits.max_seq_len} tokens")
     table.add_row("tokenizer", tokenizer_line(report["tokenizer"]))
     if config.quantization is not None:
@@ -96,6 +98,17 @@ def show(console: Console, result: BuildResult) -> None:
     table.add_row("accuracy", accuracy_line(config.accuracy))
     table.add_row("build", f"{report['total_seconds']:.1f} s{memory_note(report)}")
     console.print(table)
+
+
+def task_line(record: PoolingRecord | None) -> str:
+    """Returns what the engine answers with."""
+    if record is None:
+        return GENERATE
+    if record.task != EMBED:
+        return record.task
+    length = ", of length 1" if record.normalize else ""
+    named = f"; prompts {', '.join(record.prompts)}" if record.prompts else ""
+    return f"{record.task}: pooling {record.pooling}{length}{named}"
 
 
 def tokenizer_line(record: dict[str, Any]) -> str:
@@ -130,6 +143,11 @@ def quantization_line(record: QuantizationRecord) -> str:
 def accuracy_line(record: AccuracyRecord | None) -> str:
     if record is None:
         return "not measured"
+    if record.least_cosine is not None:
+        return (
+            f"over {record.tokens} tokens against {record.reference_dtype}: largest error of a hidden state "
+            f"{record.largest_hidden_state_error}, least cosine {record.least_cosine}"
+        )
     return (
         f"over {record.tokens} tokens against {record.reference_dtype}: largest logit error "
         f"{record.largest_logit_error}, KL {record.kl_divergence}, same top token {record.top1_agreement}, "

@@ -10,10 +10,11 @@ from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.process import paused_collector, uninterrupted
 from tensorwright.builder.target.interface import Target
+from tensorwright.engine_format.pooling import EMBED
 from tensorwright.engine_format.weight_formats import UNQUANTIZED
 from tensorwright.errors import BuildError, MissingDependencyError, reason
 from tensorwright.installing import BUILD_PACKAGES, install
-from tensorwright.ir.facts import Facts
+from tensorwright.ir.facts import HIDDEN, LOGITS, Facts
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.heads_checkpoint import HeadsCheckpoint
 from tensorwright.models.registry import Quantized, Traced, expected_counts
@@ -65,7 +66,8 @@ def trace_model(
         max_seq_len = options.max_seq_len_for(text_config(checkpoint), file)
         heads = None
         if options.heads is None:
-            graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
+            rows = HIDDEN if options.task == EMBED else LOGITS
+            graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len, rows=rows)
         else:
             graph, heads = trace_with_heads(checkpoint, heads_checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts.block_size = target.block_size(max_seq_len)
@@ -76,6 +78,8 @@ def trace_model(
 def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     """Sets the facts that ask the passes for the quantization which the options name."""
     facts.kv_cache_dtype = options.kv_cache_dtype
+    facts.attention_window = options.attention_window or 0
+    facts.sink_tokens = options.shown_sink_tokens
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
     facts.channel_scales = options.calibration.scales
@@ -150,4 +154,5 @@ def _traced(graph: Graph) -> Traced:
 def _quantized(graph: Graph) -> Quantized:
     """Returns which matrices the build was asked to quantize."""
     spec = graph.facts.quantize or UNQUANTIZED
-    return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
+    lm_head = spec.lm_head if graph.facts.rows == LOGITS else None
+    return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, lm_head)))

@@ -12,10 +12,11 @@ from typing import Any
 from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS
+from tensorwright.engine_format.pooling import EMBED, GENERATE
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import MAX_POSITIONS, BuildFields, asked_formats
+from tensorwright.options.build import MAX_POSITIONS, SINK_TOKENS, BuildFields, asked_formats
 from tensorwright.options.declare import options_in
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
@@ -36,6 +37,8 @@ class BuildOptions(BuildFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
+        if self.attention_window == 0:
+            object.__setattr__(self, "attention_window", None)
         if self.sm == () and self.target in TARGETS:
             object.__setattr__(self, "sm", self.target_format.default_sms)
         for option in options_in(BuildFields):
@@ -55,6 +58,7 @@ class BuildOptions(BuildFields):
         if spec is not None:
             self._check_calibration(spec)
         self._check_ranks()
+        self._check_task()
         measured = spec is not None and any(choice.bits is not None for choice in spec.choices)
         if self.calibration_text is not None and self.calibrate == "none" and not measured:
             raise InvalidOptionError(
@@ -66,6 +70,16 @@ class BuildOptions(BuildFields):
                 "leave it out, or say quantize"
             )
 
+        if self.sink_tokens is not None and self.attention_window is None:
+            raise InvalidOptionError(
+                "sink_tokens are seen besides a window, and attention_window asks for none; say it, or leave out "
+                "sink_tokens"
+            )
+        if self.attention_window is not None and self.heads is not None:
+            raise InvalidOptionError(
+                "heads propose tokens from all positions of their own cache, which attention_window does not bound; "
+                "leave out heads or attention_window"
+            )
         if self.heads is not None and self.keep_weights:
             raise InvalidOptionError(
                 "keep_weights is for tensorwright rebuild, which makes no engine with heads without the checkpoint; "
@@ -77,6 +91,11 @@ class BuildOptions(BuildFields):
                     raise InvalidOptionError(
                         f"{name} is for a measurement, and accuracy is none; leave out one of them"
                     )
+        elif self.seen_positions is not None and (self.accuracy_tokens or MAX_POSITIONS) <= self.seen_positions:
+            raise InvalidOptionError(
+                f"accuracy_tokens must be above the {self.seen_positions} positions that attention_window and "
+                f"sink_tokens show, or nothing that they hide is measured, not {self.accuracy_tokens}"
+            )
 
     def _check_calibration(self, spec: QuantizeSpec) -> None:
         """Refuses a calibration of which a part would find no matrix of its formats."""
@@ -128,6 +147,18 @@ class BuildOptions(BuildFields):
             raise InvalidOptionError(f"dtype must be auto, {known} on target {self.target}, not {self.dtype!r}")
 
     @property
+    def shown_sink_tokens(self) -> int:
+        """Returns how many first positions layers with an attention_window see besides it; 0 without one."""
+        if self.attention_window is None:
+            return 0
+        return SINK_TOKENS if self.sink_tokens is None else self.sink_tokens
+
+    @property
+    def seen_positions(self) -> int | None:
+        """Returns how many positions layers with an attention_window see at most; None without one."""
+        return None if self.attention_window is None else self.attention_window + self.shown_sink_tokens
+
+    @property
     def target_format(self) -> TargetFormat:
         return TARGETS[self.target]
 
@@ -168,12 +199,39 @@ class BuildOptions(BuildFields):
                     f"{self.ranks}; leave one of them out"
                 )
 
+    def _check_task(self) -> None:
+        """Raises InvalidOptionError for what an engine that draws no tokens does not have."""
+        if self.pooling != "auto" and self.task not in ("auto", EMBED):
+            raise InvalidOptionError(
+                f"pooling={self.pooling!r} is for task embed, and the task is {self.task!r}; leave out one of them"
+            )
+        if self.task in ("auto", GENERATE):
+            return
+        unlike = {"heads": None, "calibrate": "none", "tensor_parallel": 1, "pipeline_parallel": 1}
+        for name, value in unlike.items():
+            if getattr(self, name) != value:
+                raise InvalidOptionError(
+                    f"{name} is for engines that generate, and this one is built for task {self.task!r}; leave it out"
+                )
+        if self.task == EMBED and self.accuracy == "full":
+            raise InvalidOptionError(
+                "accuracy full compares logits, which an engine for task embed does not compute; say quick or none"
+            )
+        spec = self.quantize_spec
+        if self.task == EMBED and spec is not None and any(choice.bits is not None for choice in spec.choices):
+            raise InvalidOptionError(
+                f"quantize={spec.summary!r} chooses formats by what they do to logits, which an engine for task embed "
+                "does not compute; name the formats"
+            )
+
     def record(self) -> dict[str, Any]:
         """Returns the options as config.json keeps them: without those of other targets, and without places
         and texts. The rules of a file stand in `quantize`."""
         options = {**asdict(self), "quantize": self.asked_formats}
         del options["quantize_config"], options["sparsity"]
         del options["calibration_text"]  # The quantization record has its hash.
+        for name in ("task", "pooling"):  # The record of pooling says which they are.
+            options.pop(name)
         options.pop("heads")  # The record of heads says which they are.
         del options["accuracy_text"]  # The accuracy record has the text's name and hash.
         if self.accuracy_tokens is None:
@@ -182,6 +240,9 @@ class BuildOptions(BuildFields):
             del options["keep_weights"]
         for name in ("tensor_parallel", "pipeline_parallel"):
             if options[name] == 1:
+                del options[name]
+        for name in ("attention_window", "sink_tokens"):
+            if options[name] is None:
                 del options[name]
         if not self.expert_parallel:
             del options["expert_parallel"]

@@ -10,14 +10,16 @@ from tensorwright.ir.weights import without_scales
 
 
 def plain_graph(graph: Graph) -> Graph:
-    """Returns a copy of the graph before quantization: weights, the order of columns and the KV cache as the model has
-    them, no channel scales, and products that read all columns."""
+    """Returns a copy of the graph before quantization: weights, the order of columns, the KV cache and what attention
+    sees as the model has them, no channel scales, and products that read all columns."""
+    from tensorwright.passes.limit_attention import show_all
     from tensorwright.passes.order_columns import restore_order
     from tensorwright.passes.quantize_weights import QUANTIZED
 
     graph = graph.clone()
     restore_order(graph)
     join_columns(graph)
+    show_all(graph)
     for node in graph.find("weight"):
         node.attrs["expr"] = without_scales(node.attrs["expr"])
     for node in graph.nodes:

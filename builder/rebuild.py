@@ -64,6 +64,11 @@ def rebuild(
     `build`.
     Raises EngineError, CheckpointError, and what `build` raises.
     """
+    if config.pooling is not None:
+        raise InvalidOptionError(
+            f"{engine}: an engine of task {config.task} is not rebuilt; build it again from the checkpoint, with "
+            f"build-engine --task {config.task}"
+        )
     options = changed_options(config.build_options, changes)
     _require_text(config, options)
     _require_heads(engine, config, options, model)
@@ -132,6 +137,7 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
         and chosen.get("sparsity", "none") == "none"
     )
     meaningless += ["calibrate", "activations"] if plain else []
+    meaningless += [] if chosen.get("attention_window") else ["sink_tokens"]
     for name in {*meaningless} - {*changes}:
         chosen.pop(name, None)
     if "sm" in chosen:

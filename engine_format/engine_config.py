@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.file_names import CHECKSUMS, CONFIG
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
+from tensorwright.engine_format.pooling import GENERATE, PoolingRecord, read_pooling
 from tensorwright.engine_format.strict_json import OPTIONAL, as_text, fits, read_value, write_value
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
@@ -100,6 +101,11 @@ class AccuracyRecord:
     top1_agreement: float | None = None
     perplexity_reference: float | None = None
     perplexity_engine: float | None = None
+    largest_hidden_state_error: float | None = field(default=None, metadata=OPTIONAL)
+    """Of an engine for embeddings, which has no numbers of logits."""
+    largest_reference_hidden_state: float | None = field(default=None, metadata=OPTIONAL)
+    least_cosine: float | None = field(default=None, metadata=OPTIONAL)
+    """The cosine between the hidden states of engine and reference at the position where it is least."""
     bytes: int | None = field(default=None, metadata=OPTIONAL)
     """Bytes in UTF-8 of the text of all tokens that were predicted."""
     characters: int | None = field(default=None, metadata=OPTIONAL)
@@ -236,6 +242,13 @@ class EngineConfig:
     """Bytes of the files that were written before config.json, by name."""
     heads: HeadsRecord | None = field(default=None, metadata=OPTIONAL)
     """None for an engine without heads that propose tokens."""
+    pooling: PoolingRecord | None = field(default=None, metadata=OPTIONAL)
+    """None for an engine that generates."""
+
+    @property
+    def task(self) -> str:
+        """What the engine answers with, one of TASKS."""
+        return GENERATE if self.pooling is None else self.pooling.task
 
     @property
     def tensor_parallel(self) -> int:
@@ -263,6 +276,15 @@ class EngineConfig:
             raise InvalidOptionError(
                 f"{path}: {what} needs an engine of one rank, this one has {self.ranks}; build the model once more "
                 "without --tensor-parallel and --pipeline-parallel"
+            )
+
+    def require_generation(self, path: Path, what: str) -> None:
+        """Raises InvalidOptionError for an engine that draws no tokens. path: the engine. what: what cannot be done
+        with it."""
+        if self.pooling is not None:
+            raise InvalidOptionError(
+                f"{path}: {what} needs an engine that generates, and this one was built for task {self.task}; build "
+                "the checkpoint with --task generate"
             )
 
     def run_files(self, rank: int | None = None) -> tuple[str, ...]:
@@ -313,6 +335,9 @@ class EngineConfig:
                 "source": read_value(SourceRecord, config["source"], "source"),
                 "sizes": read_value(dict[str, int], config["sizes"], "sizes"),
                 "heads": read_value(HeadsRecord, config["heads"], "heads") if "heads" in config else None,
+                "pooling": read_pooling(config["pooling"], config["model"]["vocab_size"])
+                if "pooling" in config
+                else None,
             }
         except (ValueError, InvalidOptionError) as error:
             raise EngineError(f"{path}: {error}; {REMEDY}") from error
@@ -400,6 +425,8 @@ def _with_token_ids(path: Path, model: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     read_value(str, options.get("kv_cache_dtype", AS_ACTIVATIONS), "build_options.kv_cache_dtype")
+    for name in ("attention_window", "sink_tokens"):
+        read_value(int | None, options.get(name), f"build_options.{name}")
     for name in ("tensor_parallel", "pipeline_parallel"):
         count = read_value(int, options.get(name, 1), f"build_options.{name}")
         if not 1 <= count <= MAX_RANKS:

@@ -15,6 +15,7 @@ from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import GraphError, InvalidOptionError
 
 T = TypeVar("T")
+LOGITS, HIDDEN = "logits", "hidden"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class KvLayer:
     group: the number of the cache group, whose layers share block tables. window: the positions that attention sees; 0
     means all. dtype: the element type; "" means that of the activations. v_dim: 0 if V has rows of its own; else V is
     the first v_dim columns of K, which is a row of a latent and one head for all of q. chunked: whether the window
-    begins at a multiple of its length, where others slide.
+    begins at a multiple of its length, where others slide. sink_tokens: how many first positions of a sequence every
+    position sees besides its window, which slides.
     """
 
     group: int
@@ -34,6 +36,7 @@ class KvLayer:
     dtype: str = ""
     v_dim: int = 0
     chunked: bool = False
+    sink_tokens: int = 0
 
     def dtype_or(self, activations: str) -> str:
         """Returns the element type of the cache, for activations of the given type."""
@@ -164,7 +167,7 @@ def _kv_layers(value: Any) -> list[KvLayer]:
     return [KvLayer(**{key: read[key](item) for key, item in each.items()}) for each in value]
 
 
-_LEFT_OUT = (("dtype", ""), ("v_dim", 0), ("chunked", False))
+_LEFT_OUT = (("dtype", ""), ("v_dim", 0), ("chunked", False), ("sink_tokens", 0))
 """The fields of KvLayer that its literal leaves out, by name and value."""
 
 
@@ -197,6 +200,8 @@ class Facts:
     max_seq_len = Fact(_whole)
     vocab_size = Fact(_whole)
     hidden_size = Fact(_whole)
+    rows = Fact(_text, default=LOGITS)
+    """What the result of the model holds: LOGITS, or HIDDEN, the hidden states after the final norm."""
     layers = Fact(_whole)
     heads = Fact(_whole)
     kv_heads = Fact(_whole)
@@ -212,6 +217,10 @@ class Facts:
     """The positions in one block of the KV cache."""
     kv_cache_dtype = Fact(_text, default=AS_ACTIVATIONS)
     """The type that the KV cache is to have, of KV_CACHE_DTYPES."""
+    attention_window = Fact(_whole, default=0)
+    """How many last positions layers of full attention are to see; 0 asks for all."""
+    sink_tokens = Fact(_whole, default=0)
+    """How many first positions they are to see besides."""
     activations = Fact(_text, default="auto")
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
@@ -301,9 +310,10 @@ class Facts:
 
 
 QUANTIZATION = (
-    "kv_cache_dtype", "activations", "quantize", "channel_scales", "column_orders", "outlier_columns",
+    "kv_cache_dtype", "attention_window", "sink_tokens", "activations", "quantize", "channel_scales", "column_orders",
+    "outlier_columns",
 )  # fmt: skip
-"""The facts that ask the passes for quantization."""
+"""The facts that ask the passes for quantization, and for attention to fewer positions."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}
 
 

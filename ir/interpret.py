@@ -215,6 +215,7 @@ def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[An
         shape = {"kv_heads": layer.kv_heads, "head_dim": layer.head_dim, "window": layer.window}
         shape |= {"v_dim": layer.v_dim} if layer.v_dim else {}
         shape |= {"chunked": True} if layer.chunked else {}
+        shape |= {"sink_tokens": layer.sink_tokens} if layer.sink_tokens else {}
         attrs = {**attrs, "layer": attrs["kv_layer"], **shape}
     if spec.reference is None:
         raise GraphError(f"{node.op} has no definition")

@@ -19,7 +19,7 @@ import numpy as np
 from tensorwright.engine_format.file_names import PEFT_CONFIG, PEFT_WEIGHTS
 from tensorwright.errors import AdapterError, CheckpointError, reason
 from tensorwright.json_text import read_json
-from tensorwright.models.dtypes import FLOATS, to_float32
+from tensorwright.models.dtypes import FLOATS, Tensor, to_float32
 from tensorwright.models.safetensors_file import SafetensorsFile
 
 PICKLED = "adapter_model.bin"
@@ -75,14 +75,26 @@ class PeftAdapter:
     transposed: bool
     file: SafetensorsFile
 
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether all matrices are stored in bfloat16."""
+        return all(
+            self.file.tensors[name].dtype == "bfloat16" for module in self.modules.values() for name in module.names
+        )
+
     def read(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns A [rank, inputs] and B [outputs, rank] of a module, in float32. Raises AdapterError for numbers that
         are not finite, and for a file that has changed."""
+        a, b = map(to_float32, self.read_stored(name))
+        return a, b
+
+    def read_stored(self, name: str) -> tuple[Tensor, Tensor]:
+        """Returns what `read` returns, in the type of the file. Raises what `read` raises."""
         try:
-            a, b = (to_float32(self.file.load(tensor)) for tensor in self.modules[name].names)
+            a, b = (self.file.load(tensor) for tensor in self.modules[name].names)
         except CheckpointError as error:
             raise AdapterError(str(error)) from error
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        if not all(np.isfinite(to_float32(each)).all() for each in (a, b)):
             raise AdapterError(f"{self.file.path}: the matrices of {name[:200]} hold a number that is not finite")
         return a, b
 

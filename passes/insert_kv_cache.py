@@ -36,7 +36,7 @@ import numpy as np
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Shape, Value
 from tensorwright.ir import dims as dim_math
-from tensorwright.ir.facts import KvLayer
+from tensorwright.ir.facts import HIDDEN, KvLayer
 from tensorwright.ir.graph import STORED
 from tensorwright.ir.ops import find_spec, infer
 from tensorwright.ir.verify import CACHED_INPUTS, FEATURES, GIVEN_FEATURES
@@ -146,7 +146,8 @@ class _TokenMajor:
             else find_tail(graph)
         )
         # Heads may propose fewer tokens than they read.
-        self.vocabulary = graph.facts.vocab_size if self.heads else int(graph.outputs[0].shape[-1])
+        no_logits = self.heads or graph.facts.rows == HIDDEN
+        self.vocabulary = graph.facts.vocab_size if no_logits else int(graph.outputs[0].shape[-1])
 
     def emit(
         self, op: str, inputs: Any, attrs: dict[str, Any], kind: tuple[str, Shape] | None = None, name: str = ""

@@ -22,6 +22,7 @@ from tensorwright.ir.verify import verify as verify_graph
 from tensorwright.passes.fold_channel_scales import fold_channel_scales
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.keep_outlier_columns import keep_outlier_columns
+from tensorwright.passes.limit_attention import limit_attention
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.order_columns import order_columns
@@ -54,6 +55,8 @@ PIPELINE: tuple[Phase, ...] = (
         Step(keep_outlier_columns, "after the formats, which say what is rounded", after=("quantize_weights",),
              lossy="always"),
         Step(quantize_kv_cache, "one layer, one type of cache", after=("insert_kv_cache",), lossy="always"),
+        Step(limit_attention, "what the user gives up, like the rounding above", after=("insert_kv_cache",),
+             lossy="always"),
     )),
     Phase("lower", "lowered", (
         Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),

@@ -498,6 +498,22 @@ class Sampling:
     def processor(self, chain: object | None) -> None: ...
 
     @property
+    def pooling(self) -> str:
+        """
+        'none': tokens are wanted; 'last' or 'mean': the row of the last position, or the mean of all
+        """
+
+    @pooling.setter
+    def pooling(self, arg: str, /) -> None: ...
+
+    @property
+    def pooled_columns(self) -> list[int]:
+        """of the pooled row, in this order; []: all"""
+
+    @pooled_columns.setter
+    def pooled_columns(self, arg: Sequence[int], /) -> None: ...
+
+    @property
     def guided(self) -> bool:
         """no token is sampled before its mask was set"""
 
@@ -574,7 +590,7 @@ def follow(plan_path: str, weights_path: str, options: RankOptions, threads: int
 
 class PrefixTransfers:
     """
-    Prefixes of an engine's cache, to give to other engines and to take from them. Each call runs between two steps and waits for that at most timeout_s.
+    Prefixes of an engine's cache, to give to other engines, to take from them, and to pin. Each call runs between two steps and waits for that at most timeout_s.
     """
 
     def layout(self) -> dict[str, Any]:
@@ -609,6 +625,14 @@ class PrefixTransfers:
 
     def imports(self, timeout_s: float) -> int:
         """The number of imports under way."""
+
+    def pin(self, number: int, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], salt: str, timeout_s: float) -> int:
+        """
+        Keeps the full blocks of tokens from being evicted, and returns how many of them the cache has; if it lacks some, nothing is pinned.
+        """
+
+    def unpin(self, number: int, timeout_s: float) -> None:
+        """Ends a pin, if it is there."""
 
 class EngineOptions:
     """
@@ -764,6 +788,13 @@ class EngineOptions:
 
     @state_snapshots.setter
     def state_snapshots(self, arg: int, /) -> None: ...
+
+    @property
+    def pinned_bytes(self) -> int:
+        """of kv_cache_bytes, what pinned prefixes may hold, 0: none"""
+
+    @pinned_bytes.setter
+    def pinned_bytes(self, arg: int, /) -> None: ...
 
     @property
     def tier_memory_bytes(self) -> int:
@@ -949,6 +980,12 @@ class Event:
         """
 
     @property
+    def pooled(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')] | None:
+        """
+        float32 [columns] of a request that pools, in its last event; None in all others
+        """
+
+    @property
     def finish(self) -> str:
         """
         '', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event
@@ -1101,7 +1138,7 @@ class Engine:
         For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.
         """
 
-    def make_adapter(self, key: str, products: Sequence[tuple[int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Sequence[tuple[int, int, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]]]]) -> Adapter:
+    def make_adapter(self, key: str, products: Sequence[tuple[int, Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu', writable=False)], Sequence[tuple[int, int, Annotated[NDArray, dict(shape=(None, None), order='C', device='cpu', writable=False)]]], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]]) -> Adapter:
         """
         Copies the weights of an adapter. key: a text of its content. products: (instruction, a [rank, k], parts) with parts (first row of a, first column, b [columns, rank]), matrices of float32: the columns of the instruction's sums get (x a^T) b^T, as runtime/core/executor/adapters.h says. Raises InvalidOptionError, AdapterError, OutOfMemoryError.
         """
@@ -1216,6 +1253,15 @@ class FleetOptions:
 
     @group_chunked.setter
     def group_chunked(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def group_sink_tokens(self) -> list[int]:
+        """
+        per cache group: first positions that are seen besides its window; []: none
+        """
+
+    @group_sink_tokens.setter
+    def group_sink_tokens(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def state_bytes(self) -> int:
@@ -1336,20 +1382,26 @@ class FleetOptions:
     @sequence_seconds.setter
     def sequence_seconds(self, arg: float, /) -> None: ...
 
+class SimulatedTenants:
+    """What tenants have, by their numbers."""
+
+    def __init__(self, weights: Sequence[float], priorities: Sequence[int], deadlines: Sequence[float]) -> None:
+        """deadlines: seconds from a request's arrival, -1 for none."""
+
 class SimulatedFleet:
     """Engines on a virtual clock, whose steps only cost time."""
 
     def __init__(self, options: FleetOptions) -> None:
         """Raises InvalidOptionError, OutOfMemoryError."""
 
-    def run(self, arrivals: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], prompts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefixes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], choose: Callable, finished: Callable) -> None:
+    def run(self, arrivals: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], prompts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefixes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], conversations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tenants: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], table: SimulatedTenants, choose: Callable, finished: Callable) -> None:
         """
-        Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the prompt they are. choose(request) returns the number of a replica; finished(request) hears of its end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.
+        Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the prompt they are; int32 numbers of conversations, whose prompts have the same tokens behind that; int32 numbers of tenants, which are in the table unless that is empty. choose(request) returns the number of a replica; finished(request) hears of its end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.
         """
 
     def outcomes(self) -> dict[str, Any]:
         """
-        Columns [requests]: replica (-1: refused), started, first, ended (nanoseconds, -1: never), cached (tokens), generated, gap (seconds).
+        Columns [requests]: replica (-1: refused), started, first, ended (nanoseconds, -1: never), cached (tokens), generated, gap (seconds), late (1: it ended because it could not meet its deadline).
         """
 
     def gaps(self) -> dict[str, Any]:

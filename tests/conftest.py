@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from support.fake_hub import FakeHub, point_at, running
+from support.file_costs import pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401  hooks of pytest
 from support.known_traces import folder_of_traces, known_traces
 from support.places import ROOT, TESTS
 
@@ -31,9 +32,12 @@ SLOW_ROOMS = (
 LONGEST_FIRST = (
     "cpp/test_cpp.py", "end_to_end/test_batch_invariance.py", "runtime/serving/tritonserver", "plugins/tensorrt",
     "builder/test_build_memory.py", "simulation", "end_to_end/test_families.py", "runtime/serving/server",
-    "end_to_end", "hostile", "builder", "plugins/gpu", "runtime/engine/tensorrt",
+    "runtime/serving/ray", "end_to_end", "models/test_train_pico.py", "insight/test_estimate.py",
+    "plugins/test_isa_files.py", "runtime/tools/test_tune.py", "insight/test_convert_heads.py",
+    "hostile", "builder", "plugins/gpu", "runtime/engine/tensorrt",
 )  # fmt: skip
-"""What begins first, so that no worker is left with a long file while the others have nothing more to do."""
+"""What begins first, so that no worker is left with a long file while the others have nothing more to do. `python
+tests/support/file_costs.py build/test.xml` shows after `make test` what belongs here."""
 
 TOGETHER = ("builder/onnx", "plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
 """Folders that go to one worker as a whole: what their tests share takes longer to make than the tests take."""

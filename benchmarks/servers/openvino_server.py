@@ -1,10 +1,11 @@
 """Serves OpenVINO GenAI's ContinuousBatchingPipeline over as little HTTP as a load test needs.
 
-    python openvino_server.py FOLDER PORT THREADS SEQUENCES STEP_TOKENS
+    python openvino_server.py FOLDER PORT THREADS SEQUENCES STEP_TOKENS PREFIX_GIB
 
 It runs in the peer's environment, with the standard library and openvino_genai only: POST /v1/completions with a
-prompt of token ids, streaming, greedy; GET /v1/models. A step holds Python's lock, so the pipeline has a process of its
-own, which takes new requests between steps, as its own loop would, and sends tokens to this one for the clients.
+prompt of token ids, streaming, greedy; GET /v1/models. PREFIX_GIB is the size of a cache that keeps prefixes; with 0
+none is kept. A step holds Python's lock, so the pipeline has a process of its own, which takes new requests between
+steps, as its own loop would, and sends tokens to this one for the clients.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any
 NAME = "openvino-genai"
 
 
-def run_pipeline(pipe: Connection, folder: str, threads: int, sequences: int, step_tokens: int) -> None:
+def run_pipeline(
+    pipe: Connection, folder: str, threads: int, sequences: int, step_tokens: int, prefix_gib: int
+) -> None:
     """Receives (number, ids, max_tokens), or (number, None, 0) to cancel. Sends None, then (number, ids, ended)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped process cannot notice its parent's end
     import numpy as np
@@ -31,8 +34,9 @@ def run_pipeline(pipe: Connection, folder: str, threads: int, sequences: int, st
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.enable_prefix_caching, scheduler.dynamic_split_fuse = False, True
-    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.cache_size = step_tokens, sequences, 1
+    scheduler.enable_prefix_caching, scheduler.dynamic_split_fuse = prefix_gib > 0, True
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs = step_tokens, sequences
+    scheduler.cache_size = prefix_gib or 1
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", options)
     running = openvino_genai.GenerationStatus.RUNNING

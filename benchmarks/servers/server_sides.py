@@ -3,7 +3,14 @@ ContinuousBatchingPipeline behind openvino_server.py.
 
 The peers' environments and conversions are read from the cache of benchmarks/peers. Files made here lie in a folder of
 their own: an engine of this project's present code, llama-server, and its GGUF file with a vocabulary.
-All sides get the same number of sequences at once, tokens of a step and threads, and no cache of prefixes.
+All sides get the same number of sequences at once, tokens of a step and threads. They have no cache of prefixes, unless
+the load is one whose prompts begin alike. Then each has the best that its documentation advises:
+
+* this project: the defaults of `tensorwright serve`.
+* llama-server: --cache-prompt, by which a slot keeps its last prompt, and a request goes to the slot with the longest
+  common beginning; --cache-reuse 256, which shifts equal parts behind a difference; --cache-ram, where prompts stay
+  that slots gave up (its README, and pull request 16391).
+* OpenVINO GenAI: enable_prefix_caching of SchedulerConfig, and a cache of as many GiB.
 """
 
 from __future__ import annotations
@@ -19,17 +26,21 @@ from worker import PeerError
 
 FOLDER = Path(__file__).resolve().parent
 LLAMA, OPENVINO = "llama.cpp", "openvino-genai"
+CACHE_REUSE = "256"
+"""The least equal tokens that llama-server shifts; its documentation's number."""
 DEFAULT_SIDES = [f"{OURS}=int4", f"{LLAMA}=Q4_0", f"{OPENVINO}=int4:g128"]
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """length: the tokens of the longest sequence."""
+    """length: the tokens of the longest sequence. prefix_gib: GiB that the peers may keep of prompts that begin alike;
+    0 means that no side keeps any."""
 
     threads: int
     sequences: int
     step_tokens: int
     length: int
+    prefix_gib: int = 0
 
 
 class Sides:
@@ -72,12 +83,21 @@ class Sides:
         if side.peer == OURS:
             command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", "serve", f"{OURS}={model}"]
             network = ["--port", str(port), "--log-level", "warning", "--threads", threads]
-            return [*command, *network, "--max-batch-size", sequences, "--max-num-tokens", step,
-                    "--no-prefix-caching"], "/ready"  # fmt: skip
+            caching = [] if capacity.prefix_gib else ["--no-prefix-caching"]
+            return [*command, *network, "--max-batch-size", sequences, "--max-num-tokens", step, *caching], "/ready"
         if side.peer == LLAMA:
             context = str(capacity.length * capacity.sequences)
+            caching = ["--cache-ram", "0", "--no-cache-prompt"]
+            if capacity.prefix_gib:
+                caching = [
+                    "--cache-prompt",
+                    "--cache-reuse",
+                    CACHE_REUSE,
+                    "--cache-ram",
+                    str(capacity.prefix_gib << 10),
+                ]
             return [str(self.llama_server), "-m", model, "--alias", LLAMA, "--host", "127.0.0.1", "--port", str(port),
                     "-t", threads, "-tb", threads, "-np", sequences, "-c", context, "-b", step, "-ub", step,
-                    "--no-webui", "--cache-ram", "0", "--no-cache-prompt"], "/health"  # fmt: skip
+                    "--no-webui", *caching], "/health"  # fmt: skip
         python, script = self.peers.python(OPENVINO), str(FOLDER / "openvino_server.py")
-        return [python, script, model, str(port), threads, sequences, step], "/v1/models"
+        return [python, script, model, str(port), threads, sequences, step, str(capacity.prefix_gib)], "/v1/models"

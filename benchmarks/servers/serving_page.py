@@ -52,6 +52,8 @@ def _notes(report: dict[str, Any]) -> str:
     notes = f"Busy before each round: {busy}."
     if report["forced"]:
         notes = "**The machine was not idle (--force): not for quoting.** " + notes
+    if report["capacity"].get("prefix_gib"):
+        notes += f" Every side kept prefixes, the peers in {report['capacity']['prefix_gib']} GiB."
     if report["ended_early"]:
         notes += " The search ended early: --budget or --trials was used up."
     return notes

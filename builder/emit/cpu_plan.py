@@ -26,7 +26,7 @@ from tensorwright.models.read_weights import TensorSource
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE
 
 MAGIC = b"TWCPUPLN"
-VERSION = 2
+VERSION = 3
 KINDS = {"tokens": 0, "rows": 1}
 
 FACTS = (
@@ -35,7 +35,7 @@ FACTS = (
 """The facts of the graph that stand in a plan."""
 
 HEADER = struct.Struct("<8sIIQQ10IiIQQ")
-KV_LAYER = struct.Struct("<3I2H2I")
+KV_LAYER = struct.Struct("<3I2H3I")
 STATE = struct.Struct("<Q")
 BUFFER = struct.Struct("<4IQ")
 WEIGHT = struct.Struct("<4IQQII")
@@ -184,6 +184,7 @@ def _kv_layers(facts: Facts) -> bytes:
             layer.chunked,
             layer.window,
             layer.v_dim,
+            layer.sink_tokens,
         )
         for layer in facts.kv_layers
     )

@@ -27,6 +27,7 @@ from tensorwright.engine_format.engine_config import (
     SourceFile,
     SourceRecord,
 )
+from tensorwright.engine_format.pooling import PoolingRecord
 from tensorwright.engine_format.strict_json import read_value
 from tensorwright.ir.facts import Facts, KvLayer
 from tensorwright.models.checkpoint import Checkpoint
@@ -75,6 +76,7 @@ def engine_config(
     kv_block_bytes: int,
     states: int | None,
     heads: HeadsRecord | None,
+    pooling: PoolingRecord | None,
 ) -> EngineConfig:
     """Returns config.json. facts: the facts of the graph. accuracy, quantization: the measured records. states: the
     bytes of one sequence's states; None means those of the graph."""
@@ -92,6 +94,7 @@ def engine_config(
         source=source,
         sizes=sizes,
         heads=heads,
+        pooling=pooling,
     )
 
 

@@ -92,7 +92,7 @@ def rank_graphs(
     """Returns the graphs of one rank, at stage "cached" and after the last phase of `pipeline`."""
     graph = _graph_to_share(report, options, rank)
     whole = report.cached_graph.facts
-    for fact in ("quantize", "kv_cache_dtype", "activations"):
+    for fact in ("quantize", "kv_cache_dtype", "attention_window", "sink_tokens", "activations"):
         setattr(graph.facts, fact, getattr(whole, fact))
     own = run_pipeline(graph, pipeline=pipeline[SHARD:], done=_done(report))
     return own.cached_graph, own.graph

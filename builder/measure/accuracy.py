@@ -16,12 +16,13 @@ import numpy as np
 
 from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.measure.interruptible import in_another_thread
-from tensorwright.builder.measure.metrics import Comparison
+from tensorwright.builder.measure.metrics import Comparison, HiddenComparison
 from tensorwright.builder.measure.sample import Sample
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Advance
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.errors import MissingDependencyError
+from tensorwright.ir.facts import HIDDEN
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.ops import find_spec, matrices_of
 from tensorwright.models.checkpoint import Checkpoint
@@ -101,10 +102,10 @@ def measure_logits(
     """
     from tensorwright.builder.measure.outputs import open_reference
 
-    rows = block_rows(traced.facts.vocab_size)
+    rows = block_rows(int(traced.outputs[0].shape[-1]))
     cuts = any(multiplied(node) and "format" in node.attrs for node in quantized.nodes)
     windows = task.sample.windows
-    comparison = Comparison()
+    comparison = HiddenComparison() if traced.facts.rows == HIDDEN else Comparison()
     with open_reference(task.kind, checkpoint, traced, quantized if cuts else None, panels) as reference:
         for number, window in enumerate(windows):
             comparison.begin_window(window.bytes, window.characters)

@@ -73,6 +73,46 @@ class Comparison:
         return numbers
 
 
+@dataclass
+class HiddenComparison:
+    """Gathers positions one block at a time, as Comparison does. Rows are hidden states, [positions, hidden] float32.
+
+    The cosine of a pair is taken in float64; that of a row of zeros with any other is 0.
+    """
+
+    largest_error: float = 0.0
+    largest_value: float = 0.0
+    least_cosine: float = 1.0
+    positions: int = 0
+    windows: int = 0
+
+    def begin_window(self, scored_bytes: int, scored_characters: int) -> None:
+        """Counts a sequence. No text is predicted, so that its size does not count."""
+        self.windows += 1
+
+    def add(self, reference: np.ndarray, rows: np.ndarray, targets: Sequence[int | None]) -> None:
+        """Adds some positions in order."""
+        if reference.shape != rows.shape:
+            raise ValueError(f"hidden states must be {reference.shape} as the reference's, are {rows.shape}")
+        wanted, got = reference.astype(np.float64), rows.astype(np.float64)
+        self.positions += len(wanted)
+        self.largest_error = _largest(self.largest_error, float(np.abs(wanted - got).max()))
+        self.largest_value = _largest(self.largest_value, float(np.abs(wanted).max()))
+        lengths = np.linalg.norm(wanted, axis=1) * np.linalg.norm(got, axis=1)
+        cosines = (wanted * got).sum(axis=1) / np.where(lengths == 0, 1.0, lengths)
+        self.least_cosine = -_largest(-self.least_cosine, float((-cosines).max()))
+
+    def record(self) -> dict[str, Any]:
+        """Returns the numbers to six digits."""
+        return {
+            "windows": self.windows,
+            "tokens": self.positions,
+            "largest_hidden_state_error": rounded(self.largest_error),
+            "largest_reference_hidden_state": rounded(self.largest_value),
+            "least_cosine": rounded(self.least_cosine),
+        }
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Returns the logarithm of the softmax of one row, float64."""
     shifted = logits - logits.max()

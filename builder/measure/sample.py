@@ -1,8 +1,9 @@
 """Chooses what the accuracy of an engine is measured on: a text, cut into windows of tokens.
 
-Each window is a sequence of its own, of WINDOW tokens or the engine's max_seq_len if that is less. It begins with the
-special tokens that the tokenizer puts before a text, such as <s>. The tokens of a text without those tokens lie side by
-side, and the first token of a window then has nothing before it and is not predicted.
+Each window is a sequence of its own, of WINDOW tokens or the engine's max_seq_len if that is less. It is longer where
+the build bounds what attention sees, so that most of its tokens have positions which they do not see. It begins with
+the special tokens that the tokenizer puts before a text, such as <s>. The tokens of a text without those tokens lie
+side by side, and the first token of a window then has nothing before it and is not predicted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ QUICK_TOKENS, MIN_QUICK_TOKENS = WINDOW, 128
 """The most and the fewest tokens that accuracy "quick" measures, unless the build says another number: one window."""
 QUICK_MULTIPLY_ADDS = 256 * 10**9
 """The most multiply-adds of the reference that accuracy "quick" takes for more than MIN_QUICK_TOKENS."""
+MAX_BEYOND = 2048
+"""The most tokens of a window that have positions which they do not see."""
 _SEED = 20240229
 _BUNDLED = Path(__file__).with_name("text.txt")
 
@@ -60,6 +63,14 @@ class Extent:
     longest: int
 
 
+def longest_window(seen: int | None) -> int:
+    """Returns the most tokens of a window of a long model. seen: how many positions attention sees; None means all.
+
+    Of a window that is not cut, three tokens of four do not see all that is before them.
+    """
+    return WINDOW if seen is None else max(WINDOW, seen + min(3 * seen, MAX_BEYOND))
+
+
 def quick_tokens(multiply_adds: int) -> int:
     """Returns how many tokens accuracy "quick" measures of a model whose products take `multiply_adds` for a token.
 
@@ -80,8 +91,9 @@ def require_tokens(text: NamedText, tokenizer: Path, tokens: int) -> None:
     found = len(_encode(text.content, tokenizer, tokens)[0])
     if found < tokens:
         raise InvalidOptionError(
-            f"{text.name} has {found} tokens of this model, and {tokens} must be measured (accuracy_tokens); "
-            "give a longer text (--accuracy-text), or fewer tokens"
+            f"{text.name} has {found} tokens of this model, and {tokens} must be measured (accuracy_tokens; with "
+            "attention_window, one more than it and sink_tokens show); give a longer text (--accuracy-text), or say "
+            "fewer tokens"
         )
 
 

@@ -23,6 +23,7 @@ from tensorwright.builder.trace.fix_indexers import fix_indexers
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.fix_mrope import fix_mrope
 from tensorwright.builder.trace.fix_text_positions import fix_text_positions
+from tensorwright.builder.trace.hidden_states import HiddenStates, drop_lm_head
 from tensorwright.builder.trace.imitate_weights import imitate_weights
 from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
 from tensorwright.builder.trace.load_model import load_model, wide_matrices, wide_weights
@@ -36,7 +37,7 @@ from tensorwright.builder.trace.trace_recurrences import opaque_recurrences
 from tensorwright.builder.trace.weight_names import find_weights
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, TraceError, UnsupportedModelError
-from tensorwright.ir.facts import Facts
+from tensorwright.ir.facts import HIDDEN, LOGITS, Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.heads_checkpoint import MEDUSA, HeadsCheckpoint
@@ -54,15 +55,18 @@ class TracedHeads:
     heads: DraftHeads
 
 
-def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
+def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int, rows: str = LOGITS) -> Graph:
     """Returns the graph of an engine in `dtype`: float32 in every constant and operation, `dtype` in its facts.
 
     An engine rounds weights and activations to its type in its kernels. A trace in that type would round the constants
     too, such as Gemma's root of the hidden size. Besides, a graph is used for more than one type: an engine is rebuilt
-    in another type, and measured in float32. Raises what `trace` raises, and UnsupportedModelError for weights that
-    must stay float32 in an engine of a narrower type.
+    in another type, and measured in float32.
+
+    rows: LOGITS, or HIDDEN for a graph without lm_head that ends with the hidden states after the final norm, float32
+    [1, seq, hidden]. Raises what `trace` raises, and UnsupportedModelError for weights that must stay float32 in an
+    engine of a narrower type.
     """
-    return _trace(checkpoint, "float32", dtype, max_seq_len)[0]
+    return _trace(checkpoint, "float32", dtype, max_seq_len, rows=rows)[0]
 
 
 def trace_with_heads(
@@ -93,6 +97,7 @@ def _trace(
     dtype: str,
     max_seq_len: int,
     heads: HeadsCheckpoint | str | None = None,
+    rows: str = LOGITS,
 ) -> tuple[Graph, TracedHeads | None]:
     """Traces. `arithmetic`: the type that the model computes in; `dtype`: the type of the engine. heads: a checkpoint
     of heads, or OWN_HEADS."""
@@ -100,7 +105,9 @@ def _trace(
         raise InvalidOptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if max_seq_len < 2:
         raise InvalidOptionError(f"max_seq_len must be at least 2, not {max_seq_len}")
-    model = load_model(checkpoint, arithmetic)
+    model = load_model(checkpoint, arithmetic, bare=rows == HIDDEN)
+    if rows == HIDDEN:
+        drop_lm_head(model)
     wide_weights(model, dtype)
     longrope = fix_longrope(model, max_seq_len)
     fix_dynamic_rope(model, max_seq_len)
@@ -118,9 +125,10 @@ def _trace(
     elif heads is not None:
         opened = open_own_layer(checkpoint, model, arithmetic, dtype, max_seq_len)
     expressions = weights.expressions if opened is None else weights.expressions | opened.feature_weights
-    program = _export(model, max_seq_len, opened)
+    program = _export(model, max_seq_len, opened, rows)
     graph = Graph(model.config.get_text_config().model_type, "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
+    graph.facts.rows = rows
     graph.facts.longrope = longrope
     wide = [weights.expressions[name] for name in wide_matrices(model, dtype) if name in weights.expressions]
     graph.facts.wide = sorted({stored for expr in wide for stored in expr.refs()})
@@ -190,9 +198,11 @@ def _example_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, ids.clone()
 
 
-def _export(model: PreTrainedModel, max_seq_len: int, heads: DraftHeads | None = None) -> torch.export.ExportedProgram:
+def _export(
+    model: PreTrainedModel, max_seq_len: int, heads: DraftHeads | None = None, rows: str = LOGITS
+) -> torch.export.ExportedProgram:
     imitate_weights(model)
-    logits: nn.Module = _LogitsOnly(model)
+    logits: nn.Module = HiddenStates(model) if rows == HIDDEN else _LogitsOnly(model)
     if heads is not None:
         imitate_weights(heads.features)
         logits = LogitsAndFeatures(logits, heads)

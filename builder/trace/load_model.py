@@ -25,6 +25,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from tensorwright.builder.trace.fix_indexers import INDEXED, find_indexers, is_indexer
+from tensorwright.builder.trace.hidden_states import is_body
 from tensorwright.builder.trace.trace_recurrences import is_recurrent
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import TEXT_PART, Checkpoint
@@ -49,10 +50,11 @@ _ONE_AT_A_TIME = threading.Lock()
 type of buffers, and `_parameters_on_meta` changes nn.Module. Builds in other threads wait for this lock."""
 
 
-def load_model(checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0) -> PreTrainedModel:
+def load_model(checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0, bare: bool = False) -> PreTrainedModel:
     """Returns the causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
 
-    further_layers: how many layers like the last one it has beyond those of config.json.
+    further_layers: how many layers like the last one it has beyond those of config.json. bare: whether the checkpoint
+    may be of the model without its lm_head, such as Qwen3Model.
 
     Buffers and constants are of `dtype`, whatever type config.json names. Raises UnsupportedModelError for features
     that are refused by name, CheckpointError for a config.json that is wrong.
@@ -60,7 +62,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, *, further_layers: int = 0) -
     config = load_config(checkpoint)
     _refuse(checkpoint, config)
     _add_layers(config.get_text_config(), further_layers)
-    model_class = find_model_class(checkpoint, config)
+    model_class = find_model_class(checkpoint, config, bare)
     if model_class.config_class is type(config.get_text_config()):
         config = config.get_text_config()  # a class of the text part alone, which takes no other config
     try:
@@ -244,8 +246,11 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {table["rope_type"] for table in tables if isinstance(table.get("rope_type"), str)}
 
 
-def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """Returns the class of transformers that computes logits from text, of those that the checkpoint may be of."""
+def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig, bare: bool = False) -> type[PreTrainedModel]:
+    """Returns the class of transformers that computes logits from text, of those that the checkpoint may be of.
+
+    bare: whether a checkpoint of the same model without its lm_head is of that class too.
+    """
     autos: list[Any] = [AutoModelForCausalLM]
     if config.get_text_config() is not config or type(config) not in AutoModelForCausalLM._model_mapping:
         autos.append(AutoModelForMultimodalLM)
@@ -257,11 +262,14 @@ def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[P
         )
     named = checkpoint.config.get("architectures") or [found[-1].__name__]
     fitting = [model_class for model_class in found if model_class.__name__ in named]
+    if not fitting and bare and any(is_body(config, name) for name in named):
+        fitting = found[:1]
     if not fitting and any(_is_decoder_of(config.model_type, name) for name in named):
         fitting = found[:1]
     if not fitting:
         known = " or ".join(dict.fromkeys(model_class.__name__ for model_class in found))
-        raise UnsupportedModelError(f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {known}")
+        hint = "; for its hidden states, build with task embed" if any(is_body(config, name) for name in named) else ""
+        raise UnsupportedModelError(f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {known}{hint}")
     return fitting[0]
 
 

@@ -99,7 +99,15 @@ def offload(view: EngineView) -> Finding:
 
 def eviction(view: EngineView) -> Finding:
     about = "positions of the cache that matter little are dropped (StreamingLLM, H2O, SnapKV)"
-    return Finding("eviction from the KV cache", MEMORY, about, Status.NOT_HERE, "not built: it changes answers")
+    name, page = "eviction from the KV cache", "docs/long-contexts.md"
+    if view.target != "cpu":
+        return Finding(name, MEMORY, about, Status.NOT_HERE, "only target cpu frees blocks that layers do not see")
+    window = view.engine.config.build_options.get("attention_window")
+    if window is not None:
+        return Finding(name, MEMORY, about, Status.DONE, f"a window of {window} and sink tokens", None, "", page)
+    detail = "a window and sink tokens bound the blocks of a sequence, and change answers"
+    option = "build-engine --attention-window N"
+    return Finding(name, MEMORY, about, Status.LOSSY, detail, None, option, page)
 
 
 def batching(view: EngineView) -> Finding:

@@ -34,6 +34,7 @@ class FleetRouter:
         self._places, self._block_size = places, block_size
         self._prompts = traffic.prompts.tolist() if self._keyed else []
         self._prefixes, self._shared = traffic.prefixes.tolist(), traffic.prefix_tokens.tolist()
+        self._conversations = traffic.conversations.tolist()
         self._sent: dict[int, int] = {}  # request -> its replica
         self._progress, self._count = progress, len(traffic)
         self._phase = f"simulating {replicas} replica{'s' if replicas > 1 else ''}"
@@ -58,10 +59,11 @@ class FleetRouter:
         self._loads[replica] = ReplicaLoad(load.name, load.requests + requests, self._places)
 
     def _keys(self, index: int) -> tuple[int, ...]:
-        """Returns a number for each block of the prompt, the same for blocks of the same common beginning. Numbers of
-        blocks that only one prompt has are odd."""
+        """Returns a number for each block of the prompt, the same for blocks of the same common beginning and of the
+        same conversation. Numbers of blocks behind the common beginning are odd."""
         count = min((self._prompts[index] - 1) // self._block_size, MAX_KEYS)
         shared = min(self._shared[index] // self._block_size, count)
         prefix = self._prefixes[index]
         common = tuple((prefix * MAX_KEYS + block) * 2 for block in range(shared))
-        return common + tuple((index * MAX_KEYS + block) * 2 + 1 for block in range(shared, count))
+        conversation = self._conversations[index]
+        return common + tuple((conversation * MAX_KEYS + block) * 2 + 1 for block in range(shared, count))

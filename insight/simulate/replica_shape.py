@@ -12,9 +12,9 @@ from tensorwright.runtime.engine.options import EngineOptions
 
 @dataclass(frozen=True)
 class ReplicaShape:
-    """One engine, without its weights. itl_goal_s: 0 means none. block_bytes, group_windows, group_chunked: of each
-    cache group; a window of 0 is none. kv_cache_bytes: of all groups together. The other fields are those of the
-    engine's options."""
+    """One engine, without its weights. itl_goal_s, ageing_s: 0 means none. block_bytes, group_windows, group_chunked,
+    group_sink_tokens: of each cache group; a window of 0 is none. kv_cache_bytes: of all groups together. The other
+    fields are those of the engine's options."""
 
     max_seq_len: int
     block_size: int
@@ -27,9 +27,11 @@ class ReplicaShape:
     max_queue: int
     prefix_cache: bool
     group_chunked: tuple[int, ...] = ()
+    group_sink_tokens: tuple[int, ...] = ()
     state_bytes: int = 0
     state_snapshots: int = 0
     itl_goal_s: float = 0.0
+    ageing_s: float = 0.0
 
     def native_options(self) -> Any:
         """Returns a FleetOptions of one such replica, whose steps have no costs yet."""
@@ -60,6 +62,7 @@ class ReplicaShape:
 
 def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options: EngineOptions) -> ReplicaShape:
     """Returns the shape of an engine that runs. facts, stats: what it says of itself."""
+    groups = stats["groups"][: len(facts["block_bytes"])]
     return ReplicaShape(
         max_seq_len=facts["max_seq_len"],
         block_size=facts["block_size"],
@@ -71,7 +74,8 @@ def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options:
         max_chunk=options.max_prefill_chunk,
         max_queue=options.max_queue_size,
         prefix_cache=options.enable_prefix_caching,
-        group_chunked=tuple(int(group["chunked"]) for group in stats["groups"][: len(facts["block_bytes"])]),
+        group_chunked=tuple(int(group["chunked"]) for group in groups),
+        group_sink_tokens=tuple(group["sink_tokens"] for group in groups),
         state_bytes=facts["state_bytes"],
         state_snapshots=options.state_snapshots,
     )

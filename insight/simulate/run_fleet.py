@@ -20,7 +20,8 @@ class FleetRun:
     """What became of the requests of a traffic.
 
     replica: int32 [requests], -1 if the replica refused the request because its queue was full. started, first, ended:
-    int64 nanoseconds [requests], -1 if never. cached, generated: int32 tokens [requests]. gap: float32 seconds
+    int64 nanoseconds [requests], -1 if never. late: uint8 [requests], 1 if it ended because it could not meet its
+    deadline. cached, generated: int32 tokens [requests]. gap: float32 seconds
     [requests], the percentile of its times between tokens. gaps: those of all requests, in bins. replicas: what each
     replica did. steps: the spans of the only replica (runtime/core/base/timeline.h), if they were kept.
     """
@@ -32,6 +33,7 @@ class FleetRun:
     ended: np.ndarray
     cached: np.ndarray
     generated: np.ndarray
+    late: np.ndarray
     gap: np.ndarray
     gaps: dict[str, Any]
     replicas: tuple[dict[str, Any], ...]
@@ -60,7 +62,15 @@ def run_fleet(
     options.gap_percentile, options.keep_steps = gap_percentile, keep_steps
     fleet = native.load_module().SimulatedFleet(options)
     routing = FleetRouter(router, replicas, shape.max_batch_size, shape.block_size, traffic, progress)
-    columns = (traffic.arrivals, traffic.prompts, traffic.outputs, traffic.prefixes, traffic.prefix_tokens)
-    fleet.run(*columns, routing.choose, routing.finished)
+    columns = (
+        traffic.arrivals, traffic.prompts, traffic.outputs, traffic.prefixes, traffic.prefix_tokens,
+        traffic.conversations, traffic.tenants,
+    )  # fmt: skip
+    table = native.load_module().SimulatedTenants(
+        [tenant.weight for tenant in traffic.known],
+        [tenant.priority for tenant in traffic.known],
+        [-1.0 if tenant.deadline is None else tenant.deadline for tenant in traffic.known],
+    )
+    fleet.run(*columns, table, routing.choose, routing.finished)
     steps = fleet.steps()[0] if keep_steps else None
     return FleetRun(traffic, **fleet.outcomes(), gaps=fleet.gaps(), replicas=tuple(fleet.replicas()), steps=steps)

@@ -11,6 +11,7 @@ from tensorwright.runtime.base.percentiles import PERCENTILES
 from tensorwright.runtime.serving.load_test.report import describe_limits
 from tensorwright.sizes import format_size
 
+SHOWN_TENANTS = 20
 LATENCIES = {"ttft": "TTFT ms", "itl": "ITL ms", "request": "e2e ms", "queue": "in the queue ms"}
 
 
@@ -35,7 +36,7 @@ def lines_of(done: Simulation) -> list[str]:
         f"{_count(done.replicas)} with {shape.max_batch_size} sequences at once and "
         f"{format_size(shape.kv_cache_bytes)} of KV cache, routed by {done.router}",
         f"{requests['ended']} of {requests['sent']} requests ended in {result['duration']:.2f} s, "
-        f"{requests['refused']} were refused by full queues",
+        f"{requests['refused']} were refused by full queues, {requests['late']} could not meet their deadlines",
         f"{'':20}{'mean':>12}" + "".join(f"{f'P{p}':>12}" for p in PERCENTILES),
     ]
     for key, name in LATENCIES.items():
@@ -43,6 +44,7 @@ def lines_of(done: Simulation) -> list[str]:
         if values is not None:
             lines.append(f"{name:20}" + "".join(f"{value * 1e3:12.2f}" for value in values.values()))
     lines += _rates(result, done)
+    lines += _tenants(result["tenants"])
     if done.found is not None:
         lines.append(found_in_words(done.found))
     lines.append(f"costs: {done.costs.source}; a step is {done.costs.error:.1%} off in the mean")
@@ -68,6 +70,26 @@ def _rates(result: dict[str, Any], done: Simulation) -> list[str]:
             f"fairness: seconds per token of {fair['tenants']} tenants have a Jain index of {fair['jain']:.3f}; the "
             f"worst is {fair['worst_over_best']:.2f} times the best"
         )
+    return lines
+
+
+def _tenants(tenants: list[dict[str, Any]]) -> list[str]:
+    """Returns a table of the tenants, if there are several."""
+    if len(tenants) < 2:
+        return []
+    titles = ("share", "weight", "priority", "sent", "late", "refused", "good", "TTFT P50 s", "TTFT P99 s", "tokens/s")
+    lines = [f"{'tenant':20}" + "".join(f"{title:>12}" for title in titles)]
+    for each in tenants[:SHOWN_TENANTS]:
+        ttft = each["seconds"]["ttft"] or {}
+        values = (
+            f"{each['share']:.3g}", f"{each['weight']:g}", each["priority"], each["sent"], each["late"],
+            each["refused"], "" if each["good"] is None else f"{each['good']:.1%}",
+            *("" if name not in ttft else f"{ttft[name]:.3f}" for name in ("p50", "p99")),
+            f"{each['output_tokens_per_second']:.1f}",
+        )  # fmt: skip
+        lines.append(f"{each['name'][:19]:20}" + "".join(f"{value!s:>12}" for value in values))
+    if len(tenants) > SHOWN_TENANTS:
+        lines.append(f"and {len(tenants) - SHOWN_TENANTS} tenants more, which --json has")
     return lines
 
 

@@ -60,12 +60,15 @@ def known_replica(
 ) -> tuple[ReplicaShape, StepCosts]:  # fmt: skip
     """Returns what a replica is, and what its steps cost: from a file, measured, or predicted.
 
-    model: an engine, or what an estimate takes; None with a file. engine: itl_goal and the options of ENGINE_OPTIONS.
+    model: an engine, or what an estimate takes; None with a file. engine: itl_goal, priority_ageing and the options of
+    ENGINE_OPTIONS.
     Raises InvalidOptionError, EngineError, CheckpointError, OutOfMemoryError.
     """
     shape, costs = _replica(model, fleet, engine, build_options, measure_seconds, progress)
     if (goal := engine.get("itl_goal")) is not None:
         shape = replace(shape, itl_goal_s=parse_duration(goal, "itl_goal"))
+    if (ageing := engine.get("priority_ageing")) is not None:
+        shape = replace(shape, ageing_s=parse_duration(ageing, "priority_ageing"))
     return shape, costs
 
 
@@ -73,7 +76,7 @@ def _replica(
     model: str | Path | None, fleet: FleetFields, engine: Mapping[str, Any], build_options: Mapping[str, Any],
     measure_seconds: float, progress: Progress | None,
 ) -> tuple[ReplicaShape, StepCosts]:  # fmt: skip
-    """Returns the replica without the goal for the time between tokens, which changes no step's cost."""
+    """Returns the replica without the goal for the time between tokens and the ageing, which change no step's cost."""
     values: dict[str, Any] = {name: engine.get(name) for name in ENGINE_OPTIONS}
     asked_bytes = values.pop("kv_cache_memory")
     kv_bytes = None if asked_bytes is None else parse_size(asked_bytes, "kv_cache_memory")

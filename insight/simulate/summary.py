@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,12 @@ def summarise(run: FleetRun, goals: Goals) -> dict[str, Any]:
     busy = np.array([replica["busy_s"] for replica in run.replicas])
     looked_up = total["prefix_lookup_tokens"]
     return {
-        "requests": {"sent": len(run.traffic), "ended": int(done.sum()), "refused": int((run.replica < 0).sum())},
+        "requests": {
+            "sent": len(run.traffic),
+            "ended": int(done.sum()),
+            "refused": int((run.replica < 0).sum()),
+            "late": int(run.late.sum()),
+        },
         "duration": seconds,
         "seconds": {
             "ttft": _spread(ttft),
@@ -67,10 +72,41 @@ def summarise(run: FleetRun, goals: Goals) -> dict[str, Any]:
         "running": _mean(run, "mean_running", busy),
         "kv_used": {"mean": _mean(run, "mean_kv_used", busy), "max": _most(run, "max_kv_used")},
         "fairness": fairness(run),
+        "tenants": of_tenants(run, good, seconds),
     }
 
 
 _SUMS = ("steps", "preemptions", "prefix_lookup_tokens", "prefix_hit_tokens")
+
+
+def of_tenants(run: FleetRun, good: np.ndarray, seconds: float) -> list[dict[str, Any]]:
+    """Returns the figures of each tenant, in their order. good: of each request. seconds: of the whole run.
+
+    late: requests that ended because they could not meet their deadline. good: the share of the tenant's requests;
+    None for a tenant that sent nothing. Times are seconds, of requests that ended.
+    """
+    done, arrivals, tenants = run.ended >= 0, run.traffic.arrivals, run.traffic.tenants
+    figures = []
+    for number, tenant in enumerate(run.traffic.known):
+        own = tenants == number
+        ended = own & done
+        figures.append(
+            {
+                **asdict(tenant),
+                "sent": int(own.sum()),
+                "ended": int(ended.sum()),
+                "refused": int((own & (run.replica < 0)).sum()),
+                "late": int(run.late[own].sum()),
+                "good": float(good[own].mean()) if own.any() else None,
+                "output_tokens_per_second": int(run.generated[own].sum()) / seconds,
+                "seconds": {
+                    "ttft": _spread((run.first[ended] - arrivals[ended]) * 1e-9),
+                    "request": _spread((run.ended[ended] - arrivals[ended]) * 1e-9),
+                    "queue": _spread((run.started[ended] - arrivals[ended]) * 1e-9),
+                },
+            }
+        )
+    return figures
 
 
 def fairness(run: FleetRun) -> dict[str, Any]:

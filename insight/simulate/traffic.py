@@ -8,9 +8,15 @@ import numpy as np
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.insight.simulate.arrival_file import ArrivalFile, read_arrivals
-from tensorwright.options.bench import FIXED, FIXED_LENGTHS, MAX_LENGTHS
+from tensorwright.insight.simulate.tenants import Tenant, shares_of, tenants_of
+from tensorwright.options.bench import AGENT, lengths_of
 from tensorwright.options.simulate import MAX_REQUESTS, REQUESTS, TrafficFields
-from tensorwright.runtime.serving.load_test.workload import burst_times, draw_lengths, poisson_times
+from tensorwright.runtime.serving.load_test.workload import (
+    RequestLengths,
+    burst_times,
+    draw_lengths,
+    poisson_times,
+)
 
 VARIATION = 2.0
 """The standard deviation of gaps over their mean, of gamma arrivals, unless an option says another."""
@@ -23,8 +29,10 @@ class Traffic:
     """Requests in the order of their arrival. All columns are [requests].
 
     arrivals: int64 nanoseconds. prompts, outputs: int32 tokens. prefixes: int32, the number of the common beginning.
-    prefix_tokens: int32, tokens of it; 0 is none. tenants: int32. seed: of how long single steps take, where their
-    costs have a spread.
+    prefix_tokens: int32, tokens of it; 0 is none. conversations: int32; requests with the same number have the same
+    tokens behind the common beginning, as far as both go, and so the prompt of a turn begins with that of the turn
+    before. tenants: int32, the places in `known`. seed: of how long single steps take, where their costs have a spread.
+    known: the tenants.
     """
 
     arrivals: np.ndarray
@@ -32,8 +40,10 @@ class Traffic:
     outputs: np.ndarray
     prefixes: np.ndarray
     prefix_tokens: np.ndarray
+    conversations: np.ndarray
     tenants: np.ndarray
     seed: int = 0
+    known: tuple[Tenant, ...] = (Tenant("1"),)
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -52,6 +62,7 @@ def make_traffic(asked: TrafficFields, max_seq_len: int, positions: int) -> Traf
     each other, a file that is no trace, and requests that no replica could ever end.
     """
     _check(asked)
+    known = tenants_of(asked.tenant, asked.tenants)
     rng = np.random.default_rng(asked.seed)
     file = None
     if asked.arrival_file is not None:
@@ -59,20 +70,24 @@ def make_traffic(asked: TrafficFields, max_seq_len: int, positions: int) -> Traf
     count = asked.requests or (REQUESTS if file is None else len(file))
     if file is None:
         seconds = _drawn_times(asked, count, rng)
-        prompts, outputs = _drawn_lengths(asked, count, rng)
+        lengths = draw_lengths(asked.profile, count, *lengths_of(asked.profile, asked.input_len, asked.output_len), rng)
+        prompts, outputs, conversations = (_column(lengths, name) for name in ("prompt", "output", "conversation"))
     else:
         seconds, prompts, outputs = _repeated(file, count, asked.rate)
+        conversations = np.arange(count, dtype=np.int32)
     prompts, outputs = _fitted(prompts, outputs, min(max_seq_len, positions), asked.cut)
-    shared = rng.random(count) < asked.prefix_share
-    prefix_tokens = np.where(shared, np.minimum(asked.prefix_len, prompts - 1), 0).astype(np.int32)
-    prefixes = rng.integers(0, asked.prefixes, count, dtype=np.int32)
-    weights = 1.0 / np.arange(1, asked.tenants + 1)
-    tenants = rng.choice(asked.tenants, count, p=weights / weights.sum()).astype(np.int32)
+    if asked.profile == AGENT and file is None:
+        prefix_tokens = np.minimum(_column(lengths, "common"), prompts - 1)
+        prefixes = np.zeros(count, np.int32)
+    else:
+        shared = rng.random(count) < asked.prefix_share
+        prefix_tokens = np.where(shared, np.minimum(asked.prefix_len, prompts - 1), 0).astype(np.int32)
+        prefixes = rng.integers(0, asked.prefixes, count, dtype=np.int32)
+    tenants = rng.choice(len(known), count, p=shares_of(known)).astype(np.int32)
     if seconds[-1] > MAX_SECONDS:
         raise InvalidOptionError("the last request must arrive within a hundred years; raise --rate")
-    return Traffic(
-        np.rint(seconds * 1e9).astype(np.int64), prompts, outputs, prefixes, prefix_tokens, tenants, asked.seed
-    )
+    arrivals = np.rint(seconds * 1e9).astype(np.int64)
+    return Traffic(arrivals, prompts, outputs, prefixes, prefix_tokens, conversations, tenants, asked.seed, known)
 
 
 def _check(asked: TrafficFields) -> None:
@@ -82,6 +97,8 @@ def _check(asked: TrafficFields) -> None:
         raise InvalidOptionError(f"--arrival-file says when requests arrive: leave out {', '.join(given)}")
     if asked.arrival_file is not None and (asked.input_len or asked.output_len):
         raise InvalidOptionError("--arrival-file says how long requests are: leave out --input-len and --output-len")
+    if asked.profile == AGENT and asked.arrival_file is None and asked.prefix_share > 0:
+        raise InvalidOptionError(f"--profile {AGENT} says which prompts begin alike: leave out --prefix-share")
     if asked.burst_size is not None and (asked.arrival != "burst" or asked.rate is None):
         raise InvalidOptionError("--burst-size needs --arrival burst, and --rate, which says how often bursts come")
     if asked.arrival == "burst" and asked.rate is not None and asked.burst_size is None:
@@ -101,11 +118,8 @@ def _drawn_times(asked: TrafficFields, count: int, rng: np.random.Generator) -> 
     return np.array(poisson_times(count, rate, rng))
 
 
-def _drawn_lengths(asked: TrafficFields, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    prompt, output = FIXED_LENGTHS if asked.profile == FIXED else MAX_LENGTHS
-    lengths = draw_lengths(asked.profile, count, asked.input_len or prompt, asked.output_len or output, rng)
-    prompts, outputs = np.array(lengths, np.int32).T
-    return np.ascontiguousarray(prompts), np.ascontiguousarray(outputs)
+def _column(lengths: list[RequestLengths], name: str) -> np.ndarray:
+    return np.array([getattr(one, name) for one in lengths], np.int32)
 
 
 def _repeated(file: ArrivalFile, count: int, rate: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

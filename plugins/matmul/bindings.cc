@@ -20,11 +20,19 @@ using namespace nb::literals;
 namespace tensorwright {
 namespace {
 
+// The table of a dtype as Python names it: tw_dtype for x and weights, or this for float32 by bfloat16.
+constexpr int kF32ByBf16 = -1;
+
+std::span<const KernelEntry<tw_matmul_fn>> table_of(int dtype) {
+  return dtype == kF32ByBf16 ? matmul_by_bf16_kernels() : matmul_kernels(dtype);
+}
+
 // y (float32 or uint16, [rows, n]) is written in place; panel_end < 0 means all panels.
-void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const Array& y,
+void run_matmul(int table, size_t index, const Array& x, const Array& w, const Array& y,
                 const OptionalArray& bias, const OptionalArray& residual, int epilogue, int panel_begin,
                 int panel_end, const OptionalArray& addends, const std::vector<int>& added) {
-  require_rows(x, dtype, "x");
+  const int dtype = table == kF32ByBf16 ? TW_BF16 : table;
+  require_rows(x, table == kF32ByBf16 ? TW_F32 : table, "x");
   const int y_dtype = array_dtype(y, "y");
   require_rows(y, y_dtype, "y");
   require(y_dtype != TW_I32 && y.shape(0) == x.shape(0),
@@ -69,7 +77,7 @@ void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const A
     }
     a.addends = pointers.data();
   }
-  const tw_matmul_fn run = kernel_at(matmul_kernels(dtype), index);
+  const tw_matmul_fn run = kernel_at(table_of(table), index);
   nb::gil_scoped_release release;
   run(&a);
 }
@@ -169,8 +177,8 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
 
 void bind_matmul(nb::module_& m) {
   m.def(
-      "matmul_table", [](int dtype) { return kernel_list(matmul_kernels(dtype)); }, "dtype"_a,
-      "[(name, isa, runnable here)], best first. dtype 0: float32, 1: bfloat16.");
+      "matmul_table", [](int dtype) { return kernel_list(table_of(dtype)); }, "dtype"_a,
+      "[(name, isa, runnable here)], best first. dtype 0: float32, 1: bfloat16, -1: float32 by bfloat16.");
   m.def(
       "run_matmul", &run_matmul, "dtype"_a, "index"_a, "x"_a, "w"_a, "y"_a, nb::kw_only(),
       "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0,

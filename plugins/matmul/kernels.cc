@@ -5,6 +5,8 @@ extern "C" {
 void tw_matmul_f32_scalar(const tw_matmul_args*);
 void tw_matmul_f32_avx512(const tw_matmul_args*);
 void tw_matmul_f32_avx2(const tw_matmul_args*);
+void tw_matmul_f32_by_bf16_scalar(const tw_matmul_args*);
+void tw_matmul_f32_by_bf16_avx2(const tw_matmul_args*);
 void tw_matmul_bf16_scalar(const tw_matmul_args*);
 void tw_matmul_bf16_avx512(const tw_matmul_args*);
 void tw_matmul_bf16_avx2(const tw_matmul_args*);
@@ -31,11 +33,20 @@ std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
   return kF32;
 }
 
+std::span<const KernelEntry<tw_matmul_fn>> matmul_by_bf16_kernels() {
+  static constexpr KernelEntry<tw_matmul_fn> kTable[] = {
+      {"matmul_f32_by_bf16_avx2", Isa::avx2, Extra::none, tw_matmul_f32_by_bf16_avx2},
+      {"matmul_f32_by_bf16_scalar", Isa::scalar, Extra::none, tw_matmul_f32_by_bf16_scalar},
+  };
+  return kTable;
+}
+
 namespace {
 
 const RegisteredKernels registered_matmul(/*place=*/10,
                                           {{"matmul float32", [] { return matmul_kernels(TW_F32); }},
-                                           {"matmul bfloat16", [] { return matmul_kernels(TW_BF16); }}});
+                                           {"matmul bfloat16", [] { return matmul_kernels(TW_BF16); }},
+                                           {"matmul float32 by bfloat16", &matmul_by_bf16_kernels}});
 
 }  // namespace
 

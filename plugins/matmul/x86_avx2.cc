@@ -1,4 +1,5 @@
-// matmul for AVX2: fp32, and bf16 by exact widening. Same bits as scalar.cc.
+// matmul for AVX2: fp32, and bf16 by exact widening, of both operands or of the weights alone. Same bits as
+// scalar.cc.
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of K:
 //     for each R <= 6 rows of the chunk: widen x of these rows, then micro kernels, R x P panels in registers
@@ -136,11 +137,13 @@ struct Pass {
   bool last_rows;    // whether these are the last rows of the chunk
 };
 
+// kX: the dtype of x. kDtype: that of the weights, bf16 where x is.
+//
 // Sets what a micro kernel for the panels from `p` on fetches while it computes.
-template <int kDtype>
+template <int kX, int kDtype>
 void look_ahead(const Work& work, const Pass& pass, int64_t p, int64_t panels, Tile* t) {
   const tw_matmul_args* a = work.a;
-  const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype);
+  const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype), x_bytes = (int64_t)tw_dtype_bytes(kX);
   // The last rows of a block fetch the next block, either of these panels or of those of the next unit.
   if (pass.last_rows && pass.begin + pass.depth < a->k) {
     t->ahead = pass.depth * bytes * kLanes;
@@ -150,18 +153,19 @@ void look_ahead(const Work& work, const Pass& pass, int64_t p, int64_t panels, T
   // The panels of a unit share the rows of the next pass.
   for (int64_t i = 0; i < 2; ++i) {
     const int64_t row = p + i * kUnit;
-    if (pass.next && row < pass.rows) t->x_ahead[i] = pass.next + row * a->x_stride * bytes;
+    if (pass.next && row < pass.rows) t->x_ahead[i] = pass.next + row * a->x_stride * x_bytes;
   }
 }
 
-template <int kDtype>
+template <int kX, int kDtype>
 void sum_rows(const Work& work, const Pass& pass, float* sum) {
   const tw_matmul_args* a = work.a;
   const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype), group = tw_k_group(kDtype);
-  const char* from = (const char*)a->x + (pass.row * a->x_stride + pass.begin) * bytes;
+  const int64_t x_bytes = (int64_t)tw_dtype_bytes(kX);
+  const char* from = (const char*)a->x + (pass.row * a->x_stride + pass.begin) * x_bytes;
   float x[kRows * kStride];
   for (int64_t r = 0; r < pass.rows; ++r) {
-    widen<kDtype>(from + r * a->x_stride * bytes, pass.depth, x + r * kStride);
+    widen<kX>(from + r * a->x_stride * x_bytes, pass.depth, x + r * kStride);
   }
   const int64_t at_once = panels_at_once(kDtype, pass.rows);
   for (int64_t p = 0; p < work.panels; p += at_once) {
@@ -175,17 +179,17 @@ void sum_rows(const Work& work, const Pass& pass, float* sum) {
               sum + p * kLanes,
               0,
               {(const char*)x, (const char*)x}};
-    look_ahead<kDtype>(work, pass, p, panels, &t);
+    look_ahead<kX, kDtype>(work, pass, p, panels, &t);
     micro_for<kDtype>(pass.rows, panels)(&t);
   }
 }
 
-template <int kDtype>
+template <int kX, int kDtype>
 void sum_chunk(const Work& work, int64_t row, int64_t rows, float* sum) {
   const tw_matmul_args* a = work.a;
   const int64_t passes = (rows + kRows - 1) / kRows;
   const auto x_at = [&](int64_t r, int64_t k) {
-    return (const char*)a->x + ((row + r) * a->x_stride + k) * (int64_t)tw_dtype_bytes(kDtype);
+    return (const char*)a->x + ((row + r) * a->x_stride + k) * (int64_t)tw_dtype_bytes(kX);
   };
   int64_t begin = 0;
   do {
@@ -195,13 +199,13 @@ void sum_chunk(const Work& work, int64_t row, int64_t rows, float* sum) {
       const bool last = i + 1 == passes;
       const char* next = !last ? x_at(end, begin) : begin + depth < a->k ? x_at(0, begin + depth) : nullptr;
       const Pass pass = {row + first, end - first, begin, depth, next, last};
-      sum_rows<kDtype>(work, pass, sum + first * kUnit * kLanes);
+      sum_rows<kX, kDtype>(work, pass, sum + first * kUnit * kLanes);
     }
     begin += kBlock;
   } while (begin < a->k);
 }
 
-template <int kDtype>
+template <int kX, int kDtype>
 void matmul(const tw_matmul_args* args) {
   const tw_matmul_args a = *args;  // a copy: y cannot alias it
   float sum[kChunk * kUnit * kLanes];
@@ -211,7 +215,7 @@ void matmul(const tw_matmul_args* args) {
     work.panels = at_most(kUnit, a.panel_end - work.panel);
     for (int64_t row = 0; row < a.rows; row += kChunk) {
       const int64_t rows = at_most(kChunk, a.rows - row);
-      sum_chunk<kDtype>(work, row, rows, sum);
+      sum_chunk<kX, kDtype>(work, row, rows, sum);
       for (int64_t r = 0; r < rows; ++r) {
         finish(a, row + r, work.panel, work.panels, sum + r * kUnit * kLanes);
       }
@@ -221,5 +225,6 @@ void matmul(const tw_matmul_args* args) {
 
 }  // namespace
 
-extern "C" void tw_matmul_f32_avx2(const tw_matmul_args* a) { matmul<TW_F32>(a); }
-extern "C" void tw_matmul_bf16_avx2(const tw_matmul_args* a) { matmul<TW_BF16>(a); }
+extern "C" void tw_matmul_f32_avx2(const tw_matmul_args* a) { matmul<TW_F32, TW_F32>(a); }
+extern "C" void tw_matmul_bf16_avx2(const tw_matmul_args* a) { matmul<TW_BF16, TW_BF16>(a); }
+extern "C" void tw_matmul_f32_by_bf16_avx2(const tw_matmul_args* a) { matmul<TW_F32, TW_BF16>(a); }

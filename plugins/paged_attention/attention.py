@@ -55,7 +55,12 @@ def check_vectors(op: str, sinks: Value | None, slopes: Value | None, heads: int
 def how_of(attrs: dict[str, Any]) -> dict[str, Any]:
     """Returns what the attributes of any attention say of scores and masks, as attributes of `paged_attention`."""
     chunked = attrs.get("mask") == "chunk" or attrs.get("chunked", False)
-    return {**{key: attrs[key] for key in ("scale", "window", "softcap")}, **({"chunked": True} if chunked else {})}
+    sinks = attrs.get("sink_tokens", 0)
+    return {
+        **{key: attrs[key] for key in ("scale", "window", "softcap")},
+        **({"chunked": True} if chunked else {}),
+        **({"sink_tokens": sinks} if sinks else {}),
+    }
 
 
 def first_seen(position: np.ndarray, window: int, chunked: bool) -> np.ndarray:
@@ -76,10 +81,11 @@ def attend(
     sinks: np.ndarray | None = None,
     slopes: np.ndarray | None = None,
     chunked: bool = False,
+    sink_tokens: int = 0,
 ) -> np.ndarray:
     """Attends with q [Q, H, D], at positions first_position + i, to k [L, Hkv, D], v [L, Hkv, Dv] -> [Q, H, Dv].
 
-    All is computed in float64.
+    sink_tokens: how many first positions every query sees besides its window. All is computed in float64.
     """
     group = q.shape[1] // k.shape[1]
     # [Hkv, group, Q, D] times [Hkv, 1, D, L]
@@ -90,7 +96,7 @@ def attend(
     query, key = first_position + np.arange(len(q))[:, None], np.arange(len(k))
     if slopes is not None:
         score = score + slopes.astype(np.float64).reshape(k.shape[1], group, 1, 1) * (key - query)
-    seen = (key <= query) & (key >= first_seen(query, window, chunked))
+    seen = (key <= query) & ((key >= first_seen(query, window, chunked)) | (key < sink_tokens))
     score = np.where(seen, score, -np.inf)
     top = score.max(axis=-1, keepdims=True)
     beside = np.full((k.shape[1], group, 1, 1), -np.inf)

@@ -16,6 +16,7 @@
 
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
+#include "plugins/paged_attention/visible.h"
 #include "runtime/bindings/kernel_bindings.h"
 #include "runtime/bindings/timed.h"
 #include "runtime/core/base/first_seen.h"
@@ -29,13 +30,10 @@ namespace {
 void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t blocks) {
   require(a.block_size > 0 && a.block_size % TW_LANES == 0 && TW_ATTENTION_SPLIT % a.block_size == 0,
           "block_size must be a multiple of 16 that divides " + std::to_string(TW_ATTENTION_SPLIT));
-  const int64_t start = static_cast<int64_t>(a.split) * TW_ATTENTION_SPLIT;
-  const int64_t first = tw_first_seen(a.first_position, a.window, a.chunked);
-  const int64_t begin = std::max(start, first);
-  const int64_t end =
-      std::min<int64_t>(start + TW_ATTENTION_SPLIT, static_cast<int64_t>(a.first_position) + a.queries);
-  if (begin >= end) return;
-  for (int64_t block = begin / a.block_size; block * a.block_size < end; ++block) {
+  for (int32_t tile = 0; tile < TW_SPLIT_TILES; ++tile) {
+    if (!tw_tile_exists(&a, tile)) continue;
+    const int64_t block =
+        (static_cast<int64_t>(a.split) * TW_ATTENTION_SPLIT + tile * TW_LANES) / a.block_size;
     require(block < table_size && a.block_table[block] >= 0 && a.block_table[block] < blocks,
             "block_table must name an existing block for every position seen");
   }
@@ -46,7 +44,8 @@ void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t
 void run_attention(size_t index, const Array& q, const Array& pages, const Array& block_table,
                    const Array& acc, const Array& max, const Array& sum, int kv_head, int block_size,
                    int first_position, int split, float scale, int window, float softcap,
-                   std::optional<int> kv_dtype, const std::optional<Array>& slopes, bool chunked) {
+                   std::optional<int> kv_dtype, const std::optional<Array>& slopes, bool chunked,
+                   int sink_tokens) {
   require(q.ndim() == 2 && pages.ndim() == 2 && acc.ndim() == 3,
           "q and pages must be matrices, acc [Q, G, D]");
   tw_attention_args a = {};
@@ -63,6 +62,7 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   a.first_position = first_position;
   a.window = window;
   a.chunked = chunked;
+  a.sink_tokens = sink_tokens;
   a.split = split;
   a.scale = scale;
   a.softcap = softcap;
@@ -245,7 +245,7 @@ void bind_paged_attention(nb::module_& m) {
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
         "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
         "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none(), "slopes"_a = nb::none(),
-        "chunked"_a = false);
+        "chunked"_a = false, "sink_tokens"_a = 0);
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def("latent_values_table", [] { return kernel_list(latent_values_kernels()); });

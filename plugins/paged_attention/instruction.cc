@@ -23,7 +23,14 @@ constexpr int32_t kUnitsPerThread = 4;  // with fewer units than this, splits ar
 // Consecutive queries of one sequence.
 struct QueryTile {
   int32_t seq, token, queries, position;  // token: index in the step; position: of the first query
+  // The splits that it sees: split 0 where sink tokens lie apart from the window, then those of the window.
   int32_t first_split, splits;
+  bool sinks_apart;
+
+  // Returns the index of the i-th split in the sequence.
+  int32_t split(int32_t i) const {
+    return sinks_apart ? (i == 0 ? 0 : first_split + i - 1) : first_split + i;
+  }
 };
 
 // A tile for the query heads of a part: a KV head, or a part of its query heads.
@@ -113,7 +120,8 @@ class PagedAttention : public Operation {
     for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
       const int64_t queries = queries_of(view, seq);
       const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
-      const int64_t seen = context - first_seen(context - queries);
+      const int64_t first = first_seen(context - queries);
+      const int64_t seen = context - first + std::min<int64_t>(first, layer_.sink_tokens);
       cost.bytes += queries > 0 ? seen * position_bytes : 0;
       cost.operations += 2 * queries * std::max<int64_t>(0, seen - queries / 2) * units_per_tile_ * group_ *
                          (head_dim_ + v_dim_);
@@ -164,9 +172,11 @@ class PagedAttention : public Operation {
       const int32_t start = view.step.seq_starts[static_cast<size_t>(seq)];
       const int32_t first = view.step.context_lens[static_cast<size_t>(seq)] - queries;
       for (int32_t i = 0; i < queries; i += tile_queries_) {
-        QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0};
+        QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0, false};
         tile.first_split = static_cast<int32_t>(first_seen(tile.position) / TW_ATTENTION_SPLIT);
-        tile.splits = (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split;
+        tile.sinks_apart = layer_.sink_tokens > 0 && tile.first_split > 0;
+        tile.splits =
+            (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split + tile.sinks_apart;
         tiles_.push_back(tile);
       }
       const auto end = static_cast<int32_t>(tiles_.size());
@@ -206,17 +216,13 @@ class PagedAttention : public Operation {
   // Unpacks V of the positions of a split that the tile's queries see. Returns the rows, of position 0 first.
   const char* unpack_values(const StepView& view, const tw_attention_args& args, int thread) const {
     char* rows = view.scratch + values_at_ + value_bytes_ * static_cast<size_t>(thread);
-    const int64_t start = int64_t{args.split} * TW_ATTENTION_SPLIT;
-    const int64_t last = int64_t{args.first_position} + args.queries - start;
-    const int64_t first = tw_first_visible(&args, 0);
-    const auto end = static_cast<int32_t>(std::min<int64_t>(last, TW_ATTENTION_SPLIT));
-    for (int32_t at = static_cast<int32_t>(std::max<int64_t>(0, first)) / TW_LANES * TW_LANES; at < end;
-         at += TW_LANES) {
+    for (int32_t tile = 0; tile < TW_SPLIT_TILES; ++tile) {
+      if (!tw_tile_exists(&args, tile)) continue;
       int32_t position;
-      const char* page = tw_split_block(&args, at / TW_LANES, &position);
+      const char* page = tw_split_block(&args, tile, &position);
       const tw_latent_values_args values = {static_cast<int32_t>(v_row_bytes() / 4),
                                             page + tw_kv_k_offset(kv_dtype(), head_dim_, position, 0),
-                                            rows + static_cast<size_t>(at) * v_row_bytes()};
+                                            rows + static_cast<size_t>(tile) * TW_LANES * v_row_bytes()};
       latent_values_(&values);
     }
     return rows;
@@ -239,7 +245,8 @@ class PagedAttention : public Operation {
     args.first_position = tile.position;
     args.window = static_cast<int32_t>(layer_.window);
     args.chunked = layer_.chunked;
-    args.split = tile.first_split + split;
+    args.sink_tokens = static_cast<int32_t>(layer_.sink_tokens);
+    args.split = tile.split(split);
     args.scale = scale_;
     args.softcap = softcap_;
     args.slopes = slopes_ ? slopes_ + part * group_ : nullptr;

@@ -20,6 +20,7 @@ typedef struct tw_attention_args {
   int32_t first_position;  // absolute position of query 0; query i sees positions <= first_position + i
   int32_t window;          // 0: none; else a query sees only the last `window` positions, its own included
   int32_t chunked;         // 1: it sees only those from the last multiple of `window` on (first_seen.h)
+  int32_t sink_tokens;     // it sees the first so many positions of the sequence too, up to its own
   int32_t split;           // index of the split to attend to
   float scale;
   float softcap;        // 0: none; else scores become softcap * tanh(score / softcap)

@@ -3,7 +3,9 @@
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
 context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks and slopes: [H].  Result: [T, H * D].
 
-With the attribute chunked, the window begins at a multiple of its length and does not slide (first_seen).
+With the attribute chunked, the window begins at a multiple of its length and does not slide (first_seen). With the
+attribute sink_tokens, each query sees the first so many positions of its sequence too, up to its own (StreamingLLM,
+Xiao et al. 2024, arXiv 2309.17453). Keys keep the positions that they were rotated for.
 
 With the attribute v_dim, the cache is that of latent_kv_write: one row of K for all heads, whose first v_dim columns
 are V too. The result is then [T, H * v_dim].
@@ -72,7 +74,7 @@ OP = Op(
         "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
         "softcap": "float",
     },
-    optional_attrs={"v_dim": "int", "chunked": "bool"},
+    optional_attrs={"v_dim": "int", "chunked": "bool", "sink_tokens": "int"},
     stages=("cached",),
     infer=infer,
     reference=reference,

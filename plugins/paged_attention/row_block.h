@@ -16,9 +16,12 @@ constexpr int kChunk = 4;  // tiles that go through the steps together
 // The state of a row block while it goes through a split.
 template <int kMaxRows>
 struct Rows {
-  int tile_begin, tile_end;                    // tiles that some row sees
+  // Tiles that some row sees, by place. Without holes the place of a tile is its number in the split; with
+  // holes the places are those of the tiles that are seen, from 0 on.
+  int tile_begin, tile_end;
   uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
   uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
+  int32_t number[TW_SPLIT_TILES + kChunk];     // of the tile in its split
   float slope[kMaxRows];                       // of the row's head, if there are slopes
   int32_t start[kMaxRows];                     // position 0 of the split, counted from the row's own position
   float max[kMaxRows];                         // so far
@@ -35,6 +38,27 @@ struct TilePointers {
   const void*
       v_scale[TW_SPLIT_TILES + kChunk];  // only for a cache of integers: floats, or an int4 page's words
 };
+
+// Finds the tiles that rows see among tiles with holes. Returns false if they see nothing.
+template <int kMaxRows>
+inline bool look_past_holes(const tw_visible* range, int rows, Rows<kMaxRows>& block) {
+  int place = 0;
+  for (int tile = 0; tile < TW_SPLIT_TILES; ++tile) {
+    unsigned some = 0, all = 0xffff;
+    for (int r = 0; r < rows; ++r) {
+      const unsigned seen = tw_visible_in_tile(range[r], tile);
+      block.visible[r][place] = (uint16_t)seen;
+      some |= seen;
+      all &= seen;
+    }
+    if (!some) continue;
+    block.whole[place] = all == 0xffff;
+    block.number[place++] = tile;
+  }
+  block.tile_begin = 0;
+  block.tile_end = place;
+  return place > 0;
+}
 
 // Finds the tiles that rows [row, row + rows) see, where row = query * group + head. Returns false if they
 // see nothing.
@@ -55,11 +79,13 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
     begin = range[r].begin < begin ? range[r].begin : begin;
     end = range[r].end > end ? range[r].end : end;
   }
+  if (tw_has_holes(a)) return look_past_holes(range, rows, block);
   block.tile_begin = begin / TW_LANES;
   block.tile_end = (end + TW_LANES - 1) / TW_LANES;
   for (int tile = block.tile_begin; tile < block.tile_end; ++tile) {
     const bool whole = tile * TW_LANES >= all_begin && (tile + 1) * TW_LANES <= all_end;
     block.whole[tile] = whole;
+    block.number[tile] = tile;
     for (int r = 0; r < rows; ++r)
       block.visible[r][tile] = whole ? 0xffff : tw_visible_in_tile(range[r], tile);
   }
@@ -67,16 +93,13 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
 }
 
 // Finds where the tiles lie that some query sees. The pointers of tiles that do not exist are those of the
-// last tile, which is fetched ahead in their place.
+// last tile before them, which is fetched ahead in their place.
 inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tiles) {
-  const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
-  const int64_t begin = tw_first_visible(a, 0);
-  const int64_t end = (int64_t)a->first_position + a->queries - start;
   const size_t tile_bytes = tw_kv_tile_bytes(dtype, a->head_dim);
   const bool quantized = tw_kv_is_quantized(dtype);
   const char *k = NULL, *v = NULL, *v_scale = NULL;
-  for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
-    if (tile * TW_LANES < end) {
+  for (int tile = 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
+    if (tile < TW_SPLIT_TILES && tw_tile_exists(a, tile)) {
       int32_t position;
       const char* page = tw_split_block(a, tile, &position);
       k = page + position / TW_LANES * tile_bytes;
@@ -86,6 +109,17 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
     tiles.k[tile] = k;
     tiles.v[tile] = v;
     tiles.v_scale[tile] = v_scale;
+  }
+}
+
+// Puts the pointers of a row block's tiles at their places.
+template <int kMaxRows>
+inline void place_tiles(const Rows<kMaxRows>& block, const TilePointers& tiles, TilePointers& placed) {
+  for (int place = 0; place < block.tile_end + kChunk; ++place) {
+    const int tile = block.number[place < block.tile_end ? place : block.tile_end - 1];
+    placed.k[place] = tiles.k[tile];
+    placed.v[place] = tiles.v[tile];
+    placed.v_scale[place] = tiles.v_scale[tile];
   }
 }
 
@@ -188,13 +222,16 @@ inline void attend(const tw_attention_args* a) {
   const int64_t blocks = (rows + Kernel::kMaxRows - 1) / Kernel::kMaxRows;
   auto* q = (typename Kernel::Q*)__builtin_alloca(Kernel::packed_bytes(a->head_dim));
   Rows<Kernel::kMaxRows> block;
-  TilePointers tiles;
+  memset(block.number, 0, sizeof block.number);
+  TilePointers tiles, placed;
   find_tiles(a, Kernel::kDtype, tiles);
   for (int64_t i = 0, row = 0; i < blocks; ++i) {
     const int count = (int)(rows * (i + 1) / blocks - row);  // blocks of nearly equal size
     if (look(a, row, count, block)) {
       Kernel::pack(a, row, count, q);
-      Kernel::rows(count)(a, block, tiles, q, row);
+      const bool holes = tw_has_holes(a);
+      if (holes) place_tiles(block, tiles, placed);
+      Kernel::rows(count)(a, block, holes ? placed : tiles, q, row);
     } else {
       memset(a->acc + row * a->v_dim, 0, (size_t)count * a->v_dim * sizeof(float));
     }

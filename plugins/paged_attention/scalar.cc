@@ -217,8 +217,9 @@ void attend_row(const Cache& cache, int query, const float* slope, float* acc, f
   Softmax softmax;
   OffsetSums<Cache::kGroups> offsets;
   memset(acc, 0, (size_t)a->v_dim * sizeof *acc);
-  for (int tile = range.begin / TW_LANES; tile * TW_LANES < range.end; ++tile) {
+  for (int tile = 0; tile < TW_SPLIT_TILES; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
+    if (!visible) continue;
     int position;
     const char* page = tw_split_block(a, tile, &position);
     float weight[TW_LANES];

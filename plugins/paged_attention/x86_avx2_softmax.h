@@ -59,7 +59,8 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, in
   const __m256 seen[2] = {lanes_of(visible), lanes_of(visible >> 8)};
   __m256 score[2];
   for (int i = 0; i < 2; ++i) {
-    const __m256 all = final_score<kCapped, kSloped>(a, block, row, tile * TW_LANES + 8 * i, weight + 8 * i);
+    const int first = block.number[tile] * TW_LANES + 8 * i;
+    const __m256 all = final_score<kCapped, kSloped>(a, block, row, first, weight + 8 * i);
     score[i] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), all, seen[i]);
   }
   const float tile_max = largest(score[0], score[1]), max = block.max[row];

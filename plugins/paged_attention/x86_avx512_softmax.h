@@ -33,7 +33,7 @@ struct ExactWeight {
   }
 };
 
-// Returns the scores of tile `tile` of the split.
+// Returns the scores of the tile at place `tile`.
 template <bool kCapped, bool kSloped>
 TW_INLINE __m512 final_score(const tw_attention_args* a, const RowBlock& block, int row, int tile,
                              const float* dot) {
@@ -44,7 +44,7 @@ TW_INLINE __m512 final_score(const tw_attention_args* a, const RowBlock& block, 
   }
   if (!kSloped) return score;
   const __m512i ahead =
-      _mm512_add_epi32(_mm512_set1_epi32(block.start[row] + tile * TW_LANES),
+      _mm512_add_epi32(_mm512_set1_epi32(block.start[row] + block.number[tile] * TW_LANES),
                        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   return _mm512_fmadd_ps(_mm512_set1_ps(block.slope[row]), _mm512_cvtepi32_ps(ahead), score);
 }

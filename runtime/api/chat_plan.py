@@ -80,7 +80,8 @@ class ChatWish:
 class ChatPlan:
     """A planned answer. unused: the names of wishes that this model cannot follow, and that change nothing.
 
-    owners: the line of the grammar on which each tool's schema stands, and the tool's name.
+    owners: the line of the grammar on which each tool's schema stands, and the tool's name. earlier_calls: how many
+    calls the conversation has so far.
     """
 
     prompt: RenderedPrompt
@@ -90,6 +91,7 @@ class ChatPlan:
     tools: Tools
     unused: tuple[str, ...] = ()
     owners: dict[int, str] = field(default_factory=dict)
+    earlier_calls: int = 0
 
     def parser(self) -> ChatParser:
         """Returns a parser of one completion's text."""
@@ -101,10 +103,12 @@ class ChatPlan:
         parser = self.parser()
         return message_of([*parser.push(text), *parser.finish()])
 
-    def call_id(self) -> str:
-        """Returns a new id for a call. Some templates accept only ids of nine letters and digits."""
-        short = self.tool_format is not None and self.tool_format.short_ids
-        return secrets.token_hex(5)[:9] if short else f"call_{secrets.token_hex(12)}"
+    def call_id(self, name: str, index: int) -> str:
+        """Returns an id for a call, in the form that the format of calls wants. index: the number of the call in the
+        answer, from 0."""
+        if self.tool_format is None or self.tool_format.call_id is None:
+            return f"call_{secrets.token_hex(12)}"
+        return self.tool_format.call_id(name, self.earlier_calls + index)
 
     def explain(self, error: InvalidRequestError) -> InvalidRequestError:
         """Returns the error of a grammar that the tools made in words that name the tool; any other error as it is."""
@@ -159,7 +163,8 @@ def plan_chat(
         )
     written = replace(tools, parallel=tools.parallel and ONE_CALL not in template)
     params, owners = _shape(engine, params, tool_format, reasoning, written, prompt.text, budget, tools.shaped)
-    return ChatPlan(prompt, params, tool_format, reasoning, tools, unused, owners)
+    earlier = sum(len(message.get(CALLS) or ()) for message in messages)
+    return ChatPlan(prompt, params, tool_format, reasoning, tools, unused, owners, earlier)
 
 
 @lru_cache(maxsize=64)

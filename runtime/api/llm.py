@@ -6,16 +6,17 @@ It has more than 500 lines because LLM's docstring says what each of its options
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
 from tensorwright.durations import parse_duration
-from tensorwright.errors import InvalidRequestError
+from tensorwright.errors import InvalidRequestError, TemporarilyUnavailableError
 from tensorwright.options.build import BuildChoices, BuildFields
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
@@ -33,6 +34,9 @@ from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.pinned_prefixes import TRIES, PinnedPrefix, PinTable, computing_prefix
+from tensorwright.runtime.requests.pooled_rows import EmbeddingWish, RankedDocument
+from tensorwright.runtime.requests.pooling_params import PoolingParams
 from tensorwright.runtime.requests.prompts import (
     Capacity,
     CheckedRequest,
@@ -46,6 +50,17 @@ from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.requests.watchdog import watchdog_options
 from tensorwright.sizes import parse_size
+
+
+def _weak(method: Callable[[], None]) -> Callable[[], None]:
+    """Returns a call of a method that does not keep its object alive, and does nothing once the object is gone."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := found()) is not None:
+            alive()
+
+    return call
 
 
 def _bytes(size: str | int | None, name: str) -> int | None:
@@ -106,6 +121,8 @@ class LLM(StrictKeywords):
         docs/prefix-cache.md has all of it. Only target cpu, and models without recurrent layers.
     prefix_cache_disk_size: the most bytes in prefix_cache_disk; None means 20 GiB.
     prefix_cache_ttl: the seconds after its last use in which a block is kept there; None means no limit.
+    pinned_prefix_memory: the part of kv_cache_memory that pinned prefixes may hold (`pin_prefix`), in bytes or as a
+        text. A request must fit what is left. None means that no prefix can be pinned.
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
         states; a prompt is shared up to such a state. None means 4 for each of max_batch_size, in at most a quarter of
         kv_cache_memory; 0 shares no prompt of a model with such layers.
@@ -135,6 +152,8 @@ class LLM(StrictKeywords):
     calibrate, calibration_text: for a build from a model directory: what a text chooses of quantized matrices, such as
         "gptq", and a file of text for it; None takes one of this package. As in `build`.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
+    attention_window, sink_tokens: for a build from a model directory: layers that attend to all positions see the last
+        attention_window positions and the first sink_tokens (None means 4); None leaves attention as it is.
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
@@ -179,6 +198,7 @@ class LLM(StrictKeywords):
         prefix_cache_disk: str | Path | None = None,
         prefix_cache_disk_size: str | int | None = None,
         prefix_cache_ttl: float | None = None,
+        pinned_prefix_memory: str | int | None = None,
         state_snapshots: int | None = None,
         speculative: str | Mapping[str, Any] | None = None,
         adapters: Mapping[str, str | Path] | None = None,
@@ -193,6 +213,8 @@ class LLM(StrictKeywords):
         quantize_config: str | Path | None = None,
         sparsity: str = "none",
         kv_cache_dtype: str = "auto",
+        attention_window: int | None = None,
+        sink_tokens: int | None = None,
         calibrate: str = "none",
         calibration_text: str | Path | None = None,
         max_seq_len: int | None = None,
@@ -236,6 +258,7 @@ class LLM(StrictKeywords):
             else prefix_cache_disk,
             prefix_cache_disk_size=_bytes(prefix_cache_disk_size, "prefix_cache_disk_size"),
             prefix_cache_ttl=prefix_cache_ttl,
+            pinned_prefix_memory=_bytes(pinned_prefix_memory, "pinned_prefix_memory"),
             state_snapshots=state_snapshots,
             speculation=read_speculation(speculative, "LLM: "),
             max_loras=len(given) if max_loras is None else max_loras,
@@ -252,6 +275,8 @@ class LLM(StrictKeywords):
             quantize_config=os.fspath(quantize_config) if isinstance(quantize_config, Path) else quantize_config,
             sparsity=sparsity,
             kv_cache_dtype=kv_cache_dtype,
+            attention_window=attention_window,
+            sink_tokens=sink_tokens,
             calibrate=calibrate,
             calibration_text=os.fspath(calibration_text) if isinstance(calibration_text, Path) else calibration_text,
             max_seq_len=max_seq_len,
@@ -297,8 +322,15 @@ class LLM(StrictKeywords):
         self._finalizer = weakref.finalize(self, self._client.close_dropped)
         self._finalizer.atexit = False  # at the interpreter's exit the client closes itself
         stats = self._client.stats()
-        groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
+        room = stats["pinned_room"]
+        groups = tuple((group["window"], group["total_blocks"] - room) for group in stats["groups"])
         self.capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
+        self.pins = PinTable(
+            self._client.pin, self._client.unpin, stats["block_size"], room, native.pins_of(self.engine, self.options)
+        )
+        if room:
+            self._client.on_replaced = _weak(self._pin_again)
+            self._pin_again()
         if guided_vocabulary == "eager":
             vocabulary_reader(self.engine).start()
 
@@ -408,6 +440,51 @@ class LLM(StrictKeywords):
         params = self.default_sampling_params if sampling_params is None else sampling_params
         return self._submit(self._check(prompt, params))
 
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        params: PoolingParams | None = None,
+        progress: bool = False,
+    ) -> Any:
+        """Returns the embedding of one prompt, an EmbeddingOutput, or of each of a list, in the same order.
+
+        The engine must be of task "embed" (docs/embeddings.md). prompts: as `generate` takes them. prompt_name: the
+        text of the model that stands before each of them; None means the model's default, if it has one, and "" means
+        none. dimensions: how many of the leading numbers are kept; None means all. normalize: whether an embedding is
+        divided by its length after that; None means as the engine was built. params: whose turn it takes, and the like.
+        progress: True shows a bar on standard error. Raises TaskError, InvalidRequestError, PromptTooLongError.
+        """
+        from tensorwright.runtime.api.pooled import embed
+
+        return embed(self, prompts, EmbeddingWish(prompt_name, dimensions, normalize), params, progress)
+
+    def score(self, text_1: Any, text_2: Any, *, instruction: str | None = None, progress: bool = False) -> Any:
+        """Returns how well texts fit each other, a list of ScoreOutput.
+
+        text_1: one text, which is compared with each of `text_2`, or as many as these. An engine of task "embed" gives
+        the cosine of the two embeddings, one of task "rerank" the probability that the document `text_2` answers the
+        query `text_1`. instruction: for task "rerank"; None means the engine's. Raises TaskError, InvalidRequestError,
+        PromptTooLongError.
+        """
+        from tensorwright.runtime.api.pooled import score
+
+        return score(self, text_1, text_2, instruction, progress)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, instruction: str | None = None
+    ) -> list[RankedDocument]:
+        """Returns the documents that fit a query best, the best one first, scored as `score` does.
+
+        top_n: how many of them; None means all. Documents of the same score keep their order.
+        """
+        from tensorwright.runtime.api.pooled import rerank
+
+        return rerank(self, query, documents, top_n, instruction)
+
     def abort(self, request_id: int) -> bool:
         """Ends a request soon, from any thread. The request finishes with finish_reason "abort" and its output so far.
 
@@ -430,6 +507,58 @@ class LLM(StrictKeywords):
         last of them has ended. Raises UnknownModelError."""
         self._client.check_process()
         self._adapters.unload(name)
+
+    def pin_prefix(
+        self,
+        name: str,
+        prompt: Prompt | None = None,
+        *,
+        messages: Any = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        cache_salt: str | None = None,
+    ) -> PinnedPrefix:
+        """Computes the beginning of prompts and keeps its blocks in the KV cache, until `unpin_prefix`. A prefix that
+        has the name already is replaced.
+
+        prompt: the text or tokens, as `generate` takes them. messages, tools: instead, the beginning of conversations.
+        cache_salt: that of the requests which are to find the prefix. Whole blocks are pinned, at least one. With
+        prefix_cache_disk the prefix is pinned again after a restart. Raises InvalidRequestError, also where
+        pinned_prefix_memory has no room, and TemporarilyUnavailableError if requests take the blocks each time.
+        """
+        if (prompt is None) == (messages is None):
+            raise InvalidRequestError("pin_prefix: exactly one of prompt and messages must be given")
+        self.pins.check(name)
+        params = computing_prefix(SamplingParams(cache_salt=cache_salt))
+        for _ in range(TRIES):
+            if prompt is not None:
+                output = self.generate(prompt, params)
+            else:
+                output = self.chat(messages, params, tools=tools, add_generation_prompt=False)
+            pin = self.pins.hold(name, output.prompt_token_ids, cache_salt or "")
+            if pin is not None:
+                return pin
+        raise TemporarilyUnavailableError(f"{name}: requests took the blocks of the prefix each time; try again later")
+
+    def unpin_prefix(self, name: str) -> None:
+        """Lets the blocks of a pinned prefix be evicted again. Raises UnknownPrefixError."""
+        self._client.check_process()
+        self.pins.unpin(name)
+
+    @property
+    def pinned_prefixes(self) -> list[PinnedPrefix]:
+        """The prefixes that `pin_prefix` pinned, in the order of their pinning."""
+        return self.pins.of()
+
+    def _pin_again(self) -> None:
+        """Pins what an engine before this one had pinned, in a thread: each prefix must be computed first."""
+        if self.pins.lose_all():
+            thread = threading.Thread(target=self.pins.restore, args=(self._compute_prefix,), daemon=True)
+            thread.name = "tensorwright-pins"
+            thread.start()
+
+    def _compute_prefix(self, pin: PinnedPrefix) -> None:
+        params = computing_prefix(SamplingParams(cache_salt=pin.salt or None))
+        self.generate_async({"prompt_token_ids": list(pin.token_ids)}, params).result()
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
@@ -558,7 +687,7 @@ class LLM(StrictKeywords):
         return request if adapter is None else replace(request, adapter=adapter)
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
-        sampling = make_sampling(request, self.engine.eos_token_ids)
+        sampling = make_sampling(request, self.engine.eos_token_ids, self.engine.config.pooling)
         tokenizer, params, grammar = self.engine.tokenizer, request.params, request.grammar
         first_mask = None if grammar is None else grammar.first_mask(params.ignore_eos)
 

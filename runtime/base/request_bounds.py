@@ -69,6 +69,8 @@ PROMPTS = 2048
 """Texts or lists of ids in `prompt`; and never more than `--max-batch-size` and `--max-queue-size` together."""
 TOKENS = 2**18
 """Ids in a list of `prompt`, and in `tokens` of `/detokenize`."""
+EMBEDDING_NUMBERS = 2**22
+"""Numbers in all embeddings that a request to `/v1/embeddings` asks for."""
 BODY_LOGIT_BIASES = 4096
 """Entries of `logit_bias` in a body."""
 MESSAGES = 2048

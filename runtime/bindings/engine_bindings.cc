@@ -3,6 +3,7 @@
 // field of the options, of a request and of the statistics is bound by a line with its words.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -268,6 +269,7 @@ Facts PyEngine::stats() const {
     nb::dict group;
     group["window"] = blocks.window;
     group["chunked"] = blocks.chunked;
+    group["sink_tokens"] = blocks.sink_tokens;
     group["total_blocks"] = blocks.total;
     group["free_blocks"] = blocks.free;
     group["cached_blocks"] = blocks.cached;
@@ -287,6 +289,10 @@ Facts PyEngine::stats() const {
   d["steps"] = s.steps.steps;
   d["steps_rolled_back"] = s.steps.rolled_back;
   d["preemptions"] = s.steps.preemptions;
+  d["resumed_kept_tokens"] = s.steps.resumed_kept_tokens;
+  d["resumed_computed_tokens"] = s.steps.resumed_computed_tokens;
+  d["resumed_fetches"] = s.fetches.resumed;
+  d["resumed_passed_over"] = s.fetches.resumed_passed_over;
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
   d["forced_tokens"] = s.forced_tokens;
@@ -312,6 +318,9 @@ Facts PyEngine::stats() const {
   d["accepted_at"] = std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end());
   d["draft_failures"] = s.speculation.failures;
   d["draft_seconds"] = s.speculation.propose_s;
+  d["pinned_prefixes"] = s.pins.prefixes;
+  d["pinned_bytes"] = s.pins.bytes;
+  d["pinned_room"] = s.pins.room;
   d["tier_memory_bytes"] = s.tiers.memory_bytes;
   d["tier_memory_blocks"] = s.tiers.memory_blocks;
   d["tier_memory_hits"] = s.tiers.memory_hits;
@@ -343,6 +352,7 @@ Facts PyEngine::facts() const {
   d["group_windows"] = f.group_windows;
   d["state_bytes"] = f.state_bytes;
   d["draft_vocab"] = f.draft_vocab;
+  d["hidden_width"] = f.hidden_width;
   Ints blocks;
   for (const GroupShape& group : running_->engine->groups()) blocks.push_back(group.blocks);
   d["blocks"] = blocks;
@@ -391,6 +401,8 @@ void bind_options(nb::module_& m) {
       .def_rw(
           "state_snapshots", &PyEngineOptions::state_snapshots,
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")
+      .def_rw("pinned_bytes", &PyEngineOptions::pinned_bytes,
+              "of kv_cache_bytes, what pinned prefixes may hold, 0: none")
       .def_prop_rw(
           "tier_memory_bytes", [](const PyEngineOptions& o) { return o.tiers.memory_bytes; },
           [](PyEngineOptions& o, int64_t bytes) { o.tiers.memory_bytes = bytes; },
@@ -455,6 +467,8 @@ std::vector<LogprobTuples> all_tuples(const std::vector<std::vector<TokenLogprob
   return all;
 }
 
+using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
+
 void bind_event(nb::module_& m) {
   nb::class_<Event>(m, "Event", "News of one request.")
       .def_ro("request_id", &Event::request_id)
@@ -468,6 +482,17 @@ void bind_event(nb::module_& m) {
           "prompt_logprobs", [](const Event& event) { return all_tuples(event.prompt_logprobs); },
           "of the next prompt tokens, from the second on, if asked for: (token, logprob, rank) of the token, "
           "then of the others")
+      .def_prop_ro(
+          "pooled",
+          [](const Event& event) -> std::optional<Floats> {
+            if (event.pooled.empty()) return std::nullopt;
+            auto copy = std::make_unique<float[]>(event.pooled.size());
+            std::ranges::copy(event.pooled, copy.get());
+            nb::capsule owner(copy.get(), [](void* data) noexcept { delete[] static_cast<float*>(data); });
+            return Floats(copy.release(), {event.pooled.size()}, owner);
+          },
+          nb::rv_policy::automatic,
+          "float32 [columns] of a request that pools, in its last event; None in all others")
       .def_ro("finish", &Event::finish,
               "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
       .def_ro("stop_token", &Event::stop_token,

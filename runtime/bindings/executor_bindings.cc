@@ -43,6 +43,7 @@ class PyCpuExecutor {
     result["state_bytes"] = facts.state_bytes;
     result["draft_width"] = facts.draft_width;
     result["draft_vocab"] = facts.draft_vocab;
+    result["hidden_width"] = facts.hidden_width;
     result["threads"] = cpu_->threads();
     return result;
   }
@@ -61,9 +62,9 @@ class PyCpuExecutor {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     const LogitRows rows = lead_->run(step);
-    std::unique_ptr<float[]> copy = rows_of(rows.data, rows.stride, rows.rows, cpu_->facts().vocab_size);
+    std::unique_ptr<float[]> copy = rows_of(rows.data, rows.stride, rows.rows, cpu_->facts().columns());
     const nb::gil_scoped_acquire acquire;
-    return owned(std::move(copy), rows.rows, cpu_->facts().vocab_size);
+    return owned(std::move(copy), rows.rows, cpu_->facts().columns());
   }
 
   // Runs a step as step() does. Returns the features of its tokens beside the logits.

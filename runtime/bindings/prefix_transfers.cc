@@ -120,11 +120,22 @@ int64_t PrefixTransfers::imports(double timeout_s) const {
   return imports;
 }
 
+int32_t PrefixTransfers::pin(int64_t number, const Tokens& tokens, const std::string& salt,
+                             double timeout_s) const {
+  int32_t found = 0;
+  visit([&](EngineCore& core) { found = core.pins().pin(number, span_of(tokens), salt); }, 0, timeout_s);
+  return found;
+}
+
+void PrefixTransfers::unpin(int64_t number, double timeout_s) const {
+  visit([&](EngineCore& core) { core.pins().unpin(number); }, 0, timeout_s);
+}
+
 void bind_prefix_transfers(nb::module_& m) {
-  nb::class_<PrefixTransfers>(
-      m, "PrefixTransfers",
-      "Prefixes of an engine's cache, to give to other engines and to take from them. Each call runs between "
-      "two steps and waits for that at most timeout_s.")
+  nb::class_<PrefixTransfers>(m, "PrefixTransfers",
+                              "Prefixes of an engine's cache, to give to other engines, to take from them, "
+                              "and to pin. Each call runs "
+                              "between two steps and waits for that at most timeout_s.")
       .def("layout", &PrefixTransfers::layout,
            "block_size, block_bytes and windows by cache group, and state_bytes.")
       .def(
@@ -141,7 +152,12 @@ void bind_prefix_transfers(nb::module_& m) {
       .def("finish", &PrefixTransfers::finish, "import_"_a, "states"_a, "timeout_s"_a,
            "Remembers the prefix; states are empty if none were needed. A failure drops the import.")
       .def("drop", &PrefixTransfers::drop, "import_"_a, "timeout_s"_a, "Forgets an import, if it is there.")
-      .def("imports", &PrefixTransfers::imports, "timeout_s"_a, "The number of imports under way.");
+      .def("imports", &PrefixTransfers::imports, "timeout_s"_a, "The number of imports under way.")
+      .def("pin", &PrefixTransfers::pin, "number"_a, "tokens"_a, "salt"_a, "timeout_s"_a,
+           "Keeps the full blocks of tokens from being evicted, and returns how many of them the cache has; "
+           "if "
+           "it lacks some, nothing is pinned.")
+      .def("unpin", &PrefixTransfers::unpin, "number"_a, "timeout_s"_a, "Ends a pin, if it is there.");
 }
 
 }  // namespace tensorwright

@@ -48,6 +48,9 @@ class PrefixTransfers {
   void finish(int64_t import, const Bytes& states, double timeout_s) const;
   void drop(int64_t import, double timeout_s) const;
   int64_t imports(double timeout_s) const;
+  // See PrefixPins.
+  int32_t pin(int64_t number, const Tokens& tokens, const std::string& salt, double timeout_s) const;
+  void unpin(int64_t number, double timeout_s) const;
 
  private:
   void visit(const std::function<void(EngineCore&)>& work, size_t bytes, double timeout_s) const;

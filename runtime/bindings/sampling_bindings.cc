@@ -63,6 +63,19 @@ void set_early_stopping(Sampling& sampling, const std::string& name) {
   sampling.early_stopping = static_cast<EarlyStopping>(found - kEarlyStopping.begin());
 }
 
+constexpr std::array<const char*, 3> kPooling = {"none", "last", "mean"};
+
+std::string pooling(const Sampling& sampling) { return kPooling[static_cast<size_t>(sampling.pooling)]; }
+
+void set_pooling(Sampling& sampling, const std::string& name) {
+  const auto found = std::ranges::find(kPooling, name);
+  if (found == kPooling.end()) {
+    throw Error("InvalidRequestError",
+                "[request] pooling must be none, last or mean, got '" + name + "'; use one of them");
+  }
+  sampling.pooling = static_cast<Pooling>(found - kPooling.begin());
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
@@ -155,6 +168,10 @@ void bind_sampling(nb::module_& m) {
           },
           nb::for_setter(nb::arg("chain").none()),
           "called with int32 [tokens] and float32 [vocab] before each draw, it changes the latter in place")
+      .def_prop_rw(
+          "pooling", &pooling, &set_pooling,
+          "'none': tokens are wanted; 'last' or 'mean': the row of the last position, or the mean of all")
+      .def_rw("pooled_columns", &Sampling::pooled_columns, "of the pooled row, in this order; []: all")
       .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 

@@ -43,6 +43,18 @@ struct PyFleetOptions : FleetOptions {
   bool keep_steps = false;
 };
 
+// What tenants have, by their numbers.
+struct PyTenants {
+  PyTenants(std::vector<double> weights_of, std::vector<int32_t> priorities_of,
+            std::vector<double> deadlines_of)
+      : weights(std::move(weights_of)),
+        priorities(std::move(priorities_of)),
+        deadlines(std::move(deadlines_of)) {}
+  std::vector<double> weights;
+  std::vector<int32_t> priorities;
+  std::vector<double> deadlines;
+};
+
 void check_groups(const ModelFacts& facts) {
   if (facts.block_bytes.size() != facts.group_windows.size())
     throw Error("InvalidOptionError", "[fleet] each cache group must have a window, 0 for none");
@@ -76,12 +88,14 @@ class PyFleet {
   }
 
   void run(const Column<int64_t>& arrivals, const Column<int32_t>& prompts, const Column<int32_t>& outputs,
-           const Column<int32_t>& prefixes, const Column<int32_t>& prefix_tokens, const nb::callable& choose,
-           const nb::callable& finished) {
+           const Column<int32_t>& prefixes, const Column<int32_t>& prefix_tokens,
+           const Column<int32_t>& conversations, const Column<int32_t>& tenants, const PyTenants& table,
+           const nb::callable& choose, const nb::callable& finished) {
     if (std::exchange(ran_, true))
       throw Error("InvalidOptionError", "[fleet] a fleet runs once; make another one");
-    const Traffic traffic{span_of(arrivals), span_of(prompts), span_of(outputs), span_of(prefixes),
-                          span_of(prefix_tokens)};
+    const Traffic traffic{span_of(arrivals),      span_of(prompts),       span_of(outputs), span_of(prefixes),
+                          span_of(prefix_tokens), span_of(conversations), span_of(tenants), table.weights,
+                          table.priorities,       table.deadlines};
     const FleetRouter router{[&](size_t request) {
                                nb::gil_scoped_acquire acquire;
                                if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -104,6 +118,7 @@ class PyFleet {
     d["ended"] = array_of(outcomes.ended);
     d["cached"] = array_of(outcomes.cached);
     d["generated"] = array_of(outcomes.generated);
+    d["late"] = array_of(outcomes.late);
     d["gap"] = array_of(outcomes.gaps);
     return d;
   }
@@ -210,6 +225,8 @@ void bind_simulation_options(nb::module_& m) {
   add("group_windows", facts(&ModelFacts::group_windows), "per cache group: its window, 0 if none");
   add("group_chunked", facts(&ModelFacts::group_chunked),
       "per cache group: 1 if its window is chunked, 0 if it slides; []: all slide");
+  add("group_sink_tokens", facts(&ModelFacts::group_sink_tokens),
+      "per cache group: first positions that are seen besides its window; []: none");
   add("state_bytes", facts(&ModelFacts::state_bytes), "states of a sequence, 0 without recurrent layers");
   add("kv_cache_bytes", engine(&EngineOptions::kv_cache_bytes), "as EngineOptions', of each replica");
   add("max_batch_size", engine(&EngineOptions::max_batch_size), "as EngineOptions'");
@@ -235,18 +252,23 @@ void bind_simulation_options(nb::module_& m) {
 void bind_simulation(nb::module_& m) {
   using namespace nb::literals;
   bind_simulation_options(m);
+  nb::class_<PyTenants>(m, "SimulatedTenants", "What tenants have, by their numbers.")
+      .def(nb::init<std::vector<double>, std::vector<int32_t>, std::vector<double>>(), "weights"_a,
+           "priorities"_a, "deadlines"_a, "deadlines: seconds from a request's arrival, -1 for none.");
   nb::class_<PyFleet>(m, "SimulatedFleet", "Engines on a virtual clock, whose steps only cost time.")
       .def(nb::init<const PyFleetOptions&>(), "options"_a, "Raises InvalidOptionError, OutOfMemoryError.")
       .def("run", &PyFleet::run, "arrivals"_a, "prompts"_a, "outputs"_a, "prefixes"_a, "prefix_tokens"_a,
-           "choose"_a, "finished"_a,
+           "conversations"_a, "tenants"_a, "table"_a, "choose"_a, "finished"_a,
            "Runs the requests to their ends, once. Columns [requests]: int64 nanoseconds, ascending; int32 "
            "tokens of prompts and of outputs; int32 numbers of common beginnings and how many tokens of the "
-           "prompt they are. choose(request) returns the number of a replica; finished(request) hears of its "
+           "prompt they are; int32 numbers of conversations, whose prompts have the same tokens behind that; "
+           "int32 numbers of tenants, which are in the table unless that is empty. "
+           "choose(request) returns the number of a replica; finished(request) hears of its "
            "end. Raises InvalidOptionError, PromptTooLongError, and what the functions raise.")
       .def(
           "outcomes", &PyFleet::outcomes,
           "Columns [requests]: replica (-1: refused), started, first, ended (nanoseconds, -1: never), cached "
-          "(tokens), generated, gap (seconds).")
+          "(tokens), generated, gap (seconds), late (1: it ended because it could not meet its deadline).")
       .def("gaps", &PyFleet::gaps,
            "The times between tokens of all requests: seconds and counts of bins that are 0.5 % wide, count, "
            "sum, max.")

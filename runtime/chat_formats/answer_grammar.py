@@ -50,7 +50,9 @@ def framed_grammar(
     if tool_format is harmony.HARMONY:
         thinking, remarks = harmony.thinking(writer, budget), harmony.remarks(writer)
         return writer.grammar(f"{thinking} {remarks} ({form.one} | {harmony.final(writer)} @form)")
-    return writer.grammar(f"{before} ({_forced(writer, form, tools.parallel)} | @form)")
+    gap = writer.terminal(r"/[\n ]{0,4}/") if form.frames else ""
+    framed = "".join(f" | {writer.marker(begin)} {gap} @form {gap} {writer.marker(end)}" for begin, end in form.frames)
+    return writer.grammar(f"{before} ({_forced(writer, form, tools.parallel)} | @form{framed})")
 
 
 def _calls(form: CallGrammar, parallel: bool) -> str:
@@ -70,6 +72,7 @@ def _chosen(writer: LarkWriter, form: CallGrammar, parallel: bool) -> str:
     if not form.begin:
         return f"{calls} | {writer.terminal(f'/{form.other}/')}"
     head = writer.until(form.begin)
+    framed = "".join(f" | {writer.marker(begin)} {writer.until(end)}" for begin, end in form.frames)
     if parallel:
-        return f"({head} {calls})* TEXT"
-    return f"({head} {calls})? {writer.without(form.begin)}"
+        return f"({head} {calls})* TEXT{framed}"
+    return f"({head} {calls})? {writer.without(form.begin)}{framed}"

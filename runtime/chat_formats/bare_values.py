@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.chat_formats.json_value import is_json
+from tensorwright.runtime.chat_formats.json_check import JsonCheck
 from tensorwright.runtime.chat_formats.lark import LarkWriter
 from tensorwright.runtime.chat_formats.output import Output
 from tensorwright.runtime.chat_formats.text_reader import Malformed, Steps, TextReader
@@ -57,12 +57,13 @@ class JsonObject:
         Returns whether the value ended. If not, the answer was cut off, and so are the arguments.
         """
         schema = self._properties.get(key)
-        is_text = _is_text(schema)
-        self._output.arguments(f"{self._before}{json.dumps(key, ensure_ascii=False)}: {chr(34) if is_text else ''}")
+        quoted = is_text(schema)
+        self._output.arguments(f"{self._before}{json.dumps(key, ensure_ascii=False)}: {chr(34) if quoted else ''}")
         self._before = ", "
         if self._lines:
             yield from self._reader.accept("\n")
         parts: list[str] = []
+        check = JsonCheck()
         line_end = ""  # the line end that may belong to the tag
         while True:
             text, marker = yield from self._reader.before((end,))
@@ -72,26 +73,29 @@ class JsonObject:
                 text, line_end = line_end + text, ""
                 if text.endswith("\n"):
                     text, line_end = text[:-1], "\n"
-            if is_text:
+            if quoted:
                 self._output.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             else:
                 parts.append(text)
+                check.add(text)
             if marker:
                 break
         self._reader.take(len(end))
-        self._output.arguments('"' if is_text else _as_json("".join(parts).strip(), schema))
+        self._output.arguments('"' if quoted else _as_json("".join(parts).strip(), check.ended(), schema))
         return True
 
     def end(self) -> None:
         self._output.arguments("{}" if self._before == "{" else "}")
 
 
-def _as_json(value: str, schema: Any) -> str:
+def _as_json(value: str, is_json: bool, schema: Any) -> str:
     """Returns a value that the schema does not call a text alone: JSON as it is, or a text after all. A value that may
     be a text is JSON only if the schema names its type: 12 is a text where there may be a text or null."""
     types = _types(schema)
     written = OF_PYTHON.get(value, value)
-    if is_json(written) and ("string" not in types or KINDS.get(written[0], {"number", "integer"}) & types):
+    if (is_json or value in OF_PYTHON) and (
+        "string" not in types or KINDS.get(written[0], {"number", "integer"}) & types
+    ):
         return written
     return json.dumps(value, ensure_ascii=False)
 
@@ -118,7 +122,8 @@ def _named(schema: Any) -> set[str]:
     return {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}
 
 
-def _is_text(schema: Any) -> bool:
+def is_text(schema: Any) -> bool:
+    """Whether a schema admits texts alone."""
     return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
@@ -142,13 +147,33 @@ def pairs_of(tool: Tool, known: Callable[[str], str], any_pair: str) -> str:
     return " ".join(known(key) if key in required else f"({known(key)})?" for key in known_keys(tool))
 
 
+def joined_pairs(writer: LarkWriter, tool: Tool, known: Callable[[str], str], comma: str) -> str:
+    """Returns the expression of a call's pairs in the schema's order, each but the first after a comma.
+
+    known: returns the expression of the pair with a key of the schema.
+    """
+    required = frozenset(tool.parameters.get("required", []))
+    after = {True: "", False: ""}  # the expression of the pairs that follow, with and without one before them
+    for key in reversed(list(known_keys(tool))):
+        pair = known(key)
+        rest = after[True]
+        after = {
+            before: writer.rule(
+                f"{writer.text(comma) if before else ''} {pair} {rest}"
+                + ("" if key in required else f" | {after[before]}")
+            )
+            for before in (True, False)
+        }
+    return after[False]
+
+
 def value_of(writer: LarkWriter, tool: Tool, key: str, end: str, line: str = "") -> str:
     """Returns the expression of a bare value and of the marker that ends it. line: what stands between the two.
 
     Raises InvalidRequestError for a text whose schema the grammar cannot follow.
     """
     schema = tool.parameters["properties"][key]
-    if not _is_text(schema):
+    if not is_text(schema):
         return f"{writer.json(alone(tool, key), tool.name)} {writer.text(line)} {writer.marker(end)}"
     if beyond := sorted(schema.keys() - PLAIN):
         raise InvalidRequestError(

@@ -23,12 +23,15 @@ IN_ONE_PIECE = ('"', "n")
 """The first characters of arguments that are not an object: a JSON text that holds them, and null."""
 
 
-def read_call(reader: TextReader, output: Output, tools: Tools, only_known: bool = False) -> Steps[None]:
+def read_call(
+    reader: TextReader, output: Output, tools: Tools, only_known: bool = False, name_key: str = "name"
+) -> Steps[None]:
     """Reads one call up to the brace that ends it.
 
-    only_known: whether the object may be an answer in JSON: then it must name one of the tools, and have no keys that
-    calls do not have. Raises Malformed with the reader's record: everything if it is no call, and what followed the
-    arguments if only that is malformed. A call whose object does not end after the arguments is complete all the same.
+    name_key: the key of the name. only_known: whether the object may be an answer in JSON: then it must name one of
+    the tools, and have no keys that calls do not have. Raises Malformed with the reader's record: everything if it
+    is no call, and what followed the arguments if only that is malformed. A call whose object does not end after
+    the arguments is complete all the same.
     """
     yield from reader.expect("{")
     name: str | None = None
@@ -45,7 +48,7 @@ def read_call(reader: TextReader, output: Output, tools: Tools, only_known: bool
         yield from reader.space()
         yield from reader.expect(":")
         yield from reader.space()
-        if key == "name" and name is None:
+        if key == name_key and name is None:
             name = yield from _text(reader)
             if not name or (only_known and name not in tools.names):
                 raise Malformed
@@ -73,12 +76,12 @@ def read_call(reader: TextReader, output: Output, tools: Tools, only_known: bool
     reader.forget()
 
 
-def read_calls(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
+def read_calls(reader: TextReader, output: Output, tools: Tools, name_key: str = "name") -> Steps[None]:
     """Reads one call, or a list of calls. Raises Malformed, as `read_call` does."""
     listed = yield from reader.accept("[")
     while True:
         yield from reader.space()
-        yield from read_call(reader, output, tools)
+        yield from read_call(reader, output, tools, name_key=name_key)
         if not listed:
             return
         yield from reader.space()

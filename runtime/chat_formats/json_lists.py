@@ -1,12 +1,14 @@
-"""The formats that write all calls as one JSON list after a marker: Granite 3 and Phi-4-mini.
+"""The formats that write all calls as one JSON list after a marker: Granite 3, Phi-4-mini, Hunyuan, Apriel and Jamba.
 
-Documented in https://www.ibm.com/granite/docs/models/granite and https://huggingface.co/microsoft/Phi-4-mini-instruct.
+Documented in https://www.ibm.com/granite/docs/models/granite and https://huggingface.co/microsoft/Phi-4-mini-instruct,
+tencent/Hunyuan-A13B-Instruct, ServiceNow-AI/Apriel-1.5-15b-Thinker and ai21labs/AI21-Jamba-Mini-1.6.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tensorwright.runtime.chat_formats.json_call import read_calls
 from tensorwright.runtime.chat_formats.lark import LarkWriter
@@ -18,13 +20,16 @@ from tensorwright.runtime.chat_formats.tools import Tool, Tools
 GRANITE_BEGIN = ("<|tool_call|>", "<tool_call>")
 PHI_BEGIN, PHI_CLOSE = "<|tool_call|>", "<|/tool_call|>"
 FUNCTOOLS = "functools"
+TAGGED = ("<tool_calls>", "</tool_calls>")
+ANSWER = ("<answer>", "</answer>")
+"""What Hunyuan writes around an answer that it has thought about."""
 
 
-def _parser(begin: tuple[str, ...], close: str = "") -> Parse:
-    """Returns the parser of calls after any of the markers `begin`."""
+def _parser(begin: tuple[str, ...], close: str = "", frame: tuple[str, ...] = ()) -> Parse:
+    """Returns the parser of calls after any of the markers `begin`. frame: the tags around answers."""
 
     def parse(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
-        while (yield from prose(reader, output, begin)):
+        while (yield from prose(reader, output, begin, frame)):
             try:
                 yield from reader.space()
                 yield from read_calls(reader, output, tools)
@@ -40,6 +45,14 @@ def _parser(begin: tuple[str, ...], close: str = "") -> Parse:
 def _list_of_calls(writer: LarkWriter, tools: Sequence[Tool], begin: str, close: str = "") -> CallGrammar:
     end = f"{writer.text(']')} {writer.marker(close) if close else ''}"
     return CallGrammar(begin, json_calls(writer, tools), writer.text("["), writer.text(", "), end)
+
+
+def tagged_calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:
+    return _list_of_calls(writer, tools, *TAGGED)
+
+
+def hunyuan_calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:
+    return replace(tagged_calls(writer, tools), frames=(ANSWER,))
 
 
 def granite_calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:
@@ -81,4 +94,19 @@ PHI4_FUNCTOOLS = ToolFormat(
     (FUNCTOOLS, PHI_BEGIN, PHI_CLOSE),
     _parser((PHI_BEGIN, FUNCTOOLS), PHI_CLOSE),
     functools_calls,
+)
+HUNYUAN = ToolFormat(
+    "hunyuan",
+    lambda template: TAGGED[0] in template and ANSWER[0] in template,
+    (*TAGGED, *ANSWER),
+    _parser(TAGGED[:1], TAGGED[1], ANSWER),
+    hunyuan_calls,
+    frames_answer=True,
+)
+TOOL_CALLS = ToolFormat(
+    "tool_calls",
+    lambda template: TAGGED[0] in template and ANSWER[0] not in template,
+    TAGGED,
+    _parser(TAGGED[:1], TAGGED[1]),
+    tagged_calls,
 )

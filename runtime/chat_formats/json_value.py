@@ -5,9 +5,7 @@ It follows texts and brackets only. Whatever else the model writes in the value 
 
 from __future__ import annotations
 
-import json
 import re
-from typing import NoReturn
 
 from tensorwright.runtime.chat_formats.text_reader import Malformed, Steps, TextReader
 
@@ -85,16 +83,3 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     assert found is not None, "the pattern matches the empty text"
     return found.end()
-
-
-def is_json(text: str) -> bool:
-    """Whether the text is a JSON value."""
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")

@@ -6,6 +6,7 @@ Documented in https://github.com/mistralai/mistral-common (the tokenizers of eac
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 
 from tensorwright.runtime.chat_formats.json_call import pass_arguments, read_calls
@@ -59,13 +60,18 @@ def named_calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:
     return CallGrammar(BEGIN, one, separator=writer.marker(BEGIN))
 
 
+def short_id(name: str, number: int) -> str:
+    """Returns nine letters and digits, for the templates refuse any other id."""
+    return secrets.token_hex(5)[:9]
+
+
 MISTRAL = ToolFormat(
     "mistral",
     lambda template: BEGIN in template and ARGS not in template,
     (BEGIN, ID, ARGS),
     parse,
     list_calls,
-    short_ids=True,
+    call_id=short_id,
 )
 MISTRAL_NAMED = ToolFormat(
     "mistral_named",
@@ -73,5 +79,5 @@ MISTRAL_NAMED = ToolFormat(
     (BEGIN, ID, ARGS),
     parse,
     named_calls,
-    short_ids=True,
+    call_id=short_id,
 )

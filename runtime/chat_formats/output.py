@@ -81,6 +81,10 @@ class Output:
         """Begins a further part of the thinking, on a line of its own."""
         self._events.append(ReasoningDelta("\n"))
 
+    def pass_tag(self) -> None:
+        """Passes a tag of the content, whose blanks are no text either."""
+        self._content.drop()
+
     def begin(self, name: str) -> None:
         """Begins a call."""
         self._content.drop()

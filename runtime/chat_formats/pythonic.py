@@ -6,16 +6,15 @@ https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/ ("zero-shot fu
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.chat_formats.bare_values import alone, known_keys
-from tensorwright.runtime.chat_formats.json_value import is_json
+from tensorwright.runtime.chat_formats.bare_values import alone, joined_pairs
 from tensorwright.runtime.chat_formats.lark import LarkWriter
 from tensorwright.runtime.chat_formats.output import Output
+from tensorwright.runtime.chat_formats.python_literal import read_text, read_value, text_begins
 from tensorwright.runtime.chat_formats.text_reader import Malformed, Steps, TextReader
 from tensorwright.runtime.chat_formats.tool_format import CallGrammar, ToolFormat
 from tensorwright.runtime.chat_formats.tools import Tool, Tools
@@ -24,10 +23,6 @@ BEGIN, CLOSE = "<|python_start|>", "<|python_end|>"
 NAME = re.compile(r"[\w.\-]*")
 KEY = re.compile(r"\w*")
 MAX_NAME = 256
-MAX_DEPTH = 50
-"""The most brackets inside each other in a value."""
-_PLAIN = re.compile(r"[^\"'()\[\]{},]*")
-_QUOTED = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
 
 
 def parse(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
@@ -36,13 +31,7 @@ def parse(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
         yield from reader.space()
         yield from reader.accept(BEGIN)
         yield from reader.space()
-        yield from reader.expect("[")
-        while True:
-            yield from reader.space()
-            yield from _read_call(reader, output, tools)
-            yield from reader.space()
-            if (yield from reader.expect(",", "]")) == "]":
-                break
+        yield from read_calls(reader, output, tools.names)
         yield from reader.space()
         yield from reader.accept(CLOSE)
         reader.forget()
@@ -50,74 +39,74 @@ def parse(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
         output.text(reader.recorded())
 
 
-def _read_call(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
+def read_calls(reader: TextReader, output: Output, known: Container[str] | None) -> Steps[None]:
+    """Reads a list of calls. known: the names that are calls, None for any. Raises Malformed, with the reader's record:
+    everything if the first call is none, and otherwise what follows the last argument that is complete."""
+    yield from reader.expect("[")
+    while True:
+        yield from reader.space()
+        yield from read_call(reader, output, known)
+        yield from reader.space()
+        if (yield from reader.expect(",", "]")) == "]":
+            return
+
+
+def read_call(reader: TextReader, output: Output, known: Container[str] | None) -> Steps[None]:
+    """Reads one call, as `read_calls` does."""
     name = yield from reader.run_of(NAME, MAX_NAME)
-    if name not in tools.names:
+    if not name or (known is not None and name not in known):
         raise Malformed
     yield from reader.expect("(")
     output.begin(name)
     reader.record()
-    opened = "{"
+    before = "{"  # what stands before the next argument
     try:
         yield from reader.space()
         while not (yield from reader.accept(")")):
             key = yield from reader.run_of(KEY, MAX_NAME)
             yield from reader.space()
-            yield from reader.expect("=")
+            if not key or not (yield from reader.accept("=")):
+                raise Malformed
             yield from reader.space()
-            value = _as_json((yield from _raw_value(reader)))
-            output.arguments(f"{opened}{json.dumps(key, ensure_ascii=False)}: {value}")
-            opened = ", "
-            if (yield from reader.accept(",")):
-                yield from reader.space()
+            head = f"{before}{json.dumps(key, ensure_ascii=False)}: "
+            if (yield from text_begins(reader)):
+                output.arguments(head)
+                if not (yield from read_text(reader, output.arguments)):
+                    reader.record()
+                    return  # The answer was cut off, and so are the arguments.
+            else:
+                output.arguments(head + (yield from read_value(reader)))
+            before = ", "
             reader.record()
-    finally:
-        output.arguments("{}" if opened == "{" else "}")
+            yield from reader.space()
+            if not (yield from reader.accept(",")):
+                yield from reader.expect(")")
+                break
+            yield from reader.space()
+            reader.record()
+    except Malformed:
+        output.arguments(_end(before))
+        raise
+    output.arguments(_end(before))
     reader.record()
 
 
-def _raw_value(reader: TextReader) -> Steps[str]:
-    """Reads a value up to the comma or the bracket after it."""
-    parts: list[str] = []
-    depth, quote = 0, ""
-    while (yield from reader.waiting()):
-        if quote:
-            parts.append(reader.take(reader.span(_QUOTED[quote])))
-            mark = yield from reader.peek(1)
-            if mark:
-                parts.append(reader.take(2 if mark == "\\" and (yield from reader.peek(2)) else 1))
-                quote = "" if mark == quote else quote
-            continue
-        parts.append(reader.take(reader.span(_PLAIN)))
-        mark = yield from reader.peek(1)
-        if mark in ("", ",", ")", "]", "}") and depth == 0:
-            break
-        depth += (mark in tuple("([{")) - (mark in tuple(")]}"))
-        if depth > MAX_DEPTH:
-            raise Malformed
-        quote = mark if mark in tuple("\"'") else ""
-        parts.append(reader.take(1))
-    return "".join(parts)
-
-
-def _as_json(raw: str) -> str:
-    """Returns a Python literal as JSON. JSON itself is taken as it is. Raises Malformed for anything else."""
-    if is_json(raw):
-        return raw.strip()
-    try:
-        text = json.dumps(ast.literal_eval(raw.strip()), ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise Malformed from error
-    return text
+def _end(before: str) -> str:
+    """Returns the end of the arguments."""
+    return "{}" if before == "{" else "}"
 
 
 def calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:
     """Returns the grammar. Values are JSON in it, which the parser takes as well as Python. Raises InvalidRequestError
     for a schema that it cannot follow."""
-    one = writer.one_of(_call(writer, tool) for tool in tools)
+    one = one_call(writer, tools)
     other = r"([^\[\s](.|\n)*)?"
     return CallGrammar("", one, writer.text("["), writer.text(", "), writer.text("]"), other)
+
+
+def one_call(writer: LarkWriter, tools: Sequence[Tool]) -> str:
+    """Returns the expression of a call of any of the tools. Raises InvalidRequestError as `calls` does."""
+    return writer.one_of(_call(writer, tool) for tool in tools)
 
 
 def _call(writer: LarkWriter, tool: Tool) -> str:
@@ -125,29 +114,21 @@ def _call(writer: LarkWriter, tool: Tool) -> str:
     if not tool.strict:
         argument = f"{writer.terminal(f'/[A-Za-z_]{chr(92)}w*/')} {writer.text('=')} {writer.json({}, tool.name)}"
         return f"{writer.text(tool.name + '(')} ({argument} ({writer.text(', ')} {argument})*)? {writer.text(')')}"
-    required = frozenset(tool.parameters.get("required", []))
-    after = {True: "", False: ""}  # the expression of the arguments that follow, with and without one before them
-    for key in reversed(list(known_keys(tool))):
+
+    def known(key: str) -> str:
         if not KEY.fullmatch(key):
             raise InvalidRequestError(
                 f"tools: this model writes Python, where the parameter {key!r:.80} of {tool.name!r} is no name"
             )
-        value = writer.json(alone(tool, key), tool.name)
-        argument = f"{writer.text(key + '=')} {value}"
-        rest = after[True]
-        after = {
-            before: writer.rule(
-                f"{writer.text(', ') if before else ''} {argument} {rest}"
-                + ("" if key in required else f" | {after[before]}")
-            )
-            for before in (True, False)
-        }
-    return f"{writer.text(tool.name + '(')} {after[False]} {writer.text(')')}"
+        return f"{writer.text(key + '=')} {writer.json(alone(tool, key), tool.name)}"
+
+    return f"{writer.text(tool.name + '(')} {joined_pairs(writer, tool, known, ', ')} {writer.text(')')}"
 
 
 def recognises(template: str) -> bool:
+    """Templates of others show Llama's list of calls too, Gemma 3's with vLLM say."""
     llama = "<|start_header_id|>" in template or "<|header_start|>" in template
-    return llama and ("[func_name" in template or BEGIN in template)
+    return "[func_name" in template or (llama and BEGIN in template)
 
 
 PYTHONIC = ToolFormat("pythonic", recognises, (BEGIN, CLOSE), parse, calls)

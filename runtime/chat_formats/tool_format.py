@@ -20,7 +20,8 @@ class CallGrammar:
     """The expressions of calls: begin, open, one call, then separator and one call any number of times, and close.
 
     begin: the marker that begins calls, and that nothing else contains; "" if calls have none.
-    other: for calls without a marker, the regular expression of the answers that are no calls.
+    other: for calls without a marker, the regular expression of the answers that are no calls. frames: pairs of markers
+    between which an answer without calls may stand.
     """
 
     begin: str
@@ -29,6 +30,7 @@ class CallGrammar:
     separator: str = ""
     close: str = ""
     other: str = ""
+    frames: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class ToolFormat:
     """A format of calls.
 
     recognises: whether a chat template teaches the model this format. markers: the texts of the format that some
-    tokenizers have as special tokens, so that they must be kept in the text. short_ids: whether a call's id must be
-    nine letters and digits, since the template refuses others. frames_answer: whether the format frames answers
+    tokenizers have as special tokens, so that they must be kept in the text. call_id: makes the id
+    of a call of its name and of its number in the conversation, where the template or the model admits no other ids;
+    None for any. frames_answer: whether the format frames answers
     without calls too. write: writes earlier calls, as pairs of a name and JSON, into the content of their message, for
     templates that know no calls although their models write them.
     """
@@ -47,18 +50,22 @@ class ToolFormat:
     markers: tuple[str, ...]
     parse: Parse
     calls: Callable[[LarkWriter, Sequence[Tool]], CallGrammar]
-    short_ids: bool = False
+    call_id: Callable[[str, int], str] | None = None
     frames_answer: bool = False
     write: Callable[[Sequence[tuple[str, str]]], str] | None = None
 
 
-def prose(reader: TextReader, output: Output, markers: Sequence[str]) -> Steps[str]:
+def prose(reader: TextReader, output: Output, markers: Sequence[str], frame: Sequence[str] = ()) -> Steps[str]:
     """Passes text on as content up to a marker. Reads and returns the marker, from which on the reader records; ""
-    at the end of the text."""
+    at the end of the text. frame: the tags around answers, which are left out."""
     while True:
-        text, marker = yield from reader.before(markers)
+        text, marker = yield from reader.before((*markers, *frame))
         if text:
             output.text(text)
+        if marker in frame:
+            reader.take(len(marker))
+            output.pass_tag()
+            continue
         if marker:
             reader.record()
             reader.take(len(marker))

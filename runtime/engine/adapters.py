@@ -32,8 +32,10 @@ MAX_NAME = 256
 REPLACEMENTS = 1
 """How many adapters may live beyond max_loras: a new version of one whose old version requests still use."""
 
-NativeProduct = tuple[int, np.ndarray, list[tuple[int, int, np.ndarray]]]
-"""What `_runtime.Engine.make_adapter` takes for one product."""
+NativeProduct = tuple[int, np.ndarray, list[tuple[int, int, np.ndarray]], np.ndarray | None]
+"""What `_runtime.Engine.make_adapter` takes for one product: its instruction, the first matrix, the second ones with
+their places, and the factors of the first one's rows, None where the second ones have the factor in them. Matrices are
+float32, or the bits of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def read_places(engine: EngineDir, what: str) -> AdapterPlaces:
 
 
 def adapter_bytes(places: AdapterPlaces, rank: int) -> int:
-    """Returns the bytes of an adapter that changes every module with matrices of this rank."""
+    """Returns the bytes of an adapter that changes every module with matrices of this rank, in float32."""
     panels = -(-rank // LANES) * LANES
     return sum(
         4 * (panels * len(numbers_of(product.parts[0].inputs)) * len(product.modules) + rank * _columns(product))
@@ -166,7 +168,8 @@ class AdapterTable:
 
     def _check_memory(self, name: str, adapter: PeftAdapter) -> None:
         """Raises OutOfMemoryError if the memory does not hold the adapter twice: it is copied once."""
-        need = 2 * sum(4 * module.rank * (module.inputs + module.outputs) for module in adapter.modules.values())
+        size = 2 if adapter.is_bfloat16 else 4
+        need = 2 * sum(size * module.rank * (module.inputs + module.outputs) for module in adapter.modules.values())
         if need > (free := available_memory()):
             raise OutOfMemoryError(
                 f"{name}: loading the adapter takes {format_size(need)} of memory, and {format_size(free)} are "
@@ -199,9 +202,14 @@ def check_name(name: Any) -> None:
 
 
 def make_products(adapter: PeftAdapter, places: AdapterPlaces) -> list[NativeProduct]:
-    """Returns what the adapter adds to each product that has a module of it. Raises AdapterError if it does not fit."""
+    """Returns what the adapter adds to each product that has a module of it. Raises AdapterError if it does not fit.
+
+    An adapter of bfloat16 stays as it is stored, and its factors stand beside it: no number is rounded. Of any other
+    the second matrices are multiplied with the factor, in float32.
+    """
     parts = [part for product in places.products for part in product.parts]
     adapter.check_base(places.modules, {part.module: part.transposed for part in parts}, places.refused)
+    bfloat16 = adapter.is_bfloat16
     read: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     products = []
     for product in places.products:
@@ -209,11 +217,25 @@ def make_products(adapter: PeftAdapter, places: AdapterPlaces) -> list[NativePro
         if not changed:
             continue
         for part in changed:
-            if part.module not in read:
+            if part.module in read:
+                continue
+            if bfloat16:
+                stored_a, stored_b = adapter.read_stored(part.module)
+                read[part.module] = stored_a.data, stored_b.data
+            else:
                 a, b = adapter.read(part.module)
                 read[part.module] = a, _scaled(adapter, part.module, b)
-        products.append(_product(product, changed, read))
+        products.append(_product(product, changed, read, _factors(adapter) if bfloat16 else None))
     return products
+
+
+def _factors(adapter: PeftAdapter) -> dict[str, np.float32]:
+    """Returns the factors of the modules."""
+    factors = {name: np.float64(module.scale) for name, module in adapter.modules.items()}
+    for name, factor in factors.items():
+        if abs(factor) > np.finfo(np.float32).max:
+            raise AdapterError(f"{adapter.path}: the factor of {name} is too large for float32")
+    return {name: np.float32(factor) for name, factor in factors.items()}
 
 
 def _scaled(adapter: PeftAdapter, module: str, b: np.ndarray) -> np.ndarray:
@@ -225,10 +247,14 @@ def _scaled(adapter: PeftAdapter, module: str, b: np.ndarray) -> np.ndarray:
 
 
 def _product(
-    product: ProductPlaces, parts: list[ModulePart], read: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    product: ProductPlaces,
+    parts: list[ModulePart],
+    read: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    factors: Mapping[str, np.float32] | None,
 ) -> NativeProduct:
     """Stacks the first matrices of the modules of one product, and cuts the second ones to its columns."""
     stack: list[np.ndarray] = []
+    scales: list[np.ndarray] = []
     first: dict[tuple[Any, ...], int] = {}
     native = []
     for part in sorted(parts, key=lambda part: part.column):
@@ -237,16 +263,21 @@ def _product(
         if key not in first:
             first[key] = sum(map(len, stack))
             stack.append(a[:, numbers_of(part.inputs)])
+            if factors is not None:
+                scales.append(np.full(len(a), factors[part.module], np.float32))
         native.append((first[key], part.column, np.ascontiguousarray(b[numbers_of(part.outputs)])))
-    return product.instruction, np.ascontiguousarray(np.concatenate(stack)), native
+    joined = np.ascontiguousarray(np.concatenate(stack))
+    return product.instruction, joined, native, np.concatenate(scales) if scales else None
 
 
 def content_key(products: list[NativeProduct]) -> str:
     """Returns a digest of all numbers that an adapter adds, and of their places."""
     digest = hashlib.blake2b(digest_size=32)
-    for instruction, a, parts in products:
-        digest.update(f"{instruction} {a.shape}".encode())
+    for instruction, a, parts, scales in products:
+        digest.update(f"{instruction} {a.shape} {a.dtype}".encode())
         digest.update(a.data)
+        if scales is not None:
+            digest.update(scales.data)
         for start, column, b in parts:
             digest.update(f"{start} {column} {b.shape}".encode())
             digest.update(b.data)

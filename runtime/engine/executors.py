@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tensorwright.engine_format.pooling import MEAN
 from tensorwright.engine_format.targets import GPU_TARGETS, TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.engine import DEFAULT_LIMITS, GPU_MEMORY
@@ -23,6 +24,7 @@ from tensorwright.runtime.engine.adapters import read_places
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import EngineOptions, PrefixTiers, RuntimeOptions
 from tensorwright.runtime.engine.ranks.group import RankGroup
+from tensorwright.sizes import format_size
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
@@ -182,6 +184,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             )
     if options.max_loras:
         read_places(engine, "max_loras")
+    if engine.config.pooling is not None:
+        _refuse_generation(options, engine)
     tiers = _resolve_tiers(options, engine)
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
     batch, tokens = options.step_limits(default_limits(engine))
@@ -190,7 +194,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_batch_size=batch,
         max_num_tokens=tokens,
         max_prefill_chunk=tokens if chunk is None else chunk,
-        max_prompt_logprob_rows=options.max_prompt_logprob_rows,
+        max_prompt_logprob_rows=tokens if pools_every_row(engine) else options.max_prompt_logprob_rows,
         threads=choose_threads(options.threads),
         load=options.load,
         enable_prefix_caching=target.shares_prefixes if prefixes is None else prefixes,
@@ -207,12 +211,29 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         max_lora_rank=options.max_lora_rank,
         jump_forward=options.jump_forward is not False and target.name == "cpu" and not engine.state_bytes,
         tiers=tiers,
+        pinned_bytes=_resolve_pins(options, engine, kv_cache_bytes),
         itl_goal=options.itl_goal,
         priority_ageing=options.priority_ageing,
         watchdog=options.watchdog,
         step_limit=options.step_limit,
         watchdog_dir=options.watchdog_dir,
     )
+
+
+def pools_every_row(engine: EngineDir) -> bool:
+    """Returns whether every token of a step may have a row of results, because a mean over all of them is wanted. Such
+    a row is a hidden state, which takes no more memory than the other values of its token."""
+    return engine.config.pooling is not None and engine.config.pooling.pooling == MEAN
+
+
+def _refuse_generation(options: RuntimeOptions, engine: EngineDir) -> None:
+    """Raises InvalidOptionError for options of engines that draw tokens."""
+    asked = {"speculative": options.speculation is not None, "adapters (max_loras)": bool(options.max_loras)}
+    for name, given in asked.items():
+        if given:
+            raise InvalidOptionError(
+                f"{name}: {engine.path} was built for task {engine.config.task}, which has none; leave it out"
+            )
 
 
 def _resolve_tiers(options: RuntimeOptions, engine: EngineDir) -> PrefixTiers | None:
@@ -239,6 +260,29 @@ def _resolve_tiers(options: RuntimeOptions, engine: EngineDir) -> PrefixTiers | 
     return PrefixTiers(
         options.prefix_cache_memory or 0, options.prefix_cache_disk or "", size, options.prefix_cache_ttl or 0.0
     )
+
+
+def _resolve_pins(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: int) -> int:
+    """Returns the bytes that pinned prefixes may hold. Raises InvalidOptionError for an engine that can pin none."""
+    pinned = options.pinned_prefix_memory
+    if pinned is None:
+        return 0
+    if options.enable_prefix_caching is False or not TARGETS[engine.target].shares_prefixes:
+        raise InvalidOptionError(
+            "pinned_prefix_memory is a part of the prefix cache, which is off, or which engines of this target do not "
+            "have: leave it out"
+        )
+    if engine.state_bytes:
+        raise InvalidOptionError(
+            f"pinned_prefix_memory: {engine.path} has recurrent layers, and blocks are of no use without their states, "
+            "which are not pinned: leave it out"
+        )
+    if pinned >= kv_cache_bytes:
+        raise InvalidOptionError(
+            f"pinned_prefix_memory must be less than kv_cache_memory, {format_size(kv_cache_bytes)}, of which it is a "
+            f"part, got {format_size(pinned)}: lower it, or raise kv_cache_memory"
+        )
+    return pinned
 
 
 def require_cpu(engine: EngineDir, what: str) -> None:

@@ -7,9 +7,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.file_names import TUNING
+from tensorwright.engine_format.pooling import EMBED
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import (
     EngineError,
@@ -28,7 +31,7 @@ from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
 from tensorwright.runtime.engine.ranks.devices import devices_here
 from tensorwright.runtime.engine.ranks.start import StartedRanks, start_ranks
 from tensorwright.runtime.engine.ranks.under_mpi import own_rank, ranks_here, require_ranks
-from tensorwright.runtime.engine.tier_secret import read_secret
+from tensorwright.runtime.engine.tier_secret import pin_file, read_secret
 from tensorwright.runtime.engine.tuning import REMEDY as TUNING_REMEDY
 from tensorwright.runtime.engine.tuning import Tuning, find_tuning
 from tensorwright.sizes import format_size
@@ -145,6 +148,7 @@ def create_engine(
     native.max_prompt_rows = options.max_prompt_logprob_rows
     native.itl_goal_s = options.itl_goal or 0.0
     native.ageing_s = options.priority_ageing or 0.0
+    native.pinned_bytes = options.pinned_bytes
     native.prefix_cache = options.enable_prefix_caching
     native.jump_forward = options.jump_forward
     native.max_queue = options.max_queue_size
@@ -232,6 +236,13 @@ def _set_tiers(native: Any, engine: EngineDir, options: EngineOptions) -> None:
     native.tier_identity = f"{files_fingerprint(engine)} {kernels_fingerprint(dispatch_choices())}"
 
 
+def pins_of(engine: EngineDir, options: EngineOptions) -> Path | None:
+    """Returns the file of the engine's pinned prefixes; None where nothing is kept on disk."""
+    if options.tiers is None or not options.tiers.disk:
+        return None
+    return pin_file(options.tiers.disk, read_secret(options.tiers.disk), files_fingerprint(engine))
+
+
 def can_start_again(engine: EngineDir, options: EngineOptions) -> bool:
     """Returns whether another engine can take the place of one that was lost: ranks must be processes of this one.
     Nobody but its client may refer to an engine of one rank, as adapters and the file of a trace do."""
@@ -308,6 +319,7 @@ def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> 
     if speculation.model is None:
         return None
     draft = open_draft(speculation.model, engine)
+    draft.config.require_generation(draft.path, "proposing tokens")
     asked, batch = speculation.kv_cache_memory, options.max_batch_size
     free = available_memory() - options.kv_cache_bytes  # the target's cache is not there yet
     try:
@@ -332,6 +344,9 @@ def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
     """Raises EngineError if config.json and the plan differ, because then they come from two builds."""
     facts = {name: plan[name] for name in ("vocab_size", "max_seq_len", "block_size", "draft_vocab")}
+    pooling = engine.config.pooling
+    if (plan["hidden_width"] > 0) and (pooling is None or pooling.task != EMBED):
+        raise EngineError(f"{engine.path}: its plan ends with hidden states, and config.json says otherwise; {REMEDY}")
     sizes = {"kv_block_bytes": sum(plan["block_bytes"]), "state_bytes": plan["state_bytes"]}
     engine.require_same_build(TARGETS[engine.target].files[-1], facts | sizes)
 

@@ -42,6 +42,7 @@ class RuntimeOptions:
     prefix_cache_disk: str | None = None
     prefix_cache_disk_size: int | None = None
     prefix_cache_ttl: float | None = None
+    pinned_prefix_memory: int | None = None
     itl_goal: float | None = None
     priority_ageing: float | None = None
     watchdog: str = "off"
@@ -117,7 +118,8 @@ class EngineOptions:
     steps alone are kept in memory. work_cut: the sizes of
     runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none.
     max_loras: the names of adapters that there may be; 0 means that the engine takes none. tiers: what keeps blocks
-    that the KV cache has no room for; None if nothing does.
+    that the KV cache has no room for; None if nothing does. pinned_bytes: of kv_cache_bytes, what pinned prefixes may
+    hold.
     """
 
     kv_cache_bytes: int
@@ -142,6 +144,7 @@ class EngineOptions:
     max_lora_rank: int = 16
     jump_forward: bool = False
     tiers: PrefixTiers | None = None
+    pinned_bytes: int = 0
     itl_goal: float | None = None
     priority_ageing: float | None = None
     watchdog: str = "off"

@@ -6,6 +6,8 @@ from the names of the files what was asked.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 from contextlib import suppress
@@ -43,6 +45,15 @@ def read_secret(directory: str) -> bytes:
             "what is in the directory is computed again"
         )
     return found
+
+
+def pin_file(disk: str, secret: bytes, identity: str) -> Path | None:
+    """Returns the file of an engine's pinned prefixes. disk: the directory of its prefix cache; "" returns None.
+    secret: of the directory. identity: says which engine it is."""
+    if not disk:
+        return None
+    name = hmac.new(secret, f"pins of {identity}".encode(), hashlib.sha256).hexdigest()[:32]
+    return Path(disk) / f"pins-{name}.json"
 
 
 def _make(path: Path) -> None:

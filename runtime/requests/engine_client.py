@@ -8,8 +8,10 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
+
+import numpy as np
 
 from tensorwright.errors import (
     EngineRestartedError,
@@ -37,6 +39,7 @@ from tensorwright.runtime.requests.watchdog import Watchdog, WatchdogOptions
 logger = logging.getLogger(__name__)
 POLL = 0.5  # the most seconds of one wait
 # The cause of an engine that stopped because of shutdown(), in the words of runtime/core/engine/engine.cc.
+PIN_TIMEOUT = 60.0  # the seconds in which the loop must come to pin a prefix
 SHUT_DOWN = "was shut down"
 MOST_STARTS = 3
 """How often the ranks of an engine may be lost in a row, without one request that is answered in between."""
@@ -87,6 +90,7 @@ class EngineClient:
         self._steps = 0  # the engine's number of steps at the last poll without events
         self._cause: BaseException | None = None
         self._observers: tuple[Observer, ...] = ()
+        self.on_replaced: Callable[[], None] | None = None  # is called when another engine has taken the place
         self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
         self._thread.start()
         self._watchdog = None if watchdog is None else Watchdog(self, watchdog)
@@ -222,6 +226,20 @@ class EngineClient:
         if self._keep_waiting:
             self._start_again, self._keep_waiting = None, False
         return self._engine.prefix_transfers()
+
+    def pin(self, number: int, tokens: Sequence[int], salt: str) -> int:
+        """Pins the full blocks of tokens, and returns how many of them the engine has; fewer than all mean that nothing
+        is pinned. Another engine that takes the place of this one holds no pins: `on_replaced` is called then."""
+        return int(self._prefixes().pin(number, np.asarray(tokens, np.int32), salt, PIN_TIMEOUT))
+
+    def unpin(self, number: int) -> None:
+        self._prefixes().unpin(number, PIN_TIMEOUT)
+
+    def _prefixes(self) -> Any:
+        self._home.check()
+        with self._lock:
+            self._check_open()
+            return self._engine.prefix_transfers()
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Ends all requests and stops the engine. drain: True lets requests finish first, for at most `timeout`
@@ -365,7 +383,8 @@ class EngineClient:
             for handle in self._kept.take():
                 self._end(handle, EngineStoppedError(f"the engine {cause}, as {MOST_STARTS} before it; make a new LLM"))
             return False
-        logger.error("the engine %s; another one takes its place", self._stalled or cause)
+        given_up = f"was given up: {self._stalled}" if self._stalled else cause
+        logger.error("the engine %s; another one takes its place", given_up)
         with self._lock:
             self._starting = True
         kind = EngineRestartedError if self._keep_waiting else RankError
@@ -384,6 +403,8 @@ class EngineClient:
         with self._room:
             self._starting = False
             self._room.notify_all()
+        if self.on_replaced is not None:
+            self.on_replaced()
         if self._closing:  # who closes may have stopped the engine before this one
             engine.shutdown(False, 0)
         return True

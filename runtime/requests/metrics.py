@@ -53,6 +53,18 @@ ENGINE: dict[str, Metric] = {
     "steps": _metric("steps_total", "counter", "Steps of the engine."),
     "steps_rolled_back": _metric("steps_rolled_back_total", "counter", "Steps that failed and were undone."),
     "preemptions": _metric("preemptions_total", "counter", "Sequences that gave their KV blocks to others."),
+    "resumed_kept_tokens": _metric(
+        "preempted_kept_tokens_total", "counter", "Tokens of preempted sequences that the KV cache had at their return."
+    ),
+    "resumed_computed_tokens": _metric(
+        "preempted_computed_tokens_total", "counter", "Tokens of preempted sequences that were computed once more."
+    ),
+    "resumed_fetches": _metric(
+        "preempted_fetches_total", "counter", "Preempted sequences whose blocks were to be read back."
+    ),
+    "resumed_passed_over": _metric(
+        "preempted_passed_over_total", "counter", "Preempted sequences that computed because reading would take longer."
+    ),
     "evictions": _metric("kv_evictions_total", "counter", "Cached KV blocks that were given up for new ones."),
     "generated_tokens": _metric("generated_tokens_total", "counter", "Tokens sampled."),
     "prefill_tokens": _metric("prefill_tokens_total", "counter", "Prompt tokens computed, recomputed ones included."),
@@ -85,6 +97,8 @@ ENGINE: dict[str, Metric] = {
     ),
     "state_snapshot_hits": _metric("state_snapshot_hits_total", "counter", "Starts of sequences behind a kept state."),
     "invariant_checks": _metric("invariant_checks_total", "counter", "Checks of the engine's own counts."),
+    "pinned_prefixes": _metric("pinned_prefixes", "gauge", "Prefixes that are pinned in the KV cache."),
+    "pinned_bytes": _metric("pinned_bytes", "gauge", "Bytes of the KV cache that pinned prefixes hold."),
     "tier_memory_bytes": _metric("tier_memory_bytes", "gauge", "Bytes of forgotten KV blocks that are kept in memory."),
     "tier_memory_blocks": _metric("tier_memory_blocks", "gauge", "Forgotten KV blocks that are kept in memory."),
     "tier_memory_hits": _metric("tier_memory_hits_total", "counter", "KV blocks that were read back from memory."),
@@ -191,8 +205,9 @@ def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Ite
     for name, value in stats.get("fleet", {}).items():
         yield Sample(FLEET[name], float(value))
     for group in stats["groups"]:
-        # A window and a chunk of as many positions are two groups.
-        window = (("window", f"{group['window']}{' chunked' if group['chunked'] else ''}"),)
+        # A window and a chunk of as many positions are two groups, and so is a window with sink tokens.
+        sinks = f" and {group['sink_tokens']} first" if group["sink_tokens"] else ""
+        window = (("window", f"{group['window']}{' chunked' if group['chunked'] else ''}{sinks}"),)
         for name, metric in BLOCKS.items():
             yield Sample(metric, float(group[name]), window)
         yield Sample(USAGE, group["used_blocks"] / max(1, group["total_blocks"]), window)

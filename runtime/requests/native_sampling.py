@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tensorwright.engine_format.pooling import PoolingRecord
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.requests.logits_processors import ProcessorChain
 from tensorwright.runtime.requests.prompts import CheckedRequest
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
     from tensorwright.runtime import _runtime
 
 
-def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime.Sampling:
-    """Returns the request's SamplingParams in the C++ engine's form."""
+def make_sampling(
+    request: CheckedRequest, eos_token_ids: list[int], pooling: PoolingRecord | None = None
+) -> _runtime.Sampling:
+    """Returns the request's SamplingParams in the C++ engine's form. pooling: that of an engine which draws no
+    tokens."""
     params = request.params
     sampling: _runtime.Sampling = native.load_module().Sampling()
     sampling.n = int(params.n)
@@ -58,4 +62,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime
     sampling.logprobs = -1 if params.logprobs is None else int(params.logprobs)
     sampling.prompt_logprobs = -1 if params.prompt_logprobs is None else int(params.prompt_logprobs)
     sampling.guided = request.grammar is not None
+    if pooling is not None:
+        sampling.pooling = pooling.pooling
+        sampling.pooled_columns = pooling.tokens or []
     return sampling

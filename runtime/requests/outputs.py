@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tensorwright.runtime.chat_formats.events import AssistantMessage
 
 
@@ -77,6 +80,7 @@ class RequestOutput:
     prompt_logprobs: None for the first prompt token, then one dict per token, by token id; the prompt's own token is
         always among the keys. Until the whole prompt is computed the list is shorter. None unless the request asked for
         it.
+    pooled: of a request with PoolingParams that has finished, the pooled row of the model, float32 [columns].
     """
 
     request_id: int
@@ -86,3 +90,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    pooled: NDArray[np.float32] | None = None

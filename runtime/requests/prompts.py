@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tensorwright.errors import InvalidRequestError, PromptTooLongError
+from tensorwright.engine_format.pooling import EMBED, GENERATE
+from tensorwright.errors import InvalidRequestError, PromptTooLongError, TaskError
 from tensorwright.number_checks import is_int
 from tensorwright.runtime.base.keywords import closest
 from tensorwright.runtime.base.parameter_checks import check_count, shown
@@ -14,6 +15,7 @@ from tensorwright.runtime.base.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.guided.dry_breakers import DryBreakers, spell_breakers
 from tensorwright.runtime.guided.reader import guided_vocabulary
+from tensorwright.runtime.requests.pooling_params import PoolingParams
 from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
@@ -96,9 +98,33 @@ def check_kind(params: Any) -> None:
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
 
 
+def check_task(params: SamplingParams, engine: EngineDir) -> None:
+    """Raises TaskError unless the engine was built for what the parameters ask for."""
+    if not isinstance(params, PoolingParams):
+        check_generates(engine)
+    elif engine.config.task == GENERATE:
+        raise TaskError(
+            "this engine generates text, and it gives neither embeddings nor scores: build the checkpoint with --task "
+            "embed or --task rerank (docs/embeddings.md)"
+        )
+
+
+def check_generates(engine: EngineDir) -> None:
+    """Raises TaskError for an engine that draws no tokens."""
+    task = engine.config.task
+    if task == GENERATE:
+        return
+    gives = "embeddings" if task == EMBED else "scores of documents"
+    raise TaskError(
+        f"this engine was built for task {task}: it gives {gives}, and it generates no text: build the checkpoint with "
+        "--task generate (docs/embeddings.md)"
+    )
+
+
 def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
     """Tokenizes and checks one request. Raises InvalidRequestError or PromptTooLongError."""
     check_kind(params)
+    check_task(params, engine)
     text, ids = _text_and_ids(prompt, params, engine, capacity)
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
@@ -128,6 +154,8 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
 
 def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
     """Returns the most tokens that the request may generate. prompt: the number of the prompt's tokens."""
+    if isinstance(params, PoolingParams):
+        return _check_pooled(prompt, params, engine, capacity)
     room = _room(prompt, params, engine, capacity).tokens - prompt
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
     if isinstance(params.max_tokens, AtMost):
@@ -139,6 +167,17 @@ def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity
             f"min_tokens must be at most {max_tokens}, the room that is left, got {params.min_tokens}"
         )
     return max_tokens
+
+
+def _check_pooled(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
+    """Returns 1, which the engine does not count, for a prompt that fits; nothing is generated after it."""
+    positions = capacity.positions(prompt, 1)
+    if positions is not None and prompt > positions:
+        raise PromptTooLongError(
+            f"This model's maximum context length is {positions} tokens: the KV cache holds {positions} tokens, the "
+            f"text has {prompt}: shorten it, or raise kv_cache_memory"
+        )
+    return int(params.max_tokens or 1)
 
 
 @dataclass(frozen=True)
@@ -170,6 +209,12 @@ def _too_long(
 ) -> PromptTooLongError:
     """Returns the error for a prompt that is too long. It begins with OpenAI's own words, by which OpenAI's clients
     recognise it. counted: a word before the number of the prompt's tokens, such as "about "."""
+    if isinstance(params, PoolingParams):
+        most = engine.max_seq_len
+        return PromptTooLongError(
+            f"This model's maximum context length is {most} tokens: the text has {counted}{prompt}: shorten it, or "
+            "build the engine with a larger --max-seq-len"
+        )
     room = _room(prompt, params, engine, capacity)
     return PromptTooLongError(
         f"This model's maximum context length is {room.tokens} tokens: the {room.holder} holds {room.tokens} tokens of "

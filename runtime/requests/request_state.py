@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tensorwright.runtime.requests.completion_state import CompletionState, Place, logprob_table
 from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tensorwright.runtime.requests.sampling_params import SamplingParams
@@ -52,6 +55,7 @@ class RequestState:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
+        self._pooled: NDArray[np.float32] | None = None
         self._metrics = RequestMetrics(arrival_time=time.time())
         self._first_token_at: float | None = None
         self._last_token_at: dict[int, float] = {}  # completion -> the time of its last token
@@ -59,7 +63,10 @@ class RequestState:
 
     def apply(self, event: Any, now: float) -> None:
         """Adds one of the engine's events for this request. now: the present time in seconds of time.monotonic()."""
-        if event.tokens and self._first_token_at is None:
+        if event.pooled is not None:
+            self._pooled = event.pooled
+        begins = event.tokens or event.pooled is not None
+        if begins and self._first_token_at is None:
             self._first_token_at = now
             self._metrics.queue_time = event.queue_s
             self._metrics.time_to_first_token = event.first_token_s
@@ -113,5 +120,5 @@ class RequestState:
         metrics = RequestMetrics(**vars(self._metrics))
         scores = None if self._prompt_logprobs is None else self._prompt_logprobs[start:]
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, outputs, self.finished, metrics, scores
+            self.request_id, self.prompt, self.prompt_token_ids, outputs, self.finished, metrics, scores, self._pooled
         )

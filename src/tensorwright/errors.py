@@ -96,12 +96,21 @@ class PromptTooLongError(InvalidRequestError):
     """Prompt plus max_tokens do not fit the engine's maximum length or the KV cache."""
 
 
+class TaskError(InvalidRequestError):
+    """A request asks for what the engine was not built for: tokens of one that embeds, or an embedding of one that
+    generates."""
+
+
 class UnknownModelError(InvalidRequestError):
     """A request names a model that the server does not have, or an adapter that the engine does not have."""
 
 
 class UnknownResponseError(InvalidRequestError):
     """A request names a response that the server does not store, or not for this key."""
+
+
+class UnknownPrefixError(InvalidRequestError):
+    """A request names a pinned prefix that there is not, or not for this key."""
 
 
 class AdapterError(TensorwrightError):

@@ -148,6 +148,22 @@ def test_every_side_gets_the_same_capacity(tmp_path: Path) -> None:
         assert "model" in command or "tensorwright=model" in command
 
 
+def test_prefixes_are_kept_by_every_side_or_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = server_sides.Sides(Cache(tmp_path, "qwen2.5-0.5b"), Cache(tmp_path, "qwen2.5-0.5b"), Path("llama-server"))
+    sides.peers.python = lambda peer: f"python of {peer}"  # type: ignore[method-assign]
+    for profile, kept in (("code", False), ("agent", True)):
+        monkeypatch.setattr(sys, "argv", ["serving.py", "--profile", profile])
+        args = serving.options()
+        assert (args.load.lengths, args.load.prompts) == ((8192, 1024) if kept else (512, 128), "ids")
+        commands = [
+            sides._command(Side(*text.split("=")), "model", 80, args.capacity)[0] for text in server_sides.DEFAULT_SIDES
+        ]
+        ours, llama, openvino = commands
+        assert ("--no-prefix-caching" in ours, "--no-cache-prompt" in llama) == (not kept, not kept)
+        assert [llama[llama.index("--cache-ram") + 1], openvino[-1]] == (["8192", "8"] if kept else ["0", "0"])
+        assert ("--cache-prompt" in llama and "--cache-reuse" in llama) == kept
+
+
 def run(monkeypatch: pytest.MonkeyPatch, fake: Path, *options: str) -> tuple[dict[str, Any], str]:
     """A run with made-up servers in place of the peers', and made-up loads: half of the requests are late at a rate
     above RATES."""

@@ -17,6 +17,7 @@ from tensorwright.builder.measure.sample import (
     FULL_TOKENS,
     Extent,
     bundled_text,
+    longest_window,
     quick_tokens,
     random_sample,
     require_tokens,
@@ -58,6 +59,11 @@ def with_prefix(tokenizer):
 def test_quick_tokens(multiply_adds, tokens):
     """By the model's size alone: two builds must measure the same, whatever the machine does meanwhile."""
     assert quick_tokens(multiply_adds) == tokens
+
+
+@pytest.mark.parametrize(("seen", "tokens"), [(None, 512), (100, 512), (260, 1040), (4100, 6148)])
+def test_a_window_is_longer_than_what_attention_sees(seen, tokens):
+    assert longest_window(seen) == tokens
 
 
 def test_windows_lie_side_by_side(tokenizer):

@@ -192,6 +192,13 @@ def test_wrong_options(tiny, tmp_path):
         ({"max_seq_len": 1}, "at least 2"),
         ({"accuracy_tokens": 1}, "from 2 to 16777216"),
         ({"accuracy_tokens": 1 << 24 | 1}, "from 2 to 16777216"),
+        ({"sink_tokens": 4}, "sink_tokens are seen besides a window"),
+        ({"attention_window": 0, "sink_tokens": 4}, "sink_tokens are seen besides a window"),
+        ({"attention_window": 8, "sink_tokens": 513}, "sink_tokens must be a whole number from 0 to 512, not 513"),
+        ({"attention_window": 8, "heads": "mtp"}, "leave out heads or attention_window"),
+        ({"attention_window": 8, "accuracy": "quick", "accuracy_tokens": 12}, "above the 12 positions"),
+        ({"attention_window": 8, "target": "onnx"}, "attention_window"),
+        ({"attention_window": 124}, r"below max_seq_len 128, not 124 \+ 4"),
         ({"max_seq_len": 129}, "at most the model's 128 positions, not 129"),
     ):
         with pytest.raises(InvalidOptionError, match=message):

@@ -48,7 +48,7 @@ def test_header(dtype):
     emitted = emit_cpu_plan(lowered_graph(dtype), small_source())
     header = parse(emitted.data)["header"]
     assert header["magic"] == b"TWCPUPLN"
-    assert header["version"] == 2
+    assert header["version"] == 3
     assert header["header_bytes"] == 96
     assert header["weights_bytes"] == emitted.weights.total_bytes
     assert (header["vocab_size"], header["max_seq_len"], header["block_size"]) == (VOCAB, 64, 32)
@@ -106,7 +106,7 @@ def test_weight_records():
 def test_caches():
     graph = lowered_graph()
     layer = KvLayer(0, 1, 2, 7, chunked=True)
-    graph.facts.kv_layers = [layer, KvLayer(1, 1, 2, 0)]
+    graph.facts.kv_layers = [layer, KvLayer(1, 1, 2, 9, sink_tokens=4)]
     graph.facts.state_layers = [StateLayer(64), StateLayer(128)]
     cache = graph.add("input", types=[("kv", ())], names=["kv_cache.0"], before=graph.find("gather_rows")[0]).output
     x, rope = graph.find("embedding")[0].output, graph.find("rotary_table")[0].output
@@ -118,7 +118,7 @@ def test_caches():
     operands = [write.outputs[0], write.outputs[1], slots]
     graph.add("paged_attention", operands, attend, kinds[:1], before=graph.find("gather_rows")[0])
     plan = parse(emit_cpu_plan(graph, small_source()).data)
-    assert plan["kv_layers"] == [(0, 1, 2, 0, 1, 7, 0), (1, 1, 2, 0, 0, 0, 0)]
+    assert plan["kv_layers"] == [(0, 1, 2, 0, 1, 7, 0, 0), (1, 1, 2, 0, 0, 9, 0, 4)]
     assert plan["states"] == [(64,), (128,)]
     assert plan["header"]["cache_groups"] == 2
     written, attended = plan["instructions"][5:7]

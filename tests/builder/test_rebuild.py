@@ -65,7 +65,10 @@ def test_the_same_bytes_as_a_build(keeper, plain, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"quantize": "int8:g64", "kv_cache_dtype": "int8"}, {"quantize": None, "dtype": "bfloat16"}],
+    [
+        {"quantize": "int8:g64", "kv_cache_dtype": "int8", "attention_window": 20, "sink_tokens": 3},
+        {"quantize": None, "dtype": "bfloat16"},
+    ],
     ids=lambda changes: "-".join(changes),
 )
 def test_other_options_compute_what_a_build_with_them_does(keeper, tiny, tmp_path, changes):
@@ -91,7 +94,11 @@ def test_from_a_bfloat16_engine_it_is_the_float32_build(tmp_path):
 def test_a_rebuilt_engine_can_be_rebuilt(keeper, plain, tmp_path):
     wide = again(keeper, tmp_path / "wide", quantize=None)
     assert (wide / "weights.safetensors").is_file()
-    narrow = again(wide, tmp_path / "narrow", quantize="int4", keep_weights=False)
+    bounded = again(wide, tmp_path / "bounded", attention_window=20)
+    assert config_of(bounded)["build_options"]["attention_window"] == 20
+    assert config_of(bounded)["passes"]["limit_attention"] > 0
+    narrow = again(bounded, tmp_path / "narrow", quantize="int4", keep_weights=False, attention_window=0)
+    assert (narrow / "cpu/plan.bin").read_bytes() == (plain / "cpu/plan.bin").read_bytes()
     assert (narrow / "cpu/weights.bin").read_bytes() == (plain / "cpu/weights.bin").read_bytes()
 
 

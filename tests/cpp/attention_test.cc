@@ -106,7 +106,7 @@ std::vector<char> values_of(const Shape& s, const Written& w, int kv_head, int s
 // acc, max and sum of every KV head and split, for the last `queries` positions. v_dim: 0, or the columns of
 // V that are read, from rows beside the pages.
 std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window,
-                          int v_dim = 0, bool chunked = false) {
+                          int v_dim = 0, bool chunked = false, int sinks = 0) {
   std::vector<int32_t> block_table;
   for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
   const int group = s.heads / s.kv_heads, bytes = static_cast<int>(tw_dtype_bytes(s.q_dtype()));
@@ -126,6 +126,7 @@ std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, 
       a.first_position = s.length - queries;
       a.window = window;
       a.chunked = chunked;
+      a.sink_tokens = sinks;
       a.split = split;
       a.scale = 0.25f;
       a.q_dtype = s.q_dtype();
@@ -250,7 +251,10 @@ TW_TEST(rotary_kv_write_gives_the_same_bits) {
 TW_TEST(attention_reads_no_unused_slot) {
   for (const Shape& shape : kShapes) {
     const Written written = write(shape, rotary_kv_write_kernels().back());
-    for (const auto& [window, chunked] : {std::pair{0, false}, {1, false}, {20, false}, {20, true}}) {
+    // A negative number is of sink tokens beside a window of 20, which leave holes between the tiles.
+    for (const auto& [seen, chunked] :
+         {std::pair{0, false}, {1, false}, {20, false}, {20, true}, {-5, false}}) {
+      const int sinks = std::max(0, -seen), window = seen < 0 ? 20 : seen;
       for (int queries : {1, 2, 9, 33}) {
         if (queries > shape.length) continue;
         // One and several rows of queries, with and without a window, in one and two splits run all code
@@ -259,10 +263,10 @@ TW_TEST(attention_reads_no_unused_slot) {
         if (tw_test::emulated() && repeats) continue;
         const auto table = attention_kernels(shape.dtype);
         const std::vector<float> expected =
-            attend(shape, written, table.back().fn, queries, window, 0, chunked);
+            attend(shape, written, table.back().fn, queries, window, 0, chunked, sinks);
         for (const auto& entry : table) {
           if (!runnable(entry)) continue;
-          const std::vector<float> got = attend(shape, written, entry.fn, queries, window, 0, chunked);
+          const std::vector<float> got = attend(shape, written, entry.fn, queries, window, 0, chunked, sinks);
           for (float value : got) TW_CHECK(!std::isnan(value));
           if (entry.extra != Extra::bf16) TW_CHECK(same_bits(got, expected));
         }

@@ -88,13 +88,14 @@ inline Outcomes run_core(EngineCore& core, const std::vector<Request>& requests)
 }
 
 inline Outcome solo(const Request& r, int64_t groups = 1, int32_t window = 0, bool states = false,
-                    bool chunked = false) {
+                    bool chunked = false, int32_t sink_tokens = 0) {
   EngineOptions o = options(100, 1, kMaxSeqLen, groups);
   o.prefix_cache = false;
   FakeBehaviour behaviour;
   behaviour.groups = groups;
   behaviour.window = window;
   behaviour.chunked = chunked;
+  behaviour.sink_tokens = sink_tokens;
   behaviour.states = states;
   EngineCore core(fake(behaviour), o);
   return run_core(core, {r})[r.id];
@@ -102,11 +103,11 @@ inline Outcome solo(const Request& r, int64_t groups = 1, int32_t window = 0, bo
 
 // What a completion must equal: the request with its seed, alone.
 inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1, int32_t window = 0,
-                               bool states = false, bool chunked = false) {
+                               bool states = false, bool chunked = false, int32_t sink_tokens = 0) {
   if (r.sampling.seed) r.sampling.seed = completion_seed(*r.sampling.seed, completion);
   r.sampling.n = 1;
   if (completion > 0) r.sampling.prompt_logprobs = -1;  // the first tells of the prompt
-  return solo(r, groups, window, states, chunked);
+  return solo(r, groups, window, states, chunked, sink_tokens);
 }
 
 inline bool same(const Outcome& a, const Outcome& b) {

@@ -57,6 +57,8 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     const int64_t groups = states ? round % 3 : 1 + round % 2;
     const int32_t window = round < 12 || groups == 0 ? 0 : 1 + static_cast<int32_t>(random() % 30);
     const bool chunked = window > 0 && round % 4 < 2;
+    // Sink tokens end within the first three blocks.
+    const int32_t sink_tokens = window > 0 && !chunked ? static_cast<int32_t>(random() % 12) : 0;
     EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
     o.prefix_cache = states ? round % 8 != 0 : round % 3 != 0;
     o.state_snapshots = static_cast<int32_t>(random() % 12);
@@ -69,13 +71,14 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     behaviour.groups = groups;
     behaviour.window = window;
     behaviour.chunked = chunked;
+    behaviour.sink_tokens = sink_tokens;
     behaviour.states = states;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
       for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
         const Outcome& outcome = outcomes[r.id + kNext * completion];
-        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window, states, chunked)));
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window, states, chunked, sink_tokens)));
         TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
         TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
         size_t told = r.sampling.prompt_logprobs < 0 || completion > 0 ? 0 : r.prompt.size() - 1;
@@ -206,6 +209,43 @@ TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
   }
   TW_CHECK(!same(solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 9),
                  solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 30)));  // the window is seen
+}
+
+// A window of 9 positions and 5 sink tokens: two blocks of 4 more than without them, however long the
+// request.
+TW_TEST(sink_tokens_stay_and_the_blocks_behind_them_go) {
+  for (bool prefix_cache : {false, true}) {
+    FakeBehaviour behaviour;
+    behaviour.window = 9;
+    behaviour.sink_tokens = 5;
+    EngineOptions o = options(8, 1, 8);
+    o.prefix_cache = prefix_cache;
+    EngineCore core(fake(behaviour), o);
+    Request r = request(1, std::vector<int32_t>(60, 3), 50);
+    for (int i = 0; i < 60; ++i) r.prompt[static_cast<size_t>(i)] = i % 7 + 1;
+    validate_request(r, core.facts(), core.groups(), 1);
+    TW_CHECK_EQ(core.groups()[0].max_held, 7);
+    core.add(r, Clock::now());
+    Outcomes outcomes;
+    int32_t most = 0;
+    while (!core.idle()) {
+      std::vector<Event> events;
+      core.step(&events);
+      collect(std::move(events), &outcomes);
+      most = std::max(most, core.stats().used_blocks);
+    }
+    TW_CHECK(most > 4 && most <= 7);
+    TW_CHECK_EQ(core.stats().groups[0].sink_tokens, 5);
+    TW_CHECK(same(outcomes[1], solo(r, 1, 9, false, false, 5)));
+    TW_CHECK(!same(outcomes[1], solo(r, 1, 9)));
+    TW_CHECK(!same(outcomes[1], solo(r, 1, 9, false, false, 4)));
+    if (!prefix_cache) continue;
+    // The blocks of the sink tokens were given back last, so they are remembered, and with them the prefix.
+    TW_CHECK_EQ(core.stats().used_blocks, 0);
+    const int64_t before = core.stats().steps.prefix_hit_tokens;
+    TW_CHECK(same(run_core(core, {r})[1], outcomes[1]));
+    TW_CHECK(core.stats().steps.prefix_hit_tokens > before);
+  }
 }
 
 // Chunks of 8 positions in blocks of 4: a request never holds more than a window of 8 would, and at the end

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/core/base/clock.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/interface/executor.h"
 
@@ -33,9 +34,11 @@ struct FakeBehaviour {
   int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
   int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
+  int held_us = 0;           // how long a step takes on the held clock of its thread (Clock::HeldHere)
   int64_t groups = 1;
   int32_t window = 0;        // of the last group
   bool chunked = false;      // the window begins at a multiple of its length
+  int32_t sink_tokens = 0;   // seen besides the window
   bool states = false;       // then there may be no group
   bool lose_states = false;  // a copy of states does nothing
   bool heads = false;        // of a model with one group without a window
@@ -54,6 +57,8 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.group_chunked.assign(behaviour.groups, 0);
     if (behaviour.groups > 0) facts_.group_windows.back() = behaviour.window;
     if (behaviour.groups > 0) facts_.group_chunked.back() = behaviour.chunked;
+    facts_.group_sink_tokens.assign(behaviour.groups, 0);
+    if (behaviour.groups > 0) facts_.group_sink_tokens.back() = behaviour.sink_tokens;
     facts_.state_bytes = behaviour.states ? 64 : 0;
     if (behaviour.heads) facts_.draft_width = 4, facts_.draft_vocab = vocab * behaviour.at_once;
     if (behaviour.at_once > 1) facts_.draft_group = -1;
@@ -78,6 +83,9 @@ class FakeExecutor : public tensorwright::Executor {
     }
     if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
     if (has(step, behaviour_.die_token)) throw 42;
+    if (behaviour_.held_us)
+      tensorwright::Clock::HeldHere::set(tensorwright::Clock::now() +
+                                         std::chrono::microseconds(behaviour_.held_us));
     if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
     const bool late = has(step, behaviour_.late_token);
     for (size_t g = 0; g < cache_.size(); ++g) {
@@ -296,7 +304,8 @@ class FakeExecutor : public tensorwright::Executor {
       const tensorwright::GroupTables& group = step.groups[g];
       const int32_t window = facts_.group_windows[g], position = step.positions[t];
       for (int32_t p = 0; p <= position; ++p) {
-        if (window && (facts_.group_chunked[g] ? p / window != position / window : p + window <= position))
+        if (window && p >= facts_.group_sink_tokens[g] &&
+            (facts_.group_chunked[g] ? p / window != position / window : p + window <= position))
           continue;
         int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
         const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);

@@ -88,7 +88,7 @@ TW_TEST(results_may_be_written_over_these_operands_only) {
 
 TW_TEST(header_faults_are_named) {
   check_says(fault_of_bytes([](auto& b) { b[0] = std::byte{'X'}; }), "magic");
-  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 2, is 9");
+  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 3, is 9");
   check_says(fault_of_bytes([](auto& b) { b.pop_back(); }), "header says");
   check_says(fault_of_bytes([](auto& b) { b.clear(); }), "0 bytes");
   check_says(fault_of([](ToyPlan& t) { t.header.block_size = 24; }), "block_size");
@@ -126,6 +126,13 @@ TW_TEST(record_faults_are_named) {
              "kv layer 1: window");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].chunked = 1; }),
              "kv layer 0: chunked must be 0, or 1 with a window, is 1");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].sink_tokens = 4; }),
+             "kv layer 0: sink_tokens must be 0, or up to 512 with a window that slides, is 4");
+  check_says(fault_of([](ToyPlan& t) {
+               t.kv_layers[0].window = 5;
+               t.kv_layers[0].sink_tokens = 513;
+             }),
+             "kv layer 0: sink_tokens must be 0, or up to 512 with a window that slides, is 513");
   check_says(fault_of([](ToyPlan& t) {
                t.kv_layers[0].window = 5;
                t.kv_layers[0].chunked = 2;

@@ -101,16 +101,17 @@ void crowd_out(Engine& engine, int64_t first_id) {
 }
 
 Outcome alone(const Request& r, const FakeBehaviour& b = {}) {
-  return solo(r, b.groups, b.window, b.states, b.chunked);
+  return solo(r, b.groups, b.window, b.states, b.chunked, b.sink_tokens);
 }
 
 std::vector<FakeBehaviour> families() {
-  FakeBehaviour dense, two, sliding, chunked, windows;
+  FakeBehaviour dense, two, sliding, chunked, windows, sinks;
   two.groups = 2;
   sliding.groups = 2, sliding.window = 9;
   chunked.groups = 2, chunked.window = 8, chunked.chunked = true;
   windows.groups = 1, windows.window = 9;
-  return {dense, two, sliding, chunked, windows};
+  sinks.groups = 2, sinks.window = 9, sinks.sink_tokens = 5;
+  return {dense, two, sliding, chunked, windows, sinks};
 }
 
 // Leaves the prefixes of a prompt on disk, and returns what the prompt says.
@@ -195,7 +196,7 @@ TW_TEST(what_comes_back_takes_no_room_of_what_it_goes_on_behind) {
 // Small caches, so that requests are preempted and come back too; prompts that share beginnings; several at
 // once.
 TW_TEST(a_crowd_says_what_each_says_alone) {
-  int64_t hits = 0, on_disk = 0;
+  int64_t hits = 0, on_disk = 0, resumed = 0, kept = 0, computed = 0;
   for (int32_t seed = 0; seed < 10; ++seed) {
     const std::vector<FakeBehaviour> all = families();
     const FakeBehaviour behaviour = all[static_cast<size_t>(seed) % all.size()];
@@ -216,8 +217,8 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
       }
       const Outcomes outcomes = run_all(engine, requests);
       for (const Request& r : requests)
-        TW_CHECK(same(outcomes.at(r.id),
-                      solo_completion(r, 0, behaviour.groups, behaviour.window, false, behaviour.chunked)));
+        TW_CHECK(same(outcomes.at(r.id), solo_completion(r, 0, behaviour.groups, behaviour.window, false,
+                                                         behaviour.chunked, behaviour.sink_tokens)));
       // What comes for a request that has ended is given up when it has come.
       EngineStats stats = engine.stats();
       for (int i = 0; i < 1000 && stats.used_blocks > 0; ++i) {
@@ -226,12 +227,54 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
       }
       hits += stats.tiers.memory_hits + stats.tiers.disk_hits;
       on_disk += stats.tiers.disk_hits;
+      resumed += stats.fetches.resumed;
+      kept += stats.steps.resumed_kept_tokens;
+      computed += stats.steps.resumed_computed_tokens;
       TW_CHECK_EQ(stats.invariant_violations, 0);
       TW_CHECK_EQ(stats.used_blocks, 0);
     }
   }
   TW_CHECK(hits > 100);
   TW_CHECK(on_disk > 10);
+  TW_CHECK(resumed > 0 && kept > 0 && computed > 0);
+}
+
+// A request that was preempted is weighed, however short its wait would be; one that starts is not.
+TW_TEST(a_preempted_request_computes_where_that_is_faster) {
+  KvBlocks kv(1, 45, kBlockSize, true);
+  BlockTiers store(tiers(kMuch), {1 << 20});
+  PrefixFetches fetches(kv, store, {1 << 20});
+  const std::vector<int32_t> tokens = numbers(3, 4 * kBlockSize + 1);
+  ArchiveKey key = store.hash().root("");
+  for (int32_t block = 0; block < 4; ++block) {
+    key = store.hash().child(key,
+                             std::span(tokens).subspan(static_cast<size_t>(block) * kBlockSize, kBlockSize));
+    store.put({key, 0}, 0, 1 << 20, [](char*) {});
+  }
+  Sequence sequence;
+  sequence.tokens = tokens;
+  sequence.sampling = std::make_shared<const Sampling>();
+  // The loop never comes to a visit, so that every fetch ends without blocks.
+  fetches.start(
+      [](const std::function<void(EngineCore&)>&, size_t) { throw Error("TransferError", "busy"); });
+  fetches.learn_rate(int64_t{1} << 30, 1);  // four blocks take 4 ms
+  const auto asks = [&](double tokens_per_second, int32_t cached) {
+    const FetchStats before = fetches.stats();
+    for (int i = 0; i < 30; ++i) fetches.observe(1 << 20, (1 << 20) / tokens_per_second);
+    sequence.cached_tokens = cached;
+    const bool waits = fetches.ask(sequence);
+    const FetchStats after = fetches.stats();
+    TW_CHECK_EQ(after.fetches - before.fetches, waits ? 1 : 0);
+    TW_CHECK_EQ(after.resumed - before.resumed, waits && cached >= 0 ? 1 : 0);
+    TW_CHECK_EQ(after.resumed_passed_over - before.resumed_passed_over, !waits && cached >= 0 ? 1 : 0);
+    return waits;
+  };
+  const double fast = 4 * kBlockSize / 0.001, slow = 4 * kBlockSize / 0.1;
+  TW_CHECK(asks(fast, -1));
+  TW_CHECK(!asks(fast, 0));
+  TW_CHECK(asks(slow, 0));
+  TW_CHECK(asks(slow, -1));
+  fetches.stop();
 }
 
 TW_TEST(nobody_finds_the_prefixes_of_another_salt) {

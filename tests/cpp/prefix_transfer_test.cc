@@ -67,12 +67,13 @@ int64_t free_and_idle(const EngineCore& core) {
 }
 
 std::vector<FakeBehaviour> families() {
-  FakeBehaviour dense, two, sliding, chunked, windows;
+  FakeBehaviour dense, two, sliding, chunked, windows, sinks;
   two.groups = 2;
   sliding.groups = 2, sliding.window = 9;
   chunked.groups = 2, chunked.window = 8, chunked.chunked = true;
   windows.groups = 1, windows.window = 9;
-  return {dense, two, sliding, chunked, windows, with_states(1), with_states(2, 9), with_states(0)};
+  sinks.groups = 2, sinks.window = 9, sinks.sink_tokens = 5;
+  return {dense, two, sliding, chunked, windows, sinks, with_states(1), with_states(2, 9), with_states(0)};
 }
 
 }  // namespace
@@ -85,8 +86,8 @@ TW_TEST(the_tokens_behind_a_prefix_that_came_are_those_of_one_engine) {
     TW_CHECK_EQ(move_prefix(prefill, decode, prompt), 40);
     const Outcome there = run_core(decode, {request(2, prompt, 20)})[2];
     TW_CHECK_EQ(there.last.cached_tokens, 40);
-    const Outcome alone =
-        solo(request(2, prompt, 20), behaviour.groups, behaviour.window, behaviour.states, behaviour.chunked);
+    const Outcome alone = solo(request(2, prompt, 20), behaviour.groups, behaviour.window, behaviour.states,
+                               behaviour.chunked, behaviour.sink_tokens);
     TW_CHECK(there.tokens == alone.tokens);
     decode.check();
   }
@@ -340,7 +341,8 @@ TW_TEST(transfers_between_the_steps_of_a_crowd_change_no_token) {
     }
     decode.check();
     for (const auto& [id, r] : requests) {
-      const Outcome alone = solo(r, behaviour.groups, behaviour.window, behaviour.states, behaviour.chunked);
+      const Outcome alone = solo(r, behaviour.groups, behaviour.window, behaviour.states, behaviour.chunked,
+                                 behaviour.sink_tokens);
       TW_CHECK(outcomes[id].tokens == alone.tokens);
     }
     hits += decode.stats().steps.prefix_hit_tokens;

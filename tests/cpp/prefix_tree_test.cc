@@ -165,9 +165,9 @@ TW_TEST(a_chunk_lets_go_of_all_before_it_and_a_hit_needs_none_of_it) {
   TW_CHECK_EQ(kv.group(1).idle(), 4);
   const KvBlocks::Match whole = kv.match(tokens), part = kv.match(Tokens{1, 1, 2, 2, 3, 3, 7});
   TW_CHECK_EQ(whole.path.size(), 4u);
-  TW_CHECK_EQ(whole.first[1], 3);
+  TW_CHECK_EQ(whole.filled[1], 1);
   TW_CHECK_EQ(part.path.size(), 3u);
-  TW_CHECK_EQ(part.first[1], 2);  // position 6 sees 4 and 5
+  TW_CHECK_EQ(part.filled[1], 1);  // position 6 sees 4 and 5
   SequenceBlocks all;
   TW_CHECK(grow(kv, all, 20));
   kv.release(all);

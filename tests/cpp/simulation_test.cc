@@ -38,14 +38,15 @@ EngineOptions options(int32_t blocks = 1000) {
 // The columns of a traffic, which own what they hold.
 struct Columns {
   std::vector<int64_t> arrivals = {};
-  std::vector<int32_t> prompts = {}, outputs = {}, prefixes = {}, prefix_tokens = {};
+  std::vector<int32_t> prompts = {}, outputs = {}, prefixes = {}, prefix_tokens = {}, conversations = {};
 
   void add(int64_t ms, int32_t prompt, int32_t output, int32_t prefix = 0, int32_t prefix_size = 0) {
     arrivals.push_back(ms * kMs);
     prompts.push_back(prompt), outputs.push_back(output);
     prefixes.push_back(prefix), prefix_tokens.push_back(prefix_size);
+    conversations.push_back(static_cast<int32_t>(conversations.size()));
   }
-  Traffic traffic() const { return {arrivals, prompts, outputs, prefixes, prefix_tokens}; }
+  Traffic traffic() const { return {arrivals, prompts, outputs, prefixes, prefix_tokens, conversations}; }
 };
 
 // Each step takes 10 ms.
@@ -259,7 +260,8 @@ TW_TEST(traffic_that_is_not_sound_is_refused) {
   TW_CHECK(has(fault([](Columns* c) { c->prompts[1] = 0; }), "a prompt of at least one token"));
   TW_CHECK(has(fault([](Columns* c) { c->outputs[0] = 0; }), "an output of at least one token"));
   TW_CHECK(has(fault([](Columns* c) { c->prefix_tokens[1] = 5; }), "shorter than its prompt"));
-  TW_CHECK(has(fault([](Columns* c) { c->prefixes[1] = -1; }), "not negative"));
+  TW_CHECK(has(fault([](Columns* c) { c->prefixes[1] = -1; }), "its common beginning that is not negative"));
+  TW_CHECK(has(fault([](Columns* c) { c->conversations[1] = -1; }), "its conversation that is not negative"));
   TW_CHECK(has(fault([](Columns* c) { c->prompts[0] = 1023; }), "PromptTooLongError"));
   TW_CHECK(has(fault([](Columns*) {}, 1), "one of 1 replicas, got 1"));
 }

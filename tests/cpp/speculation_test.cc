@@ -3,7 +3,6 @@
 #include <array>
 #include <chrono>
 #include <memory>
-#include <thread>
 
 #include "runtime/core/engine/engine_core.h"
 #include "tests/cpp/guided_cases.h"
@@ -165,7 +164,8 @@ TW_TEST(a_model_with_states_is_refused) {
 
 namespace {
 
-// Proposes slowly and wrongly, and keeps what it is told of the worth of going on.
+// Proposes slowly and wrongly, and keeps what it is told of the worth of going on. The clock of the thread is
+// held: proposals take 300 microseconds of it.
 class SlowProposer : public ScriptedProposer {
  public:
   SlowProposer(Script script, bool* always_worth)
@@ -175,11 +175,16 @@ class SlowProposer : public ScriptedProposer {
     for (const PlannedChunk& chunk : plan.chunks) *always_worth_ = *always_worth_ && worth(*chunk.sequence);
   }
   void propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) override {
-    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    pass(300);
     ScriptedProposer::propose(wishes, drafts);
   }
 
  private:
+  static void pass(int microseconds) {
+    Clock::HeldHere::set(Clock::now() + std::chrono::microseconds(microseconds));
+  }
+
+  const Clock::HeldHere held_;
   bool* const always_worth_;
 };
 
@@ -196,7 +201,8 @@ TW_TEST(a_fixed_number_is_proposed_though_it_does_not_pay) {
       script[{id, 0}] = whole(requests.back(), solo_completion(requests.back(), 0));
     }
     bool always_worth = true;
-    EngineCore core(fake(), o, nullptr, std::make_unique<SlowProposer>(script, &always_worth));
+    EngineCore core(fake({.held_us = 100}), o, nullptr,
+                    std::make_unique<SlowProposer>(script, &always_worth));
     for (const Request& r : requests) run_core(core, {r});
     TW_CHECK_EQ(always_worth, fixed > 0);
   }

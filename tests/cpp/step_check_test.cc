@@ -63,6 +63,28 @@ TW_TEST(blocks_before_a_chunk_may_be_absent) {
   longer.check(step_at(11));
 }
 
+// With a window of 2 positions, 5 sink tokens and blocks of 4, position 15 sees the first two blocks and its
+// own.
+TW_TEST(blocks_of_sink_tokens_must_be_there) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 16;
+  facts.block_size = 4;
+  facts.block_bytes = {100};
+  facts.group_windows = {2};
+  facts.group_sink_tokens = {5};
+  Step step;
+  step.token_ids = {1};
+  step.positions = {15};
+  step.seq_starts = {0, 1};
+  step.context_lens = {16};
+  step.groups = {{4, {0, 1, -1, 2}, {11}}};
+  StepChecker checker(facts, {8, 8, 8}, {4});
+  checker.check(step);
+  step.groups[0].block_tables = {0, -1, -1, 2};
+  TW_CHECK_ERROR(checker.check(step), "InvalidRequestError");
+}
+
 TW_TEST(each_sequence_has_a_state_slot_of_its_own) {
   ModelFacts facts;
   facts.vocab_size = 10;

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from tolerances import chain_tolerance
 
 from support.harness import load_reference, logits_of
@@ -27,6 +28,7 @@ from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.merge_lora import merge_lora
 from tensorwright.models.peft_adapter import read_adapter
+from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _runtime
 from tensorwright.runtime.commands.chat.settings import Settings
 from tensorwright.runtime.commands.cli import cli
@@ -133,6 +135,40 @@ def test_numbers_are_those_of_peft_and_bits_those_without_company(model_of: Call
     base = logits_of(load_reference(model.checkpoint, torch.float32), IDS[0], torch.float32)
     changed = np.abs(expected(base, IDS[0]) - alone[0][0][: len(IDS[0]) - 1]).max()
     assert changed > 10 * bound(model, base), "the adapter changes too little for this test"
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [("llama", {"dtype": "float32"}), ("phi3", {"dtype": "bfloat16"}), ("llama", {"quantize": "int8"})],
+)
+def test_an_adapter_of_bfloat16_stays_as_it_is(
+    model_of: Callable[..., Model], variant: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """It takes half the memory. Factors that are powers of two round nothing, so there the bits are those of the same
+    numbers in float32, over any base and in any company; with any other factor the numbers are PEFT's."""
+    model = model_of(variant, **options)
+    shapes, adapters = places_of(model.engine).modules, {}
+    for name, rank, alpha in (("halves", 4, 2), ("odd", 5, 7)):
+        adapters[name] = make_adapter(
+            tmp_path / name, shapes, rank=rank, seed=rank, dtype="bfloat16", config={"lora_alpha": alpha}
+        )
+    wide = adapters["wide"] = shutil.copytree(adapters["halves"], tmp_path / "wide")
+    tensors = load_file(wide / "adapter_model.safetensors")
+    save_file({name: tensor.float() for name, tensor in tensors.items()}, wide / "adapter_model.safetensors")
+    names = ["halves", "odd", "wide", None]
+    with LLM(model.engine, adapters=adapters, threads=2, kv_cache_memory="4MiB") as llm:
+        together = scored(llm, [IDS[0]] * 4, names)
+        assert together == [scored(llm, [IDS[0]], [name])[0] for name in names]
+        assert together[0] == together[2]
+        assert len({str(each) for each in together}) == 3
+    bits, floats = (make_products(read_adapter(adapters[name]), places_of(model.engine)) for name in ("odd", "wide"))
+    assert {product[1].dtype for product in bits} == {np.dtype(np.uint16)}
+    assert {part[2].dtype for product in bits for part in product[2]} == {np.dtype(np.uint16)}
+    assert {product[1].dtype for product in floats} == {np.dtype(np.float32)}
+    if options == {"dtype": "float32"}:
+        logprobs, tokens = together[1]
+        exact = peft_logits(model, adapters["odd"], [*IDS[0], *tokens])
+        assert np.abs(expected(exact, [*IDS[0], *tokens]) - logprobs).max() <= bound(model, exact)
 
 
 def test_merged_weights_are_the_adapter(model_of: Callable[..., Model]) -> None:
@@ -343,14 +379,24 @@ def test_an_adapter_lives_as_long_as_its_requests(pico_engine: Path, pico_adapte
     engine.shutdown(False)
 
 
+def bits_of(parts: list[tuple[int, int, np.ndarray]]) -> list[tuple[int, int, np.ndarray]]:
+    """The parts of a product in bfloat16."""
+    return [(first, column, to_bfloat16_bits(b)) for first, column, b in parts]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda products: (products[0][0], products[0][1][:, :-1].copy(), products[0][2]), "columns"),
-        (lambda products: (0, *products[0][1:]), "is no product"),
-        (lambda products: (products[0][0], products[0][1], [(99, 0, products[0][2][0][2])]), "a part has rows"),
-        (lambda products: (products[0][0], products[0][1], [(0, 639, products[0][2][0][2])]), "a part has columns"),
-        (lambda products: (products[0][0], products[0][1] * np.float32(np.nan), products[0][2]), "not finite"),
+        (lambda n, a, parts: (n, a[:, :-1].copy(), parts, None), "columns"),
+        (lambda n, a, parts: (0, a, parts, None), "is no product"),
+        (lambda n, a, parts: (n, a, [(99, 0, parts[0][2])], None), "a part has rows"),
+        (lambda n, a, parts: (n, a, [(0, 639, parts[0][2])], None), "a part has columns"),
+        (lambda n, a, parts: (n, a * np.float32(np.nan), parts, None), "not finite"),
+        (lambda n, a, parts: (n, np.full(a.shape, 0x7F80, np.uint16), bits_of(parts), None), "not finite"),
+        (lambda n, a, parts: (n, a.astype(np.float16), parts, None), "must all be float32, or all uint16"),
+        (lambda n, a, parts: (n, a, bits_of(parts), None), "must all be float32, or all uint16"),
+        (lambda n, a, parts: (n, a, parts, np.ones(1, np.float32)), "a factor for each row"),
+        (lambda n, a, parts: (n, a, parts, np.full(len(a), np.inf, np.float32)), "a factor holds a number"),
     ],
 )
 def test_the_engine_refuses_weights_that_do_not_fit(
@@ -360,7 +406,7 @@ def test_the_engine_refuses_weights_that_do_not_fit(
     native = llm._client._engine
     before = native.live_adapters()
     with pytest.raises(InvalidOptionError, match=words):
-        native.make_adapter("key", [change(products)])
+        native.make_adapter("key", [change(*products[0][:3])])
     assert native.live_adapters() == before
 
 

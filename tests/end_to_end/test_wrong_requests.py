@@ -92,10 +92,10 @@ def test_newer_versions_and_other_targets(engine: Path) -> None:
         assert words in refused(engine)  # before the checksums: another version may have others
     (engine / "config.json").write_text(sound)
     plan = bytearray((engine / "cpu/plan.bin").read_bytes())
-    plan[8] = 3
+    plan[8] = 4
     (engine / "cpu/plan.bin").write_bytes(bytes(plan))
     seal(engine)
-    assert "version must be 2, is 3" in refused(engine)
+    assert "version must be 3, is 4" in refused(engine)
 
 
 def test_what_is_no_path_to_an_engine(tmp_path: Path) -> None:

@@ -76,12 +76,14 @@ class MadePlan : public tw_test::PlanWriter {
       const uint32_t window = c_.of<uint32_t>({0, 1, 15, 16, 17, 100, 600});
       windows_.push_back(window);
       chunked_.push_back(window > 0 && group % 2 == 1);
+      const bool slides = window > 0 && group % 2 == 0;
+      sink_tokens_.push_back(slides ? c_.of<uint32_t>({0, 1, 4, 16, 33, 512}) : 0);
       ++header.cache_groups;
     }
     const uint32_t integers = kv_layers.size() % 2 == 1 ? TW_I4 : TW_I8;
     const auto dtype = static_cast<uint16_t>(c_.one_in(3) ? integers : header.act_dtype);
-    kv_layers.push_back(
-        {group, c_.between(1, 3), head_dim(), dtype, uint16_t{chunked_[group]}, windows_[group], 0});
+    kv_layers.push_back({group, c_.between(1, 3), head_dim(), dtype, uint16_t{chunked_[group]},
+                         windows_[group], 0, sink_tokens_[group]});
   }
 
   // --- operands
@@ -446,9 +448,10 @@ class MadePlan : public tw_test::PlanWriter {
   Choices& c_;
   const bool large_;
   bool fits_ = true;
-  std::vector<uint32_t> windows_;  // of the cache groups
-  std::vector<uint8_t> chunked_;   // whether these begin at multiples of their lengths
-  std::vector<int32_t> written_;   // buffers, in the order in which the plan writes them
+  std::vector<uint32_t> windows_;      // of the cache groups
+  std::vector<uint8_t> chunked_;       // whether these begin at multiples of their lengths
+  std::vector<uint32_t> sink_tokens_;  // per group
+  std::vector<int32_t> written_;       // buffers, in the order in which the plan writes them
 };
 
 }  // namespace tw_fuzz

@@ -324,6 +324,25 @@ ANTHROPIC: Table = DRAWING | TURNS | {
 
 COUNT: Table = dict.fromkeys(TURNS, ()) | {"messages": TURNS["messages"][:1], "system": TURNS["system"][:1]}
 
+TURN: Table = dict.fromkeys(("model", "priority", "deadline", "cache_salt"), ())
+INSTRUCTION: Table = {"instruction": (text, surrogates)}
+EMBEDDING: Table = TURN | {
+    "input": (texts, lists, zeros, text, surrogates),
+    "encoding_format": (text,),
+    "dimensions": (digits, highest_int),
+    "user": (text,),
+    "prompt_name": (text, surrogates),
+    "normalize": SWITCH,
+}
+SCORE: Table = TURN | INSTRUCTION | {"text_1": (texts, lists, text), "text_2": (texts, ones, surrogates)}
+RERANK: Table = TURN | INSTRUCTION | {
+    "query": (text, surrogates),
+    "documents": (texts, repeat('{"text":"a"}'), objects),
+    "documents[].text": (text, surrogates),
+    "top_n": (digits, highest_int),
+    "return_documents": SWITCH,
+}  # fmt: skip
+
 BODIES: Mapping[str, Table] = {
     "/v1/responses": RESPONSES,
     "/v1/messages": ANTHROPIC,
@@ -332,6 +351,10 @@ BODIES: Mapping[str, Table] = {
     "/v1/chat/completions": CHAT,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
+    "/v1/embeddings": EMBEDDING,
+    "/v1/score": SCORE,
+    "/v1/rerank": RERANK,
+    "/rerank": dict.fromkeys(RERANK, ()),
 }
 """By endpoint: all fields of its body."""
 
@@ -354,6 +377,9 @@ ROOTS: Mapping[str, Mapping[str, str]] = {
     "/v1/messages/count_tokens": {"model": '"pico"', "messages": MESSAGE},
     "/tokenize": {"model": '"pico"'},
     "/detokenize": {"model": '"pico"', "tokens": "[1]"},
+    "/v1/embeddings": {"model": '"pico"', "input": '"a"'},
+    "/v1/score": {"model": '"pico"', "text_1": '"a"', "text_2": '"a"'},
+    **{path: {"model": '"pico"', "query": '"a"', "documents": '["a"]'} for path in ("/v1/rerank", "/rerank")},
 }
 SIBLINGS: Mapping[str, Mapping[str, str]] = {
     "messages[]": {"role": '"user"', "content": '"a"'},

@@ -10,12 +10,15 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.facts import DECLARED, Buffer, Facts, KvLayer, StateLayer
 
 EVERY = Facts(
-    model_type="llama", dtype="bfloat16", max_seq_len=64, vocab_size=101, hidden_size=32, layers=2, heads=4, kv_heads=2,
+    model_type="llama", dtype="bfloat16", max_seq_len=64, vocab_size=101, hidden_size=32, rows="hidden",
+    layers=2, heads=4,
+    kv_heads=2,
     head_dim=8, max_position_embeddings=128, bos_token_id=None, eos_token_ids=[1, 2], longrope={"factors": "long"},
     left_out={"mtp": {"reason": "no text", "tensors": 1, "bytes": 4}}, wide=["a", "b"], expanded_kv_elements=96,
-    block_size=32, kv_cache_dtype="int8", activations="int8", quantize=parse_spec("int4,lm_head=none"),
+    block_size=32, kv_cache_dtype="int8", attention_window=8, sink_tokens=2, activations="int8",
+    quantize=parse_spec("int4,lm_head=none"),
     channel_scales="awq", column_orders={'"w"': "v"}, outlier_columns={'"w"': [3, 17]},
-    kv_layers=[KvLayer(0, 2, 8, 0), KvLayer(1, 2, 8, 5, "int8")], state_layers=[StateLayer(64)],
+    kv_layers=[KvLayer(0, 2, 8, 0), KvLayer(1, 2, 8, 5, "int8", sink_tokens=2)], state_layers=[StateLayer(64)],
     tensor_parallel=2, tensor_rank=1, pipeline_parallel=3, pipeline_rank=2,
     expert_parallel=True, left_whole=["a.b: it needs all columns"],
     buffers=[Buffer("rows", "float32", 8, 64, 128)],

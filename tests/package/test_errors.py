@@ -33,7 +33,8 @@ def test_the_page_lists_every_class_and_no_other() -> None:
 
 
 TOLD = {
-    "InvalidRequestError", "PromptTooLongError", "UnknownModelError", "UnknownResponseError", "QueueFullError",
+    "InvalidRequestError", "PromptTooLongError", "UnknownModelError", "UnknownResponseError", "UnknownPrefixError",
+    "QueueFullError",
     "NumericalError", "TemporarilyUnavailableError",
 }  # fmt: skip
 """What a server tells its clients word for word."""

@@ -104,6 +104,7 @@ def test_unset_and_empty_take_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tables() -> list[list[tuple[str, str, bool]]]:
     floats = [table(dtype) for table in (_testing.matmul_table, _testing.embedding_table) for dtype in (0, 1)]
+    floats.append(_testing.matmul_table(-1))
     quantized = [_testing.quantized_matmul_table(dtype) for dtype in (3, 4)]
     rest = [_testing.swiglu_table(), _testing.quantize_rows_table(), _testing.quantize_weights_table()]
     return floats + quantized + rest

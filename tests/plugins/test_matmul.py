@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.isa_levels import rounds_otherwise
-from support.made_matmul import Matmul, kernel_params, same_bits, stored, widened
+from support.made_matmul import BY_BF16, Matmul, kernel_params, same_bits, stored, widened
 from support.sweep import sweep
 from tensorwright.errors import InvalidOptionError, IsaError
 from tensorwright.plugins import packing
@@ -18,7 +18,7 @@ from tensorwright.runtime import _testing
 
 pytestmark = pytest.mark.computes
 
-KERNELS = kernel_params(0) + kernel_params(1)
+KERNELS = kernel_params(0) + kernel_params(1) + kernel_params(BY_BF16)
 BEST = 0
 EPILOGUES = (op.EPILOGUE_NONE, *op.EPILOGUES.values())
 PANEL = 16
@@ -134,7 +134,7 @@ class TestBits:
         assert same_bits(dirty[keep], clean[keep])
 
 
-@pytest.mark.parametrize("dtype", [0, 1])
+@pytest.mark.parametrize("dtype", [0, 1, BY_BF16])
 @settings(deadline=None, max_examples=60)
 @given(
     rows=st.integers(1, 20),
@@ -153,6 +153,18 @@ def test_instruction_sets_agree(
     results = [made.run(i) for i in exact_kernels(dtype)]
     assert all(same_bits(r, results[0]) for r in results)
     made.check(results[0])
+
+
+@sweep("rows", [1, 5, 40])
+@sweep("k", [1, 16, 33, 1101])
+def test_bfloat16_weights_alone_have_the_bits_of_their_numbers_in_float32(rows: int, k: int) -> None:
+    """What adapters in bfloat16 rest on."""
+    made = Matmul(BY_BF16, rows, 2 * PANEL + 3, k)
+    wide = Matmul(0, rows, 2 * PANEL + 3, k)
+    wide.packed = _testing.pack_panels(0, widened(made.w))
+    expected = wide.run(exact_kernels(0)[-1])
+    for index in exact_kernels(BY_BF16):
+        assert same_bits(made.run(index), expected)
 
 
 class TestPacking:

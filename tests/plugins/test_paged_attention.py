@@ -66,6 +66,15 @@ class TestDefinition:
     def test_chunks(self, dtype: str, kernel: int, chunk: int, length: int) -> None:
         close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=chunk, chunked=True), kernel, length - 20)
 
+    @sweep("sink_tokens", [1, 4, 16, 20, 512])
+    @sweep("window", [1, 17, 600])
+    @sweep("length", [50, 1100])
+    def test_sink_tokens(self, dtype: str, kernel: int, sink_tokens: int, window: int, length: int) -> None:
+        made = Sequence(
+            length, group=3, head_dim=16, dtype=dtype, window=window, sink_tokens=sink_tokens, with_slopes=True
+        )
+        close(made, kernel, length - 20)
+
     @sweep("window", [0, 24])
     def test_softcap(self, dtype: str, kernel: int, window: int) -> None:
         close(Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window), kernel, 40)
@@ -80,13 +89,17 @@ class TestDefinition:
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
 @sweep("group", [1, 3, 7])
-@sweep("window", [0, 37, -37])
-def test_company_changes_no_bit(dtype: str, kernel: int, group: int, window: int) -> None:
+@sweep("seen", [(0, 0), (37, 0), (-37, 0), (37, 5)])
+def test_company_changes_no_bit(dtype: str, kernel: int, group: int, seen: tuple[int, int]) -> None:
     """A query alone gives the bits it gives in any chunk, across tile, block and split borders.
 
-    A negative window is a chunk: one of 37 ends at position 518, and so within most chunks of queries.
+    seen: a window, and sink tokens. A negative window is a chunk: one of 37 ends at position 518, and so within most
+    chunks of queries.
     """
-    sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=abs(window), chunked=window < 0)
+    window, sink_tokens = seen
+    sequence = Sequence(
+        530, group=group, head_dim=24, dtype=dtype, window=abs(window), chunked=window < 0, sink_tokens=sink_tokens
+    )
     alone = sequence.run(kernel, 490, 530, chunk=1)
     for chunk in (2, 3, 5, 8, 16, 40):
         np.testing.assert_array_equal(sequence.run(kernel, 490, 530, chunk), alone, f"chunk {chunk}")
@@ -115,6 +128,8 @@ def test_every_exact_kernel_gives_the_same_bits(dtype: str, data: st.DataObject)
         dtype=dtype,
         window=data.draw(st.sampled_from([0, 1, 5, 16, 100, 540]), "window"),
         chunked=data.draw(st.booleans(), "chunked"),
+        sink_tokens=data.draw(st.sampled_from([0, 3, 40]), "sink_tokens"),
+        with_slopes=data.draw(st.booleans(), "with_slopes"),
         softcap=data.draw(st.sampled_from([0.0, 5.0]), "softcap"),
         seed=data.draw(st.integers(0, 9), "seed"),
     )
@@ -134,6 +149,18 @@ def test_a_split_that_nobody_sees_counts_for_nothing(dtype: str, kernel: int, ch
     assert (acc == 0).all()
     assert (total == 0).all()
     assert (top == -np.inf).all()
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+def test_pages_between_sink_tokens_and_window_are_not_read(dtype: str, kernel: int) -> None:
+    """Their blocks may be gone: the table then has no number for them."""
+    sequence = Sequence(300, group=2, head_dim=16, dtype=dtype, window=40, sink_tokens=33)
+    expected = sequence.run(kernel, 290, 300)
+    sequence.block_table[2 : (290 - 40 + 1) // 32] = -1
+    np.testing.assert_array_equal(sequence.run(kernel, 290, 300), expected)
+    sequence.block_table[1] = -1
+    with pytest.raises(InvalidOptionError, match="block_table must name"):
+        sequence.run(kernel, 290, 300)
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)

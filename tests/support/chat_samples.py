@@ -81,6 +81,32 @@ _DEEP = {
     "over": "<｜tool▁calls▁end｜>",
 }
 
+_PYTHON = (
+    _JSON.replace("{", "{{").replace("}", "}}")
+    + "{{{{ call.function.name }}}}({{% for key, value in call.function.arguments.items() %}}"
+    + "{{{{ key }}}}={{{{ value | tojson }}}}{{% if not loop.last %}}, {{% endif %}}{{% endfor %}})"
+    + "{between}"
+    + _END.replace("{", "{{").replace("}", "}}")
+)
+"""The calls as Python. between: what stands between two of them."""
+
+
+def _gemma(begin: str, close: str, quote: str) -> Sample:
+    """Returns the sample of a model of Gemma's with these tags."""
+    single = f'{begin}call:get_weather{{city:{quote}Zürich "ZH"{quote},days:3}}{close}'
+    pair = "{{ key }}:{% if value is string %}QUOTE{{ value }}QUOTE{% else %}{{ value }}{% endif %}"
+    return Sample(
+        _template(
+            "",
+            f"{_JSON}{begin}call:{{{{ call.function.name }}}}{{% raw %}}{{{{% endraw %}}"
+            "{% for key, value in call.function.arguments.items() %}"
+            f"{pair.replace('QUOTE', quote)}{{% if not loop.last %}},{{% endif %}}{{% endfor %}}}}{close}{_END}",
+        ),
+        f"{single}{begin}call:now{{}}{close}",
+        single,
+    )
+
+
 SAMPLES: dict[str, Sample] = {
     "hermes": Sample(
         _template(
@@ -205,6 +231,133 @@ SAMPLES: dict[str, Sample] = {
         "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
         '<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich "ZH"\n</parameter>\n<parameter=days>\n3\n'
         "</parameter>\n</function>\n</tool_call>",
+    ),
+    "kimi_k2": Sample(
+        _template(
+            "",
+            "<|tool_calls_section_begin|>"
+            + _JSON
+            + "<|tool_call_begin|>functions.{{ call.function.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+            + "{{ call.function.arguments | tojson }}<|tool_call_end|>"
+            + _END
+            + "<|tool_calls_section_end|>",
+        ),
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{_WEATHER}"
+        "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{_WEATHER}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "cohere": Sample(
+        _template(
+            "",
+            "<|START_ACTION|>["
+            + _JSON
+            + '{{ "\n    " }}{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ call.function.name }}", '
+            + '"parameters": {{ call.function.arguments | tojson }}}{% if not loop.last %},{% endif %}'
+            + _END
+            + "{{ '\n' }}]<|END_ACTION|>",
+        ),
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        + _WEATHER
+        + '},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        + _WEATHER
+        + "}\n]<|END_ACTION|>",
+    ),
+    "minimax": Sample(
+        _template(
+            "",
+            "{{ '\n' }}<minimax:tool_call>{{ '\n' }}"
+            + _JSON
+            + '<invoke name="{{ call.function.name }}">{{ "\n" }}'
+            + "{% for key, value in call.function.arguments.items() %}"
+            + '<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>{{ "\n" }}'
+            + "{% endfor %}</invoke>{{ '\n' }}"
+            + _END
+            + "</minimax:tool_call>",
+        ),
+        '\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich "ZH"</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich "ZH"</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    "seed": Sample(
+        _template(
+            "",
+            _JSON
+            + "{{ '\n' }}<seed:tool_call>{{ '\n' }}<function={{ call.function.name }}>{{ '\n' }}"
+            + "{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>{{ value }}</parameter>"
+            + "{{ '\n' }}{% endfor %}</function>{{ '\n' }}</seed:tool_call>"
+            + _END,
+        ),
+        '\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Zürich "ZH"</parameter>\n'
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n"
+        "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+        '<seed:tool_call>\n<function=get_weather>\n<parameter=city>Zürich "ZH"</parameter>\n'
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+    ),
+    "step3": Sample(
+        _template(
+            "",
+            "<｜tool_calls_begin｜>{{ '\n' }}"
+            + _JSON
+            + '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{{ call.function.name }}">{{ "\n" }}'
+            + "{% for key, value in call.function.arguments.items() %}"
+            + '<steptml:parameter name="{{ key }}">{{ value }}</steptml:parameter>{{ "\n" }}{% endfor %}'
+            + "</steptml:invoke><｜tool_call_end｜>{{ '\n' }}"
+            + _END
+            + "<｜tool_calls_end｜>",
+        ),
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+        '<steptml:parameter name="city">Zürich "ZH"</steptml:parameter>\n'
+        '<steptml:parameter name="days">3</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="now">\n</steptml:invoke><｜tool_call_end｜>\n'
+        "<｜tool_calls_end｜>",
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+        '<steptml:parameter name="city">Zürich "ZH"</steptml:parameter>\n'
+        '<steptml:parameter name="days">3</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+        "<｜tool_calls_end｜>",
+    ),
+    "function_gemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "gemma3": Sample(
+        _template(
+            "",
+            "{{ '\n' }}```tool_code{{ '\n' }}"
+            + _PYTHON.format(between="{{ '' if loop.last else '\n' }}")
+            + "{{ '\n' }}```",
+        ),
+        '\n```tool_code\nget_weather(city="Zürich \\"ZH\\"", days=3)\nnow()\n```',
+        '```tool_code\nget_weather(city="Zürich \\"ZH\\"", days=3)\n```',
+    ),
+    "lfm2": Sample(
+        _template(
+            "<|tool_list_start|>",
+            "<|tool_call_start|>["
+            + _PYTHON.format(between="{% if not loop.last %}, {% endif %}")
+            + "]<|tool_call_end|>",
+        ),
+        '<|tool_call_start|>[get_weather(city="Zürich \\"ZH\\"", days=3), now()]<|tool_call_end|>',
+        '<|tool_call_start|>[get_weather(city="Zürich \\"ZH\\"", days=3)]<|tool_call_end|>',
+    ),
+    "hunyuan": Sample(
+        _template("{# <answer> #}", "<tool_calls>" + _LISTED + "</tool_calls>"),
+        f"<tool_calls>{_LIST}</tool_calls>",
+        f"<tool_calls>[{_FIRST}]</tool_calls>",
+    ),
+    "tool_calls": Sample(
+        _template("", "<tool_calls>" + _LISTED + "</tool_calls>"),
+        f"<tool_calls>{_LIST}</tool_calls>",
+        f"<tool_calls>[{_FIRST}]</tool_calls>",
+    ),
+    "ernie": Sample(
+        _template(
+            "{# <response></response><tool_output> #}",
+            _JSON + "{{ '\n' }}<tool_call>{{ '\n' }}" + _OBJECT + "{{ '\n' }}</tool_call>" + _END,
+        ),
+        f"\n<tool_call>\n{_FIRST}\n</tool_call>\n<tool_call>\n{_SECOND}\n</tool_call>",
+        f"<tool_call>\n{_FIRST}\n</tool_call>",
     ),
     "granite": Sample(
         _template("<|start_of_role|>", "<|tool_call|>" + _LISTED),

@@ -35,6 +35,8 @@ COUNTERS = (
     "tier_disk_blocks", "tier_disk_hits", "tier_disk_evicted", "tier_disk_read_bytes", "tier_disk_written_bytes",
     "tier_disk_failed_writes", "tier_disk_dropped", "tier_lost", "prefix_fetches", "prefix_fetches_failed",
     "prefix_fetches_passed_over", "prefix_fetch_tokens", "prefix_fetch_seconds",
+    "pinned_prefixes", "pinned_bytes", "pinned_room", "resumed_kept_tokens", "resumed_computed_tokens",
+    "resumed_fetches", "resumed_passed_over",
     "requests_late", "steps_over_itl_goal", "prefill_share", "paced_places",
 )  # fmt: skip
 """Statistics of the real engine that this one leaves at 0."""
@@ -56,6 +58,7 @@ class FakeEvent:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     cumulative_logprob: float = 0.0
+    pooled: None = None
     queue_s: float = 0.25
     first_token_s: float = 0.5
 
@@ -140,7 +143,7 @@ class FakeEngine:
 
     def stats(self) -> dict[str, Any]:
         blocks = {"total_blocks": self.blocks, "free_blocks": self.blocks, "cached_blocks": 0, "used_blocks": 0}
-        groups = [{"window": window, "chunked": False, **blocks} for window in self.windows]
+        groups = [{"window": window, "chunked": False, "sink_tokens": 0, **blocks} for window in self.windows]
         counts = {"steps": self.steps, "invariant_violations": self.violations, "running": len(self._alive)}
         return {**dict.fromkeys(COUNTERS, 0), **blocks, **counts, "block_size": 32, "groups": groups}
 

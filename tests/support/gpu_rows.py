@@ -69,7 +69,7 @@ class Case:
         return self.name
 
 
-def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None = None) -> None:
+def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None = None, sm: int = 80) -> None:
     """Runs a case and compares. changed: other attributes, which must make the comparison fail."""
     memory = Memory()
     inputs = {name: memory.put(name, values, dtype) for name, (values, dtype) in case.inputs.items()}
@@ -80,10 +80,10 @@ def run(interpreter: Interpreter, case: Case, changed: Mapping[str, Any] | None 
     }
     dtypes = {name: tensor.dtype for name, tensor in {**outputs, **inputs}.items()}
     attrs = {**case.attrs, **(changed or {})}
-    specs = case.launch.kernels({**attrs, **case.of_kernels}, dtypes, 80)
+    specs = case.launch.kernels({**attrs, **case.of_kernels}, dtypes, sm)
     size = case.launch.workspace_bytes(attrs, {name: tensor.shape for name, tensor in inputs.items()})
     workspace = memory.empty("workspace", (size,), "int8") if size else None
-    launches = case.launch.launches(attrs, inputs, outputs, workspace, 80)
+    launches = case.launch.launches(attrs, inputs, outputs, workspace, sm)
     assert case.starts is None or [launch.kernel for launch in launches] == list(case.starts)
     interpreter.run(specs, launches, memory)
     got = {name: memory.array(tensor.name) for name, tensor in outputs.items()}

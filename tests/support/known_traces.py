@@ -44,6 +44,7 @@ class NotYetExported(NamedTuple):
     model: Any
     max_seq_len: int
     heads: Any = None
+    rows: str = "logits"
 
 
 @cache
@@ -78,7 +79,7 @@ def known_traces(folder: Path) -> Iterator[None]:
         with file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
-                real_lower(real_export(program.model, program.max_seq_len), weights, graph, table)
+                real_lower(real_export(*program), weights, graph, table)
                 _write(file, graph)
         _fill(graph, file.read_text(encoding="utf-8"))
 
@@ -94,7 +95,7 @@ def _key(program: NotYetExported, weights: dict[str, Any]) -> str:
     parameters = [(name, str(x.dtype), list(x.shape)) for name, x in model.named_parameters(remove_duplicate=False)]
     buffers = [(name, str(x.dtype), list(x.shape), _bits(x)) for name, x in model.named_buffers()]
     expressions = {name: str(expression) for name, expression in weights.items()}
-    seen = [type(model).__qualname__, config, parameters, buffers, expressions, program.max_seq_len]
+    seen = [type(model).__qualname__, config, parameters, buffers, expressions, program.max_seq_len, program.rows]
     return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as torch_save_file
 
 from tensorwright.engine_format.adapter_places import AdapterPlaces
 from tensorwright.engine_format.file_names import CPU_ADAPTERS
@@ -33,19 +35,25 @@ def make_adapter(
     rank: int = 4,
     seed: int = 0,
     spread: float = 0.2,
-    dtype: type = np.float32,
+    dtype: type | str = np.float32,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes an adapter of normal noise. shapes: the outputs and inputs of its modules. config: further fields of
-    adapter_config.json."""
+    adapter_config.json. dtype: that of numpy, or "bfloat16"."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tensors = {}
     for name, (outputs, inputs) in shapes.items():
         a, b = rng.standard_normal((rank, inputs)), rng.standard_normal((outputs, rank))
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = (spread * a).astype(dtype)
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = (spread * b).astype(dtype)
-    save_file(tensors, folder / "adapter_model.safetensors")
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = spread * a
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = spread * b
+    if dtype == "bfloat16":
+        rounded = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in tensors.items()}
+        torch_save_file(rounded, folder / "adapter_model.safetensors")
+    else:
+        save_file(
+            {name: values.astype(dtype) for name, values in tensors.items()}, folder / "adapter_model.safetensors"
+        )
     (folder / "adapter_config.json").write_text(
         json.dumps({**PLAIN, "r": rank, "target_modules": list(shapes), **(config or {})})
     )

@@ -14,6 +14,8 @@ from tensorwright.runtime import _testing
 
 DTYPES = ("float32", "bfloat16")
 """By number: tw_dtype."""
+BY_BF16 = -1
+"""The number of the table of kernels whose x is float32 and whose weights are bfloat16."""
 UNIT = 2.0**-24
 """Half a step of float32, relative: the error of one rounding. Below: that of bfloat16, of 8 significant bits."""
 BFLOAT16_UNIT = 2.0**-8
@@ -43,7 +45,7 @@ def kernel_params(dtype: int) -> list[object]:
 
 
 def stored(x: np.ndarray, dtype: int) -> np.ndarray:
-    """float32 values as the kernels take them: float32, or uint16 bits of bfloat16."""
+    """float32 values as the kernels take them: float32, or uint16 bits of bfloat16, which weights of BY_BF16 are."""
     return to_bfloat16_bits(x) if dtype == 1 else np.asarray(x, np.float32)
 
 
@@ -85,15 +87,16 @@ class Matmul:
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.rows, self.n, self.k])
         wide = self.n * self.parts
+        w_dtype = 1 if self.dtype == BY_BF16 else self.dtype
         self.x = stored(rng.standard_normal((self.rows, self.k)), self.dtype)
-        self.w = stored(rng.standard_normal((wide, self.k)), self.dtype)
+        self.w = stored(rng.standard_normal((wide, self.k)), w_dtype)
         self.b = rng.standard_normal(wide).astype(np.float32) if self.bias else None
         self.r = rng.standard_normal((self.rows, self.n)).astype(np.float32) if self.residual else None
         self.addends = rng.standard_normal((self.rows, self.parts, -(-self.n // 16) * 16)).astype(np.float32)
         if self.parts == 2:
-            self.packed = _testing.pack_gated_panels(self.dtype, self.w[: self.n], self.w[self.n :])
+            self.packed = _testing.pack_gated_panels(w_dtype, self.w[: self.n], self.w[self.n :])
         else:
-            self.packed = _testing.pack_panels(self.dtype, self.w)
+            self.packed = _testing.pack_panels(w_dtype, self.w)
 
     def panel_bias(self) -> np.ndarray | None:
         """The bias in panel order; where no lane may read it, NaN."""

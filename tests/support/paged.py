@@ -50,6 +50,7 @@ class Sequence:
     dtype: str = "float32"
     window: int = 0
     chunked: bool = False
+    sink_tokens: int = 0
     softcap: float = 0.0
     seed: int = 0
     with_sinks: bool = False
@@ -87,8 +88,9 @@ class Sequence:
         if self.kv:
             q = restore_heads(*quantize_heads(q, QUERY_LEVELS_OF[self.kv]))
         return attend(
-            q, k, v, begin, self.scale, self.window, self.softcap, self.sinks, self.slopes, chunked=self.chunked
-        )
+            q, k, v, begin, self.scale, self.window, self.softcap, self.sinks, self.slopes, chunked=self.chunked,
+            sink_tokens=self.sink_tokens,
+        )  # fmt: skip
 
     def rounds_weights(self, kernel: int) -> bool:
         """Whether the kernel rounds weights to bfloat16, since it sums V by dot products of pairs."""
@@ -128,6 +130,7 @@ class Sequence:
             first_position=begin, split=split, scale=self.scale, window=self.window, softcap=self.softcap,
             kv_dtype=KV_NUMBERS.get(self.kv),
             slopes=None if self.slopes is None else self.slopes[first : first + self.group], chunked=self.chunked,
+            sink_tokens=self.sink_tokens,
         )  # fmt: skip
         return acc, top, total
 

@@ -19,7 +19,7 @@ LANES = 16
 EMBEDDING, RMS_NORM, MATMUL, ROTARY_TABLE, ROTARY_KV_WRITE, PAGED_ATTENTION, GATHER_ROWS, SWIGLU, ADD = range(1, 10)
 
 HEADER = struct.Struct("<8s II QQ IIIIIIIIII iI QQ")
-KV_LAYER = struct.Struct("<3I2H2I")
+KV_LAYER = struct.Struct("<3I2H3I")
 BUFFER = struct.Struct("<4IQ")
 WEIGHT = struct.Struct("<4IQQII")
 INSTRUCTION = struct.Struct("<II4i2i2i8i4f")
@@ -65,8 +65,8 @@ class PlanWriter:
     max_seq_len: int
     block_size: int
     act_dtype: int
-    kv_layers: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
-    """group, kv_heads, head_dim, window, chunked"""
+    kv_layers: list[tuple[int, int, int, int, bool, int]] = field(default_factory=list)
+    """group, kv_heads, head_dim, window, chunked, sink_tokens"""
     states: list[int] = field(default_factory=list)  # bytes of each recurrent layer's state
     buffers: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     weights: list[tuple[int, int, int, int, int, int, int, int]] = field(default_factory=list)
@@ -80,8 +80,11 @@ class PlanWriter:
         self.names += text.encode() + b"\0"
         return len(self.names) - len(text) - 1
 
-    def kv_layer(self, kv_heads: int, head_dim: int, window: int = 0, group: int = 0, chunked: bool = False) -> int:
-        self.kv_layers.append((group, kv_heads, head_dim, window, chunked and window > 0))
+    def kv_layer(
+        self, kv_heads: int, head_dim: int, window: int = 0, group: int = 0, chunked: bool = False, sink_tokens: int = 0
+    ) -> int:
+        sinks = sink_tokens if window > 0 else 0
+        self.kv_layers.append((group, kv_heads, head_dim, window, chunked and window > 0, sinks))
         return len(self.kv_layers) - 1
 
     def buffer(self, kind: int, dtype: int, cols: int) -> int:
@@ -115,14 +118,14 @@ class PlanWriter:
         )  # fmt: skip
 
     def plan_bytes(self) -> bytes:
-        tables = b"".join(KV_LAYER.pack(g, h, d, self.act_dtype, c, w, 0) for g, h, d, w, c in self.kv_layers)
+        tables = b"".join(KV_LAYER.pack(g, h, d, self.act_dtype, c, w, 0, s) for g, h, d, w, c, s in self.kv_layers)
         tables += b"".join(struct.pack("<Q", size) for size in self.states)
         tables += b"".join(BUFFER.pack(*b) for b in self.buffers)
         tables += b"".join(WEIGHT.pack(*w) for w in self.weights)
         tables += b"".join(self.instructions) + bytes(self.names)
         groups = len({layer[0] for layer in self.kv_layers})
         header = HEADER.pack(
-            b"TWCPUPLN", 2, HEADER.size, HEADER.size + len(tables), len(self.data),
+            b"TWCPUPLN", 3, HEADER.size, HEADER.size + len(tables), len(self.data),
             self.vocab_size, self.max_seq_len, self.block_size, self.act_dtype, len(self.kv_layers), groups,
             len(self.buffers), len(self.weights), len(self.instructions), len(self.names), self.logits,
             len(self.states), *self.arena,

@@ -26,6 +26,7 @@ class ToyLlama:
     block_size: int = 16
     window: int = 0  # of the odd layers, in a cache group of their own
     chunked: bool = False  # the window begins at a multiple of its length
+    sink_tokens: int = 0  # seen besides the window
     eps: float = 1e-5
     seed: int = 0
     w: dict[str, np.ndarray] = field(default_factory=dict)
@@ -85,8 +86,9 @@ class ToyLlama:
         q_cols, fused = self.heads * self.head_dim, i % 2 == 0
         qkv_cols = q_cols + 2 * self.kv_heads * self.head_dim
         kv = p.kv_layer(
-            self.kv_heads, self.head_dim, self.layer_window(i), group=i % 2 if self.window else 0, chunked=self.chunked
-        )
+            self.kv_heads, self.head_dim, self.layer_window(i), group=i % 2 if self.window else 0, chunked=self.chunked,
+            sink_tokens=self.sink_tokens,
+        )  # fmt: skip
         a, qkv = p.buffer(TOKENS, self.dtype, self.hidden), p.buffer(TOKENS, F32, qkv_cols)
         q, y = p.buffer(TOKENS, self.dtype, q_cols), p.buffer(TOKENS, self.dtype, q_cols)
         norm1, norm2 = (p.vector(f"{i}.{n}", self.w[f"{i}.{n}"]) for n in ("norm1", "norm2"))
@@ -153,6 +155,8 @@ class ToyLlama:
         if window and self.chunked:
             chunk = np.arange(t) // window
             hidden = (distance < 0) | (chunk[:, None] != chunk[None, :])
+        if window:
+            hidden &= (np.arange(t) >= self.sink_tokens) | (distance < 0)
         scores = np.where(hidden, -np.inf, scores)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(t, -1)

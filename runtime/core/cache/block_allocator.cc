@@ -93,7 +93,7 @@ void BlockTable::drop() {
 }
 
 BlockTable BlockTable::share() const {
-  BlockTable other;
+  BlockTable other(sinks_);
   other.first_ = first_;
   other.blocks_.reserve(blocks_.size());
   for (const BlockRef& block : blocks_) other.blocks_.push_back(block.share());

@@ -80,19 +80,25 @@ class BlockAllocator {
 
 // The blocks of one sequence in one group, in the order of positions. The destructor gives them back. Blocks
 // that fell out of the group's window are dropped, the first block first; their entries stay, and are empty.
+// The first `sinks` entries hold sink tokens (group_shape.h) and are never dropped.
 class BlockTable {
  public:
+  explicit BlockTable(int32_t sinks = 0) : sinks_(sinks), first_(sinks) {}
   int32_t size() const { return static_cast<int32_t>(blocks_.size()); }
-  int32_t first() const { return first_; }  // all entries before it are dropped
-  int32_t held() const { return size() - first_; }
-  int32_t operator[](int32_t index) const { return index < first_ ? -1 : blocks_[index].id(); }
+  int32_t sinks() const { return sinks_; }
+  // All entries from sinks() up to this one are dropped. It may lie behind the end of a short table.
+  int32_t first() const { return first_; }
+  int32_t held() const { return size() - (first_ - sinks_); }
+  int32_t operator[](int32_t index) const {
+    return index >= sinks_ && index < first_ ? -1 : blocks_[index].id();
+  }
   void append(BlockRef block) { blocks_.push_back(std::move(block)); }
   // Takes the memory for `size` entries: up to this size, append() and drop() throw nothing.
   void reserve(int32_t size) {
     if (size > this->size()) make_room(blocks_, static_cast<size_t>(size - this->size()));
   }
   // Drops the block of entry first(). At the end of the table it appends an empty entry instead, for a block
-  // that the sequence never held.
+  // that the sequence never held. The table must have the entries of the sinks.
   void drop();
   void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }
   void truncate(int32_t size) { blocks_.resize(size); }
@@ -105,7 +111,7 @@ class BlockTable {
 
  private:
   std::vector<BlockRef> blocks_;
-  int32_t first_ = 0;
+  int32_t sinks_, first_;
 };
 
 }  // namespace tensorwright

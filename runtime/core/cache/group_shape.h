@@ -1,4 +1,7 @@
 // Says how many blocks a cache group has, and how many of them one sequence holds at most.
+//
+// A group with a window may have sink tokens too: the first positions of a sequence, which every position
+// sees besides its window (StreamingLLM, arXiv 2309.17453). Their blocks stay as long as the sequence does.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_GROUP_SHAPE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_GROUP_SHAPE_H_
 
@@ -18,11 +21,15 @@ constexpr int64_t window_blocks(int64_t window, int64_t chunk, int64_t block_siz
 
 struct GroupShape {
   int32_t blocks = 0;
-  int32_t window = 0;    // 0: none
-  int32_t max_held = 0;  // by one sequence; 0: no bound but its length
-  bool chunked = false;  // the window begins at a multiple of its length
+  int32_t window = 0;       // 0: none
+  int32_t max_held = 0;     // by one sequence; 0: no bound but its length
+  bool chunked = false;     // the window begins at a multiple of its length
+  int32_t sink_tokens = 0;  // only with a window that slides
 
-  // Returns the first position that `position` sees.
+  // Returns how many leading blocks of a sequence hold sink tokens.
+  int32_t sink_blocks(int32_t block_size) const { return (sink_tokens + block_size - 1) / block_size; }
+
+  // Returns the first position that `position` sees, sink tokens aside.
   int32_t first_seen(int32_t position) const {
     return static_cast<int32_t>(tw_first_seen(position, window, chunked));
   }
@@ -31,7 +38,9 @@ struct GroupShape {
   // share the blocks of the first `shared` ones.
   int64_t needed(int64_t n, int64_t shared, int64_t entries, int64_t block_size) const {
     int64_t all = shared + n * (entries - shared);
-    return window > 0 ? std::min(all, n * window_blocks(window, 1, block_size)) : all;
+    if (window == 0) return all;
+    const int64_t sinks = sink_blocks(static_cast<int32_t>(block_size));
+    return std::min(all, n * (sinks + window_blocks(window, 1, block_size)));
   }
 };
 

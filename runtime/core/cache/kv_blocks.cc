@@ -26,20 +26,27 @@ KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool pref
   if (prefix_cache && (!slots_ || max_snapshots_ > 0)) tree_.emplace(groups_, block_size, hash, windows);
 }
 
-// Returns the first entry that a position from `next` on sees, or the last published entry if that comes
-// earlier.
+// Returns the first entry behind those of sink tokens that a position from `next` on sees, or the last
+// published entry if that comes earlier.
 int32_t KvBlocks::first_needed(size_t group, int32_t next, int32_t published) const {
   int32_t seen = shapes_[group].first_seen(next) / block_size_;
-  return tree_ ? std::min(seen, std::max(0, published - 1)) : seen;
+  if (tree_) seen = std::min(seen, std::max(0, published - 1));
+  return std::max(seen, sink_blocks(static_cast<int32_t>(group)));
 }
 
 // Returns whether a sequence can go on behind the first `length` nodes.
 bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const {
   auto entries = static_cast<int32_t>(length);
   for (size_t group = 0; group < groups_.size(); ++group) {
-    auto first = static_cast<size_t>(first_needed(group, entries * block_size_, entries));
-    for (size_t i = length; i-- > first;) {
-      if (path[i]->blocks[group] == PrefixTree::kHole) return false;
+    const auto is_hole = [&](int32_t i) {
+      return path[static_cast<size_t>(i)]->blocks[group] == PrefixTree::kHole;
+    };
+    const int32_t first = first_needed(group, entries * block_size_, entries);
+    for (int32_t i = entries; i-- > first;) {
+      if (is_hole(i)) return false;
+    }
+    for (int32_t i = std::min(entries, sink_blocks(static_cast<int32_t>(group))); i-- > 0;) {
+      if (is_hole(i)) return false;
     }
   }
   return true;
@@ -47,7 +54,7 @@ bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t lengt
 
 KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_view salt) const {
   Match match;
-  match.first.resize(groups_.size());
+  match.filled.resize(groups_.size());
   match.idle.resize(groups_.size());
   if (!tree_ || tokens.empty()) return match;
   match.path = tree_->match(tokens.first(tokens.size() - 1), salt);
@@ -58,17 +65,20 @@ KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_vie
     match.path.pop_back();
   auto length = static_cast<int32_t>(match.path.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
-    match.first[group] = first_needed(group, length * block_size_, length);
-    for (int32_t i = match.first[group]; i < length; ++i)
+    for (int32_t i = 0; i < length; ++i) {
+      if (!is_needed_behind(static_cast<int32_t>(group), length, i)) continue;
+      ++match.filled[group];
       match.idle[group] += match.path[i]->idle[group] != 0;
+    }
   }
   return match;
 }
 
 void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   if (held.size() != 0) throw std::logic_error("[kv_blocks] only an empty sequence can be given a prefix");
-  std::vector<BlockTable> tables(groups_.size());
-  for (BlockTable& table : tables) table.reserve(static_cast<int32_t>(match.path.size()));
+  const auto length = static_cast<int32_t>(match.path.size());
+  std::vector<BlockTable> tables = empty_tables();
+  for (BlockTable& table : tables) table.reserve(length);
   BlockRef state;
   if (slots_) {
     state = take_slot();
@@ -76,9 +86,13 @@ void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   }
   // Nothing throws from here on.
   for (size_t group = 0; !match.path.empty() && group < groups_.size(); ++group) {
-    for (int32_t i = 0; i < match.first[group]; ++i) tables[group].drop();
-    for (size_t i = match.first[group]; i < match.path.size(); ++i)
-      tables[group].append(tree_->share(match.path[i], group));
+    BlockTable& table = tables[group];
+    const auto share = [&](int32_t i) {
+      table.append(tree_->share(match.path[static_cast<size_t>(i)], group));
+    };
+    for (int32_t i = 0; i < std::min(table.sinks(), length); ++i) share(i);
+    while (table.first() < first_needed(group, length * block_size_, length)) table.drop();
+    for (int32_t i = table.first(); i < length; ++i) share(i);
   }
   if (slots_ && !match.path.empty()) {
     match.path.back()->snapshot_used = true;
@@ -88,6 +102,12 @@ void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   held.tables = std::move(tables);
   held.published = static_cast<int32_t>(match.path.size());
   held.tail = match.path.empty() ? nullptr : match.path.back();
+}
+
+std::vector<BlockTable> KvBlocks::empty_tables() const {
+  std::vector<BlockTable> tables;
+  for (int32_t group = 0; group < groups(); ++group) tables.emplace_back(sink_blocks(group));
+  return tables;
 }
 
 BlockRef KvBlocks::take_slot() {
@@ -133,7 +153,7 @@ int32_t KvBlocks::reach(const SequenceBlocks& held, int32_t from, int32_t to) co
 }
 
 bool KvBlocks::make_writable(SequenceBlocks& held, int32_t from, int32_t to) {
-  held.tables.resize(groups_.size());
+  if (held.tables.empty()) held.tables = empty_tables();
   if (reach(held, from, to) < to) return false;
   for (BlockTable& table : held.tables) table.reserve(blocks_for(to));
   int32_t first = from / block_size_, size = held.size();
@@ -183,8 +203,9 @@ std::vector<PrefixTree::Node*> KvBlocks::remembered_path(std::span<const int32_t
   return tree_ ? tree_->match(tokens, salt) : std::vector<PrefixTree::Node*>();
 }
 
-int32_t KvBlocks::first_needed_behind(int32_t group, int32_t blocks) const {
-  return first_needed(static_cast<size_t>(group), blocks * block_size_, blocks);
+bool KvBlocks::is_needed_behind(int32_t group, int32_t blocks, int32_t index) const {
+  return index < sink_blocks(group) ||
+         index >= first_needed(static_cast<size_t>(group), blocks * block_size_, blocks);
 }
 
 BlockRef KvBlocks::take_block(int32_t group) {
@@ -199,8 +220,8 @@ void KvBlocks::check_whole(const PrefixImport& import) const {
   for (int32_t group = 0; group < groups(); ++group) {
     const auto g = static_cast<size_t>(group);
     const auto end = static_cast<size_t>(import.blocks);
-    for (auto i = static_cast<size_t>(first_needed_behind(group, import.blocks)); i < end; ++i) {
-      if (import.arrived[g][i]) continue;
+    for (size_t i = 0; i < end; ++i) {
+      if (!is_needed_behind(group, import.blocks, static_cast<int32_t>(i)) || import.arrived[g][i]) continue;
       if (i < path.size() && path[i]->blocks[g] != PrefixTree::kHole) continue;
       throw Error(
           "TransferError",
@@ -301,9 +322,15 @@ void KvBlocks::release(SequenceBlocks& held) {
   held = SequenceBlocks();
   for (size_t group = 0; group < gone.tables.size(); ++group) {
     BlockTable& table = gone.tables[group];
-    const int32_t remembered = gone.published - table.first();
+    const int32_t sinks = std::min(table.sinks(), gone.published), first = table.first();
     table = BlockTable();
-    if (remembered > 0) tree_->let_go(gone.tail, remembered, group);
+    PrefixTree::Node* node = gone.tail;
+    int32_t published = gone.published;
+    if (published > first) tree_->let_go(node, published - first, group);
+    // The sink tokens' blocks go last, and so are evicted last: no hit can do without them.
+    if (sinks == 0) continue;
+    for (; published > sinks; --published) node = node->parent;
+    tree_->let_go(node, sinks, group);
   }
 }
 

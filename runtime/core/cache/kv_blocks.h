@@ -1,6 +1,6 @@
 // Owns the blocks of all cache groups and remembers their contents. The tables of all groups grow together:
 // entry i of each holds the same positions. A group with a window drops the blocks that no later position
-// sees.
+// sees; those of its sink tokens it keeps.
 //
 // If the model has recurrent layers, a sequence also has a slot for its states, from attach() to release().
 // Blocks of a prefix are then of no use without the states at its end. These are kept as snapshots, each in a
@@ -93,8 +93,8 @@ class KvBlocks {
     std::vector<PrefixTree::Node*> path;
     // Blocks of the prefix that would be matched if all nodes had snapshots; at least path.size().
     int32_t remembered = 0;
-    std::vector<int32_t> first;  // [cache groups]: first entry that attach fills
-    std::vector<int32_t> idle;   // [cache groups]: blocks that attach would take out of available()
+    std::vector<int32_t> filled;  // [cache groups]: entries to which attach gives a block
+    std::vector<int32_t> idle;    // [cache groups]: those whose blocks it would take out of available()
   };
   Match match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
   // Gives an empty sequence the matched blocks, and a slot that holds the states behind them. Throws what the
@@ -134,8 +134,10 @@ class KvBlocks {
   void touch(const std::vector<PrefixTree::Node*>& path) {
     for (size_t group = 0; !path.empty() && group < groups_.size(); ++group) tree_->touch(path.back(), group);
   }
-  // Returns the first block of a group that a sequence behind a prefix of `blocks` blocks needs.
-  int32_t first_needed_behind(int32_t group, int32_t blocks) const;
+  // Returns whether a sequence behind a prefix of `blocks` blocks needs block `index` of a group.
+  bool is_needed_behind(int32_t group, int32_t blocks, int32_t index) const;
+  // Returns how many leading blocks of each sequence in a group are never dropped.
+  int32_t sink_blocks(int32_t group) const { return shapes_[group].sink_blocks(block_size_); }
   // Returns a block of the group that is free, or that was idle and is forgotten now; an empty ref if there
   // is none.
   BlockRef take_block(int32_t group);
@@ -168,6 +170,7 @@ class KvBlocks {
 
  private:
   int32_t first_needed(size_t group, int32_t next, int32_t published) const;
+  std::vector<BlockTable> empty_tables() const;
   bool copies(size_t group, const SequenceBlocks& held, int32_t from) const;
   bool ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const;
   void check_whole(const PrefixImport& import) const;

@@ -44,7 +44,7 @@ void merge(Event&& later, Event* event) {
   join(event->tokens, &later.tokens);
   join(event->logprobs, &later.logprobs);
   join(event->prompt_logprobs, &later.prompt_logprobs);
-  *event = std::move(later);
+  *event = std::move(later);  // a pooled row comes in the last event alone, so that none is lost
 }
 
 auto duration(double seconds) {
@@ -58,7 +58,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options,
                std::unique_ptr<Proposer> proposer)
     : core_(std::move(executor), options, this, std::move(proposer)),
       facts_(core_.facts()),
-      groups_(core_.groups()),
+      groups_(core_.groups_for_requests()),
       max_seqs_(options.max_batch_size),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stepped_(options.debug_stepped),

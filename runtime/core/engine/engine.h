@@ -62,7 +62,7 @@ class Engine : private MaskSource {
   // What the tiers of the prefix cache have to tell people since the last call.
   std::vector<std::string> take_notices() { return core_.take_notices(); }
   const ModelFacts& facts() const { return facts_; }
-  const std::vector<GroupShape>& groups() const { return groups_; }
+  const std::vector<GroupShape>& groups() const { return core_.groups(); }
   bool stopped() const;
   std::string cause() const;  // why the engine stopped; empty while it runs
 
@@ -113,7 +113,7 @@ class Engine : private MaskSource {
 
   EngineCore core_;  // only the loop uses it once the thread runs
   const ModelFacts facts_;
-  const std::vector<GroupShape> groups_;
+  const std::vector<GroupShape> groups_;  // what a request must fit
   const int32_t max_seqs_;
   TokenMasks masks_;        // the masks of guided requests that are alive
   const size_t max_alive_;  // the most requests that may run or wait together

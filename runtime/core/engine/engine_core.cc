@@ -94,6 +94,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
   transfer_ = std::make_unique<PrefixTransfer>(*kv_, *executor_, reserve);
+  pins_ = std::make_unique<PrefixPins>(*kv_, pinned_room(facts, options), facts.block_bytes);
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
     forced_ =
@@ -108,6 +109,12 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       [this](int32_t tokens, double seconds) {
         drafter_->observe_step({.tokens = tokens, .seconds = seconds});
       });
+}
+
+std::vector<GroupShape> EngineCore::groups_for_requests() const {
+  std::vector<GroupShape> groups = shapes_;
+  for (GroupShape& group : groups) group.blocks -= pins_->stats().room;
+  return groups;
 }
 
 void EngineCore::make_tiers(const TierOptions& options) {
@@ -135,6 +142,7 @@ void EngineCore::stop_fetching() {
 }
 
 void EngineCore::save_prefixes(Clock::time_point until) {
+  pins_->end();
   if (!tiers_) return;
   bool goes_on = true;
   for (int32_t group = 0; goes_on && group < kv_->groups(); ++group) {
@@ -354,7 +362,7 @@ void EngineCore::step(std::vector<Event>* events) {
 void EngineCore::check() {
   if (debug_lose_block_ > 0 && calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
   ++checks_;
-  scheduler_->check([this](int32_t group) { return transfer_->held(group); });
+  scheduler_->check([this](int32_t group) { return transfer_->held(group) + pins_->held(group); });
   int64_t sequences = 0, completions = 0;
   scheduler_->for_each([&](const Sequence& sequence) { sequences += sequence.places(); });
   for (const auto& [id, left] : open_) completions += left;
@@ -559,7 +567,7 @@ LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows
 }
 
 std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) const {
-  return {logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size)};
+  return {logits.data + row * logits.stride, static_cast<size_t>(facts().columns())};
 }
 
 // Reports the logprobs of prompt positions and draws tokens from the other rows. `computing` is the time that
@@ -568,12 +576,19 @@ void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRow
                            Clock::duration computing, std::vector<Event>* events) {
   std::vector<Failure> failures;
   int32_t row = 0;
-  for (auto [sequence, prompt, drawn] : wanted) {
+  for (const WantedRows& chunk : wanted) {
+    auto [sequence, prompt, drawn] = chunk;
+    const int64_t id = sequence->id;  // pool() may end the sequence
     try {
+      if (sequence->sampling->pools()) {
+        pool(chunk, logits, row, events);
+        row += prompt + drawn;
+        continue;
+      }
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
       if (drawn > 0) fork(*sequence, {sequence, values(logits, row + prompt), drawn - 1, logits.stride});
     } catch (const std::exception& error) {
-      failures.push_back({sequence->id, as_error(error)});
+      failures.push_back({id, as_error(error)});
     }
     row += prompt + drawn;
   }
@@ -832,6 +847,41 @@ void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logit
   sequence.scored += rows;
 }
 
+// Adds up the rows of a chunk of a request that pools, or, at the last position, reports the result and
+// removes the sequence. The sum of each column is in float64 and in the order of the positions, one after the
+// other, so that chunks, company and preemption change none of its bits. If it throws, nothing has changed.
+void EngineCore::pool(const WantedRows& wanted, const LogitRows& logits, int32_t row,
+                      std::vector<Event>* events) {
+  Sequence& sequence = *wanted.sequence;
+  const Sampling& sampling = *sequence.sampling;
+  std::vector<double>& sums = sequence.pooled_sums;
+  const auto columns = static_cast<size_t>(facts().columns());
+  const bool mean = sampling.pooling == Pooling::mean, last = wanted.drawn > 0;
+  if (mean) sums.resize(columns);
+  Event event;
+  if (last) {
+    sequence.first_token_s = sequence.since_arrival();
+    event = event_of(sequence);
+    event.pooled.resize(sampling.pooled_columns.empty() ? columns : sampling.pooled_columns.size());
+    make_room(*events, 1);
+  }
+  // Nothing throws from here on: the names of a finish are short.
+  for (int32_t i = 0; i < wanted.prompt; ++i) {
+    const std::span<const float> values = this->values(logits, row + i);
+    for (size_t j = 0; j < columns; ++j) sums[j] += values[j];
+  }
+  sequence.scored += wanted.prompt;
+  if (!last) return;
+  const std::span<const float> values = this->values(logits, row + wanted.prompt);
+  for (size_t i = 0; i < event.pooled.size(); ++i) {
+    const size_t j = sampling.pooled_columns.empty() ? i : static_cast<size_t>(sampling.pooled_columns[i]);
+    event.pooled[i] = mean ? static_cast<float>((sums[j] + values[j]) / sequence.prompt_tokens) : values[j];
+  }
+  event.finish = "stop";
+  events->push_back(std::move(event));
+  remove(events->back());
+}
+
 // Adds a drawn token to its sequence and reports it. Returns whether the sequence goes on. If it throws,
 // nothing has changed.
 bool EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event>* events) {
@@ -871,8 +921,8 @@ EngineStats EngineCore::stats() const {
   EngineStats stats;
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
-    stats.groups.push_back(
-        {shapes_[i].window, group.total(), group.free(), group.idle(), group.used(), shapes_[i].chunked});
+    stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used(),
+                            shapes_[i].chunked, shapes_[i].sink_tokens});
   }
   const EngineStats::Blocks& blocks = stats.groups[widest_group()];
   stats.total_blocks = blocks.total;
@@ -902,6 +952,7 @@ EngineStats EngineCore::stats() const {
   if (forced_) stats.forced_tokens = forced_->saved();
   if (tiers_) stats.tiers = tiers_->stats();
   if (fetches_) stats.fetches = fetches_->stats();
+  stats.pins = pins_->stats();
   return stats;
 }
 

@@ -21,6 +21,7 @@
 #include "runtime/core/engine/forced_tokens.h"
 #include "runtime/core/engine/mask_source.h"
 #include "runtime/core/engine/prefix_fetches.h"
+#include "runtime/core/engine/prefix_pins.h"
 #include "runtime/core/engine/prefix_transfer.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/sampling/sampler.h"
@@ -37,7 +38,8 @@ struct EngineStats {
   // The blocks of one cache group; total = free + cached + used.
   struct Blocks {
     int32_t window, total, free, cached, used;
-    bool chunked;  // the window begins at a multiple of its length
+    bool chunked;         // the window begins at a multiple of its length
+    int32_t sink_tokens;  // first positions that every position sees besides its window
   };
   std::vector<Blocks> groups;
   // The blocks of the group with the widest window; a group without a window is the widest.
@@ -61,6 +63,7 @@ struct EngineStats {
   SpeculationStats speculation;
   TierStats tiers;
   FetchStats fetches;
+  PinStats pins;
 };
 
 // What an engine holds at the moment. It takes less time to ask for it than for EngineStats.
@@ -86,6 +89,8 @@ class EngineCore {
   void begin_thread() { executor_->begin_thread(); }
   void end_thread() { executor_->end_thread(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
+  // Returns the groups without the blocks that pinned prefixes may hold: what a request must fit.
+  std::vector<GroupShape> groups_for_requests() const;
 
   // Returns whether requests may have this adapter. Any thread may call it.
   bool owns(const Adapter& adapter) const { return executor_->owns(adapter); }
@@ -124,6 +129,7 @@ class EngineCore {
   EngineLoad load() const noexcept;
   // Gives prefixes to other engines and takes theirs, between two calls of step().
   PrefixTransfer& transfer() { return *transfer_; }
+  PrefixPins& pins() { return *pins_; }
 
   // If there are tiers: begins to bring prefixes back from them. visit: runs work between two steps.
   void start_fetching(PrefixFetches::Visit visit);
@@ -144,8 +150,8 @@ class EngineCore {
     int64_t id;
     Error error;
   };
-  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported, then, if a token is drawn,
-  // its row and one for each token of the draft.
+  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported or that are pooled, then, if a
+  // token is drawn, its row and one for each token of the draft.
   struct WantedRows {
     Sequence* sequence;
     int32_t prompt;
@@ -154,7 +160,7 @@ class EngineCore {
   // A row that a sequence's next token is drawn from, and what the sampler returned or threw.
   struct Draw {
     Sequence* sequence;
-    std::span<const float> row;  // [vocab_size] of the executor's logits, or of `kept`
+    std::span<const float> row;  // [columns()] of the executor's logits, or of `kept`
     // The tokens of the sequence's draft that are not verified yet. The rows behind them follow `row`, each
     // `stride` floats behind the one before.
     int32_t ahead = 0;
@@ -210,6 +216,7 @@ class EngineCore {
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
+  void pool(const WantedRows& wanted, const LogitRows& logits, int32_t row, std::vector<Event>* events);
   void end_failed(const std::vector<Failure>& failures, std::vector<Event>* events);
   bool take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
   void close(const std::function<bool(const Sequence&)>& wanted, const char* finish, const Error* error,
@@ -225,6 +232,7 @@ class EngineCore {
   std::unique_ptr<Scheduler>
       scheduler_;  // destroyed before kv_, because sequences give their blocks back to it
   std::unique_ptr<PrefixTransfer> transfer_;  // destroyed before kv_, for the same reason
+  std::unique_ptr<PrefixPins> pins_;          // likewise
   std::unique_ptr<PrefixFetches> fetches_;    // null without tiers
   Beams beams_;
   std::unique_ptr<Drafter> drafter_;      // null if nothing is proposed

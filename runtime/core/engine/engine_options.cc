@@ -38,6 +38,10 @@ void validate_options(const EngineOptions& o) {
                  o.max_num_tokens, "every running sequence needs a token per step: raise it");
   require_option(o.max_queue >= 1, "max_queue_size must be at least 1", o.max_queue, "raise it");
   require_option(o.kv_cache_bytes >= 0, "kv_cache_memory must not be negative", o.kv_cache_bytes, "raise it");
+  require_option(o.pinned_bytes >= 0 && o.pinned_bytes <= o.kv_cache_bytes,
+                 "pinned_prefix_memory is a part of kv_cache_memory, and must be 0 (none) to " +
+                     std::to_string(o.kv_cache_bytes),
+                 o.pinned_bytes, "lower it, or raise kv_cache_memory");
   require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk,
                  "raise it");
   require_option(o.max_prompt_rows >= 1, "max_prompt_logprob_rows must be at least 1", o.max_prompt_rows,
@@ -74,6 +78,24 @@ GroupShape count_positions(const ModelFacts& facts, const EngineOptions& options
 
 }  // namespace
 
+int32_t pinned_room(const ModelFacts& facts, const EngineOptions& options) {
+  if (options.pinned_bytes == 0) return 0;
+  const int64_t each = std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0});
+  if (facts.state_bytes > 0 || each == 0 || !options.prefix_cache)
+    throw Error(
+        "InvalidOptionError",
+        "[engine] pinned prefixes are a part of the prefix cache of a model without recurrent layers; "
+        "set enable_prefix_caching, or leave pinned_prefix_memory out");
+  const int64_t room = options.pinned_bytes / each, all = options.kv_cache_bytes / each;
+  if (room >= all || room < 1)
+    throw Error("InvalidOptionError",
+                "[engine] pinned_prefix_memory must hold 1 to " + std::to_string(all - 1) + " blocks of " +
+                    std::to_string(each) + " bytes, so that kv_cache_memory has one for requests, got " +
+                    std::to_string(options.pinned_bytes) + " bytes; choose another size");
+  return static_cast<int32_t>(
+      std::min<int64_t>(room, std::numeric_limits<int32_t>::max() / facts.block_size));
+}
+
 std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options) {
   if (facts.block_bytes.empty() && facts.block_size > 0 && facts.state_bytes > 0)
     return {count_positions(facts, options)};
@@ -93,14 +115,17 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
     GroupShape& shape = shapes[group];
     shape.window = facts.group_windows[group];
     shape.chunked = facts.chunked(group);
+    shape.sink_tokens = facts.sink_tokens(group);
     shape.blocks = static_cast<int32_t>(alike);
     if (shape.window == 0) {
       open += facts.block_bytes[group];
       continue;
     }
-    int64_t held = window_blocks(shape.window, chunk_of(options), facts.block_size);
+    int64_t held = shape.sink_blocks(facts.block_size) +
+                   window_blocks(shape.window, chunk_of(options), facts.block_size);
     shape.max_held = static_cast<int32_t>(std::min(held, alike));
-    shape.blocks = static_cast<int32_t>(std::min(alike, held * options.max_batch_size));
+    shape.blocks =
+        static_cast<int32_t>(std::min(alike, held * options.max_batch_size + pinned_room(facts, options)));
     left -= shape.blocks * facts.block_bytes[group];
   }
   for (GroupShape& shape : shapes) {

@@ -30,9 +30,10 @@ struct EngineOptions {
   // Whether tokens that a grammar forces are computed with the token before them. The executor must compute a
   // sequence's tokens to the same bits in one step as in several.
   bool jump_forward = false;
-  TierOptions tiers;      // what keeps blocks that the prefix cache forgets
-  double itl_goal_s = 0;  // seconds between two tokens of a completion; 0: none (step_pace.h)
-  double ageing_s = 0;    // seconds of waiting that are worth one priority; 0: none (scheduler.h)
+  int64_t pinned_bytes = 0;  // of kv_cache_bytes, what pinned prefixes may hold (prefix_pins.h)
+  TierOptions tiers;         // what keeps blocks that the prefix cache forgets
+  double itl_goal_s = 0;     // seconds between two tokens of a completion; 0: none (step_pace.h)
+  double ageing_s = 0;       // seconds of waiting that are worth one priority; 0: none (scheduler.h)
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.
@@ -50,6 +51,9 @@ void validate_options(const EngineOptions& options);
 // attention gets one group of blocks that take no memory: they count positions, as many as a full batch and
 // the snapshots need. Throws Error{"OutOfMemoryError"} if not one block per group fits.
 std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options);
+// Returns the blocks of each group that pinned prefixes may hold. A group with a window has as many more for
+// them.
+int32_t pinned_room(const ModelFacts& facts, const EngineOptions& options);
 
 }  // namespace tensorwright
 

@@ -70,10 +70,11 @@ PrefixFetches::Extent PrefixFetches::extent(std::span<const int32_t> tokens, std
       const bool there = !here && tiers_.has({key, static_cast<int32_t>(group)});
       run[group] = here || there ? run[group] + 1 : 0;
       if (there) bytes += size_of({static_cast<int32_t>(group), static_cast<int32_t>(block)});
-      // A group without a window needs all blocks.
-      if (run[group] == 0 && kv_.shape(static_cast<int32_t>(group)).window == 0) return best;
-      const auto blocks = static_cast<int32_t>(block) + 1;
-      whole &= run[group] >= blocks - kv_.first_needed_behind(static_cast<int32_t>(group), blocks);
+      // A group without a window needs all blocks, and one with sink tokens always theirs.
+      const auto g = static_cast<int32_t>(group), blocks = static_cast<int32_t>(block) + 1;
+      const bool always = kv_.shape(g).window == 0 || blocks <= kv_.sink_blocks(g);
+      if (run[group] == 0 && always) return best;
+      whole &= run[group] == blocks || !kv_.is_needed_behind(g, blocks, blocks - 1 - run[group]);
     }
     if (whole && static_cast<int32_t>(block) >= remembered) best = {static_cast<int32_t>(block) + 1, bytes};
   }
@@ -81,10 +82,10 @@ PrefixFetches::Extent PrefixFetches::extent(std::span<const int32_t> tokens, std
 }
 
 // Returns whether reading is expected to take less time than computing. The caller must hold mutex_.
-bool PrefixFetches::is_worth(int64_t bytes, int32_t tokens) {
+bool PrefixFetches::is_worth(int64_t bytes, int32_t tokens, bool preempted) {
   if (bytes_per_second_ == 0 || tokens_per_second_ == 0) return true;
   const double wait = static_cast<double>(bytes_ahead_ + bytes) / bytes_per_second_;
-  if (wait < kShortWait || wait < tokens / tokens_per_second_) return true;
+  if ((!preempted && wait < kShortWait) || wait < tokens / tokens_per_second_) return true;
   bytes_per_second_ *= kDoubt;
   return false;
 }
@@ -104,8 +105,11 @@ bool PrefixFetches::ask(const Sequence& sequence) {
     keys.resize(static_cast<size_t>(found.blocks));
     const int32_t count = found.blocks * kv_.block_size();
     std::lock_guard lock(mutex_);
-    if (!is_worth(found.bytes, count)) {
+    const bool preempted = sequence.cached_tokens >= 0;
+    const int32_t remembered = static_cast<int32_t>(kv_.match(tokens, salt).path.size()) * kv_.block_size();
+    if (!is_worth(found.bytes, count - remembered, preempted)) {
       ++stats_.passed_over;
+      stats_.resumed_passed_over += preempted;
       return false;
     }
     waiting_.push_back({sequence.id,
@@ -117,6 +121,7 @@ bool PrefixFetches::ask(const Sequence& sequence) {
                         Clock::now()});
     bytes_ahead_ += found.bytes;
     ++stats_.fetches;
+    stats_.resumed += preempted;
     wake_.notify_all();
     return true;
   } catch (const std::bad_alloc&) {  // the prefix is computed
@@ -213,6 +218,8 @@ int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks) {
   const auto leave = [&](EngineCore& core) { core.transfer().drop(needs.import); };
   try {
     std::vector<char> bytes;
+    const Clock::time_point begin = Clock::now();
+    int64_t moved = 0;
     for (size_t done = 0; done < needs.pieces.size();) {
       size_t end = done;
       for (int64_t sum = 0; end < needs.pieces.size(); ++end) {
@@ -232,9 +239,11 @@ int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks) {
             core.transfer().write(needs.import, pieces, bytes);
           },
           bytes.size());
+      moved += static_cast<int64_t>(bytes.size());
       done = end;
     }
     visit_([&](EngineCore& core) { core.transfer().finish(needs.import, {}); }, 0);
+    learn_rate(moved, seconds_since(begin));
     return -1;
   } catch (...) {
     try {
@@ -252,7 +261,6 @@ int32_t PrefixFetches::read_chunk(const Fetch& fetch, std::span<const PrefixPiec
   int64_t sum = 0;
   for (const PrefixPiece& piece : pieces) sum += size_of(piece);
   bytes->resize(static_cast<size_t>(sum));
-  const Clock::time_point begin = Clock::now();
   char* to = bytes->data();
   int32_t lost = -1;
   for (const PrefixPiece& piece : pieces) {
@@ -268,10 +276,16 @@ int32_t PrefixFetches::read_chunk(const Fetch& fetch, std::span<const PrefixPiec
   }
   std::lock_guard lock(mutex_);
   reads_since_ = Clock::time_point::max();
-  const double seconds = seconds_since(begin);
-  if (lost < 0 && sum >= kMeasuredBytes && seconds > 0)
-    learn(&bytes_per_second_, static_cast<double>(sum) / seconds);
   return lost;
+}
+
+void PrefixFetches::learn_rate(int64_t bytes, double seconds) {
+  std::lock_guard lock(mutex_);
+  learned_bytes_ += bytes;
+  learned_seconds_ += seconds;
+  if (learned_bytes_ < kMeasuredBytes || learned_seconds_ <= 0) return;
+  learn(&bytes_per_second_, static_cast<double>(learned_bytes_) / learned_seconds_);
+  learned_bytes_ = 0, learned_seconds_ = 0;
 }
 
 }  // namespace tensorwright

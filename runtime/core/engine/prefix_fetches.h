@@ -7,6 +7,10 @@
 // remembers: all of the prefix, or less, if a block was damaged or requests needed the room. The bits are the
 // same either way.
 //
+// So a request that was preempted swaps its blocks, those of generated tokens too, in place of computing
+// them: where that takes less time, by the measured rates of both. A short wait is not weighed for a request
+// that starts, whose blocks others may want; for one that was preempted it is, as nobody else wants them.
+//
 // How long a request waits is bounded: at most kMaxFetches wait; nobody asks when reading, behind those that
 // wait already, is expected to take longer than computing; and when the disk has not answered for
 // kStallSeconds, all stop waiting, and nobody asks until it answers.
@@ -40,8 +44,10 @@ struct FetchStats {
   int64_t fetches = 0;      // that were begun
   int64_t failed = 0;       // of those, the ones that brought nothing
   int64_t passed_over = 0;  // requests for which computing was expected to take less time
-  int64_t tokens = 0;       // of the blocks that came
-  double seconds = 0;       // from a request's asking to its going on, added up
+  // Of fetches and passed_over, those of requests that were preempted.
+  int64_t resumed = 0, resumed_passed_over = 0;
+  int64_t tokens = 0;  // of the blocks that came
+  double seconds = 0;  // from a request's asking to its going on, added up
 };
 
 class PrefixFetches {
@@ -73,6 +79,8 @@ class PrefixFetches {
   Clock::time_point stalls_at() const;
   // Learns how long a step of `tokens` tokens of prompts took.
   void observe(int32_t tokens, double seconds);
+  // Learns how long it took to bring blocks from the tiers into the cache. Any thread may call it.
+  void learn_rate(int64_t bytes, double seconds);
   FetchStats stats() const;
 
  private:
@@ -90,7 +98,7 @@ class PrefixFetches {
     int64_t bytes = 0;
   };
   Extent extent(std::span<const int32_t> tokens, std::string_view salt, std::vector<ArchiveKey>* keys) const;
-  bool is_worth(int64_t bytes, int32_t tokens);
+  bool is_worth(int64_t bytes, int32_t tokens, bool preempted);
   int64_t size_of(const PrefixPiece& piece) const {
     const auto group = static_cast<size_t>(piece.group);
     return group < block_bytes_.size() ? block_bytes_[group] : 0;
@@ -114,7 +122,11 @@ class PrefixFetches {
   size_t under_way_ = 0;
   bool ended_ = true;
   Clock::time_point reads_since_ = Clock::time_point::max();  // when a read began that has not ended
-  double bytes_per_second_ = 0, tokens_per_second_ = 0;       // 0: not known
+  // From the begin of a read until its blocks are in the cache, and of steps that compute prompts alone; 0:
+  // not known.
+  double bytes_per_second_ = 0, tokens_per_second_ = 0;
+  int64_t learned_bytes_ = 0;  // that were brought, but are too few to say much
+  double learned_seconds_ = 0;
   FetchStats stats_;
   std::thread thread_;
 };

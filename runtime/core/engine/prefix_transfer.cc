@@ -96,7 +96,7 @@ PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_v
   for (int32_t index = 0; index < import.blocks; ++index) {
     for (int32_t group = 0; group < kv_.groups(); ++group) {
       const auto i = static_cast<size_t>(index), g = static_cast<size_t>(group);
-      if (index < kv_.first_needed_behind(group, import.blocks)) continue;
+      if (!kv_.is_needed_behind(group, import.blocks, index)) continue;
       if (i < path.size() && path[i]->blocks[g] != PrefixTree::kHole) continue;
       needs.pieces.push_back({group, index});
     }
@@ -131,7 +131,7 @@ void PrefixTransfer::write(int64_t import, std::span<const PrefixPiece> pieces, 
 
 void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> pieces, const char* from) {
   for (const PrefixPiece& piece : pieces) {
-    if (piece.index >= import.blocks || piece.index < kv_.first_needed_behind(piece.group, import.blocks))
+    if (piece.index >= import.blocks || !kv_.is_needed_behind(piece.group, import.blocks, piece.index))
       refuse("block ", piece.index, " of group ", piece.group, " is no part of the prefix");
     BlockRef& arrived = import.arrived[static_cast<size_t>(piece.group)][static_cast<size_t>(piece.index)];
     if (arrived) refuse("block ", piece.index, " of group ", piece.group, " came twice");

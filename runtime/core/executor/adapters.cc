@@ -25,22 +25,40 @@ void require(bool holds, const Parts&... fault) {
   if (!holds) throw Error("InvalidOptionError", concat("adapter: ", fault...));
 }
 
-void require_finite(const float* values, int64_t count, const char* what) {
+float widened(float value) { return value; }
+float widened(uint16_t bits) { return tw_bf16_to_f32(bits); }
+
+template <typename T>
+void require_finite(const T* values, int64_t count, const char* what) {
   for (int64_t i = 0; i < count; ++i)
-    require(std::isfinite(values[i]), what, " holds a number that is not finite");
+    require(std::isfinite(widened(values[i])), what, " holds a number that is not finite");
 }
 
-size_t panel_floats(int32_t rows, int32_t k) {
-  return static_cast<size_t>(panels_of(rows)) * TW_LANES * static_cast<size_t>(k);
+void require_finite(int dtype, const void* values, int64_t count, const char* what) {
+  dtype == TW_BF16 ? require_finite(static_cast<const uint16_t*>(values), count, what)
+                   : require_finite(static_cast<const float*>(values), count, what);
 }
 
-// Packs rows [rows, k] into panels of float32, as plugins/matmul/pack.h says.
-void pack(const float* from, int32_t rows, int32_t k, float* panels) {
+size_t packed_bytes(int dtype, int32_t rows, int32_t k) {
+  return static_cast<size_t>(panels_of(rows)) * tw_panel_bytes(dtype, static_cast<size_t>(k));
+}
+
+// Packs rows [rows, k] into panels, as plugins/matmul/pack.h says. The memory of the panels is zero.
+template <typename T>
+void pack_rows(const T* from, int32_t rows, int32_t k, size_t panel_bytes, char* panels) {
+  constexpr auto group = static_cast<int32_t>(4 / sizeof(T));
   for (int32_t row = 0; row < rows; ++row) {
-    float* to =
-        panels + static_cast<size_t>(row / TW_LANES) * TW_LANES * static_cast<size_t>(k) + row % TW_LANES;
-    for (int32_t i = 0; i < k; ++i) to[static_cast<size_t>(i) * TW_LANES] = from[int64_t{row} * k + i];
+    T* to = reinterpret_cast<T*>(panels + static_cast<size_t>(row / TW_LANES) * panel_bytes) +
+            row % TW_LANES * group;
+    for (int32_t i = 0; i < k; ++i)
+      to[int64_t{i / group} * TW_LANES * group + i % group] = from[int64_t{row} * k + i];
   }
+}
+
+void pack(int dtype, const void* from, int32_t rows, int32_t k, char* panels) {
+  const size_t bytes = tw_panel_bytes(dtype, static_cast<size_t>(k));
+  dtype == TW_BF16 ? pack_rows(static_cast<const uint16_t*>(from), rows, k, bytes, panels)
+                   : pack_rows(static_cast<const float*>(from), rows, k, bytes, panels);
 }
 
 }  // namespace
@@ -48,13 +66,15 @@ void pack(const float* from, int32_t rows, int32_t k, float* panels) {
 struct AdapterProducts::Weights : Adapter {
   struct Part {
     int32_t first, rank, column, columns;
-    const float* b;  // panels, of `columns` rows of `rank` columns
+    const char* b;  // panels, of `columns` rows of `rank` columns
   };
   struct Product {
     int32_t rank;
-    bool covers;     // whether the parts have all columns of the addend
-    const float* a;  // panels, of `rank` rows of k columns
+    bool covers;    // whether the parts have all columns of the addend
+    const char* a;  // panels, of `rank` rows of k columns
     std::vector<Part> parts;
+    int dtype;                  // of the panels
+    std::vector<float> scales;  // [rank], or empty: all are 1
   };
 
   Weights(std::string adapter_key, std::shared_ptr<std::atomic<int32_t>> counter)
@@ -79,6 +99,7 @@ AdapterProducts::AdapterProducts(const Plan& plan, int32_t max_adapters, int32_t
       max_adapters_(max_adapters),
       max_rank_(max_rank),
       kernel_(choose("matmul", matmul_kernels(TW_F32), isa)),
+      bf16_kernel_(choose("matmul", matmul_by_bf16_kernels(), isa)),
       live_(std::make_shared<std::atomic<int32_t>>(0)) {
   for (size_t i = 0; i < plan.model_instructions(); ++i) {
     const Instruction& instruction = plan.instructions[i];
@@ -122,7 +143,10 @@ void AdapterProducts::check(const AdapterWeights::Product& product) const {
           " columns, the adapter's matrix has ", product.k);
   require(product.rank >= 1 && product.rank <= max_rank_, "instruction ", product.instruction,
           ": the ranks of all parts must be 1 to ", max_rank_, " together, are ", product.rank);
-  require_finite(product.a, int64_t{product.rank} * product.k, "a matrix");
+  require(product.dtype == TW_F32 || product.dtype == TW_BF16,
+          "matrices must be float32 or bfloat16, for which there are kernels; are of number ", product.dtype);
+  require_finite(product.dtype, product.a, int64_t{product.rank} * product.k, "a matrix");
+  if (product.scales) require_finite(product.scales, product.rank, "a factor");
   int32_t end = 0;
   for (const AdapterWeights::Part& part : product.parts) {
     require(part.rank >= 1 && part.first >= 0 && part.first <= product.rank - part.rank, "a part has rows ",
@@ -131,7 +155,7 @@ void AdapterProducts::check(const AdapterWeights::Product& product) const {
             "a part has columns ", part.column, " to ", int64_t{part.column} + part.columns, " of ",
             linear->width, ", behind ", end);
     end = part.column + part.columns;
-    require_finite(part.b, int64_t{part.columns} * part.rank, "a matrix");
+    require_finite(product.dtype, part.b, int64_t{part.columns} * part.rank, "a matrix");
   }
 }
 
@@ -139,11 +163,12 @@ SharedAdapter AdapterProducts::make(const AdapterWeights& weights) const {
   require(max_adapters_ > 0, "this engine was opened without room for adapters");
   require(!weights.key.empty() && weights.key.find('\0') == std::string::npos,
           "a key must have characters, none of them 0");
-  size_t floats = 0;
+  size_t bytes = 0;
   for (const AdapterWeights::Product& product : weights.products) {
     check(product);
-    floats += panel_floats(product.rank, product.k);
-    for (const AdapterWeights::Part& part : product.parts) floats += panel_floats(part.columns, part.rank);
+    bytes += packed_bytes(product.dtype, product.rank, product.k);
+    for (const AdapterWeights::Part& part : product.parts)
+      bytes += packed_bytes(product.dtype, part.columns, part.rank);
   }
   const auto made = std::make_shared<Weights>(weights.key, live_);
   if (live() > max_adapters_) {
@@ -152,12 +177,12 @@ SharedAdapter AdapterProducts::make(const AdapterWeights& weights) const {
                        " adapters may be loaded at once, those counted that requests still use; "
                        "unload one, or raise max_loras"));
   }
-  made->panels = Arena(floats * sizeof(float), "the weights of an adapter");
-  auto* next = reinterpret_cast<float*>(made->panels.data());
-  const auto place = [&next](const float* from, int32_t rows, int32_t k) {
-    float* at = next;
-    pack(from, rows, k, at);
-    next += panel_floats(rows, k);
+  made->panels = Arena(bytes, "the weights of an adapter");
+  char* next = made->panels.data();
+  const auto place = [&next](int dtype, const void* from, int32_t rows, int32_t k) {
+    char* at = next;
+    pack(dtype, from, rows, k, at);
+    next += packed_bytes(dtype, rows, k);
     return at;
   };
   made->product_of.assign(linear_of_.size(), -1);
@@ -165,11 +190,14 @@ SharedAdapter AdapterProducts::make(const AdapterWeights& weights) const {
     int32_t& at = made->product_of[static_cast<size_t>(product.instruction)];
     require(at < 0, "instruction ", product.instruction, " has two products");
     at = static_cast<int32_t>(made->products.size());
-    Weights::Product own{product.rank, false, place(product.a, product.rank, product.k), {}};
+    const int dtype = product.dtype;
+    Weights::Product own{product.rank, false, place(dtype, product.a, product.rank, product.k),
+                         {},           dtype, {}};
+    if (product.scales) own.scales.assign(product.scales, product.scales + product.rank);
     int32_t columns = 0;
     for (const AdapterWeights::Part& part : product.parts) {
       own.parts.push_back(
-          {part.first, part.rank, part.column, part.columns, place(part.b, part.columns, part.rank)});
+          {part.first, part.rank, part.column, part.columns, place(dtype, part.b, part.columns, part.rank)});
       columns += part.columns;
     }
     own.covers = columns == linear_of(static_cast<size_t>(product.instruction))->columns;
@@ -346,7 +374,14 @@ void AdapterProducts::run_tile(const Linear& linear, const Tile& tile) const {
     args.y = reinterpret_cast<float*>(addends_.data()) + int64_t{tile.begin} * linear.width + part.column;
     args.y_stride = linear.width;
   }
-  kernel_(&args);
+  (product.dtype == TW_BF16 ? bf16_kernel_ : kernel_)(&args);
+  if (tile.part >= 0 || product.scales.empty()) return;
+  const int32_t begin = tile.panel_begin * TW_LANES;
+  const int32_t end = std::min(tile.panel_end * TW_LANES, product.rank);
+  for (int32_t row = 0; row < args.rows; ++row) {
+    for (int32_t column = begin; column < end; ++column)
+      h[int64_t{row} * max_rank_ + column] *= product.scales[static_cast<size_t>(column)];
+  }
 }
 
 }  // namespace tensorwright

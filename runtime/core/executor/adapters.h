@@ -1,7 +1,8 @@
 // Computes what adapters add to the products of a plan: for each row of a step that has an adapter, the
-// product of x with the adapter's two thin matrices, in float32. Rows of one adapter are computed together,
-// whoever their sequences are. A row's bits depend on the row and its adapter alone, because each product
-// keeps the numeric contract of plugins/README.md.
+// product of x with the adapter's two thin matrices. x, the sums and what is added are float32; the matrices
+// are float32, or bfloat16 that is widened, which changes no number. Rows of one adapter are computed
+// together, whoever their sequences are. A row's bits depend on the row and its adapter alone, because each
+// product keeps the numeric contract of plugins/README.md.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_ADAPTERS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_ADAPTERS_H_
 
@@ -26,18 +27,20 @@ namespace tensorwright {
 // only.
 struct AdapterWeights {
   // The columns [column, column + columns) of an addend (tw_matmul_args) are h[first, first + rank) * b^T,
-  // where h is x * a^T.
+  // where h is x * a^T, each column times its scale.
   struct Part {
     int32_t first, rank, column, columns;
-    const float* b;  // [columns, rank]
+    const void* b;  // [columns, rank]
   };
   // What the adapter adds to the product of one instruction.
   struct Product {
     int32_t instruction;
-    int32_t rank;             // rows of a, those of all parts
-    int32_t k;                // columns of a
-    const float* a;           // [rank, k]
-    std::vector<Part> parts;  // in ascending order of their columns, which do not overlap
+    int32_t rank;                   // rows of a, those of all parts
+    int32_t k;                      // columns of a
+    const void* a;                  // [rank, k]
+    std::vector<Part> parts;        // in ascending order of their columns, which do not overlap
+    int dtype = TW_F32;             // of a and b: TW_F32 or TW_BF16
+    const float* scales = nullptr;  // [rank], of the columns of h; null: all are 1
   };
   std::string key;                // of the adapter's content
   std::vector<Product> products;  // at most one for each instruction
@@ -104,7 +107,7 @@ class AdapterProducts {
   std::vector<Linear> linears_;
   std::vector<int32_t> linear_of_;  // [instructions]: an index into linears_, -1 for what is no product
   const int32_t max_adapters_, max_rank_;
-  const tw_matmul_fn kernel_;
+  const tw_matmul_fn kernel_, bf16_kernel_;  // by the dtype of an adapter
   std::shared_ptr<std::atomic<int32_t>> live_;
 
   Arena x_, h_, addends_;  // [rows, widest k], [rows, max_rank], [rows, widest addend] of float32

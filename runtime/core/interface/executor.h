@@ -24,12 +24,23 @@ struct ModelFacts {
   int64_t state_bytes = 0;
   // Per cache group: 1 if its window is chunked (base/first_seen.h), 0 if it slides. Empty: all slide.
   std::vector<uint8_t> group_chunked = {};
+  // Per cache group: how many first positions of a sequence every position sees besides its window, which
+  // slides. Empty: none in any group.
+  std::vector<int32_t> group_sink_tokens = {};
   // Of the heads that propose tokens: the columns of a feature; the tokens that they may propose, as many
   // times as they say tokens at once; and their cache group, -1 without one. 0 columns: the model has no
   // heads.
   int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
+  // The columns of a row of results where the model ends with hidden states; 0: its rows are logits.
+  int32_t hidden_width = 0;
+
+  // Returns the columns of a row of results: logits, or hidden states.
+  int32_t columns() const { return hidden_width > 0 ? hidden_width : vocab_size; }
 
   bool chunked(size_t group) const { return group < group_chunked.size() && group_chunked[group]; }
+  int32_t sink_tokens(size_t group) const {
+    return group < group_sink_tokens.size() ? group_sink_tokens[group] : 0;
+  }
 };
 
 // One cache group's addressing for a step.
@@ -66,7 +77,7 @@ struct Step {
 
 // Logits of the rows that a step asked for. They belong to the executor and are valid until its next run().
 struct LogitRows {
-  const float* data = nullptr;  // [rows, vocab_size]
+  const float* data = nullptr;  // [rows, columns()]
   int64_t stride = 0;           // floats between rows
   int32_t rows = 0;
 };

@@ -116,7 +116,8 @@ void StepChecker::check_group(const Step& step, size_t group) {
     const auto s = static_cast<size_t>(seq);
     const int32_t queries = step.seq_starts[s + 1] - step.seq_starts[s], context = step.context_lens[s];
     if (queries == 0) continue;  // nothing of this sequence is read
-    // The blocks from the first position that the first query sees to the end of the context are read.
+    // The blocks of sink tokens, and those from the first position that the first query sees to the end of
+    // the context, are read.
     const int64_t visible =
         tw_first_seen(context - queries, facts_.group_windows[group], facts_.chunked(group));
     const int32_t begin = static_cast<int32_t>(visible / facts_.block_size);
@@ -124,7 +125,9 @@ void StepChecker::check_group(const Step& step, size_t group) {
     require(end <= tables.max_blocks, "group ", group, ": a context of ", context, " needs ", end,
             " blocks, the block table has ", tables.max_blocks);
     const int32_t* table = tables.block_tables.data() + int64_t{seq} * tables.max_blocks;
-    for (int32_t i = begin; i < end; ++i) {
+    const int32_t sinks = (facts_.sink_tokens(group) + facts_.block_size - 1) / facts_.block_size;
+    for (int32_t i = sinks > 0 ? 0 : begin; i < end; ++i) {
+      if (i >= sinks && i < begin) continue;
       require(table[i] >= 0 && table[i] < blocks, "group ", group, ": block_tables[", seq, "][", i,
               "] must be 0 to ", blocks - 1, ", is ", table[i]);
     }

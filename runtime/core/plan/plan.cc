@@ -10,6 +10,7 @@
 #include "plugins/quantized_matmul/layout.h"
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/first_seen.h"
 #include "runtime/core/plan/plan_check.h"
 
 namespace tensorwright {
@@ -99,10 +100,16 @@ ModelFacts Plan::facts() const {
   facts.block_bytes.assign(header.cache_groups, 0);
   facts.group_windows.assign(header.cache_groups, 0);
   facts.group_chunked.assign(header.cache_groups, 0);
+  facts.group_sink_tokens.assign(header.cache_groups, 0);
   for (const KvLayerRecord& layer : kv_layers) {
     facts.block_bytes[layer.group] += static_cast<int64_t>(kv_block_bytes(layer));
     facts.group_windows[layer.group] = static_cast<int32_t>(layer.window);
     facts.group_chunked[layer.group] = static_cast<uint8_t>(layer.chunked);
+    facts.group_sink_tokens[layer.group] = static_cast<int32_t>(layer.sink_tokens);
+  }
+  if (header.logits_buffer >= 0) {
+    const auto columns = static_cast<int32_t>(buffers[static_cast<size_t>(header.logits_buffer)].cols);
+    facts.hidden_width = columns == facts.vocab_size ? 0 : columns;
   }
   for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
   if (const Instruction* entry = heads()) {
@@ -201,6 +208,9 @@ void check_kv_layer(const Plan& plan, size_t index) {
   require(layer.window <= kMaxNumber, at, "window is ", layer.window, ", over ", kMaxNumber);
   require(layer.chunked <= (layer.window > 0), at, "chunked must be 0, or 1 with a window, is ",
           layer.chunked);
+  const uint32_t most_sinks = layer.window > 0 && !layer.chunked ? TW_MAX_SINK_TOKENS : 0;
+  require(layer.sink_tokens <= most_sinks, at, "sink_tokens must be 0, or up to ",
+          uint32_t{TW_MAX_SINK_TOKENS}, " with a window that slides, is ", layer.sink_tokens);
   if (layer.v_dim == 0) return;
   require(layer.kv_heads == 1 && !tw_kv_is_quantized(layer.dtype), at,
           "v_dim needs one kv_head and a cache that is not int8 or int4, not ", layer.kv_heads, " in dtype ",
@@ -222,6 +232,8 @@ void check_groups(const Plan& plan) {
             ", is ", layer.window);
     require(first->chunked == layer.chunked, "kv layer ", i, ": chunked must be its group's ", first->chunked,
             ", is ", layer.chunked);
+    require(first->sink_tokens == layer.sink_tokens, "kv layer ", i, ": sink_tokens must be its group's ",
+            first->sink_tokens, ", is ", layer.sink_tokens);
   }
   if (plan.meets_ranks()) return;
   require(plan.header.cache_groups <= plan.header.kv_layers, "header: cache_groups is ",

@@ -175,11 +175,13 @@ void check_instructions(const Plan& plan) {
   if (sends) return;
   const auto logits = static_cast<size_t>(plan.header.logits_buffer);
   const BufferRecord& buffer = plan.buffers[logits];
-  if (buffer.kind != static_cast<uint32_t>(BufferKind::kRows) || buffer.dtype != TW_F32 ||
-      buffer.cols != plan.header.vocab_size || !written[logits]) {
-    refuse_plan(concat("logits_buffer ", logits, " must be written, of kind rows, float32, with ",
-                       plan.header.vocab_size, " cols"));
+  if (buffer.kind != static_cast<uint32_t>(BufferKind::kRows) || buffer.dtype != TW_F32 || !written[logits]) {
+    refuse_plan(concat("logits_buffer ", logits, " must be written, of kind rows, float32"));
   }
+  // Its columns are logits, or, if they are not as many as the tokens, a hidden state. Heads read logits.
+  if (plan.heads() && buffer.cols != plan.header.vocab_size)
+    refuse_plan(concat("logits_buffer ", logits, " must have ", plan.header.vocab_size,
+                       " cols in a plan with heads"));
 }
 
 }  // namespace tensorwright

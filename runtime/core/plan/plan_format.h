@@ -22,7 +22,7 @@
 namespace tensorwright {
 
 inline constexpr char kPlanMagic[8] = {'T', 'W', 'C', 'P', 'U', 'P', 'L', 'N'};
-inline constexpr uint32_t kPlanVersion = 2;
+inline constexpr uint32_t kPlanVersion = 3;
 
 struct PlanHeader {
   char magic[8];
@@ -56,8 +56,10 @@ struct KvLayerRecord {
   uint32_t window;   // 0: none
   // 0: V has rows of its own. Else V is the first v_dim columns of K, of which there is one head.
   uint32_t v_dim;
+  // How many first positions of a sequence every position sees besides its window, which must slide.
+  uint32_t sink_tokens;
 };
-static_assert(sizeof(KvLayerRecord) == 24);
+static_assert(sizeof(KvLayerRecord) == 28);
 
 // The state that one recurrent layer keeps for each sequence. Its content belongs to the instructions that
 // name the record.

@@ -42,7 +42,7 @@ void RankWork::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, 
 }
 
 LogitRows RankWork::run(const Step& step, bool timed, Timeline* timeline) {
-  const int32_t vocab = own_->facts().vocab_size;
+  const int32_t vocab = own_->facts().columns();
   const std::vector<Step> parts = cut_step(step, microbatches(step.tokens()));
   const bool last = place_.stage() + 1 == place_.stages, gives = last && place_.number() == 0;
   if (parts.size() == 1 && place_.stages == 1) return own_->run(own_part(step));
@@ -126,6 +126,7 @@ void ParallelExecutor::join_facts(uint64_t fingerprint) {
   Ranks& ranks = *work_.place().ranks;
   facts_ = work_.own().facts();
   facts_.group_chunked.resize(facts_.block_bytes.size());  // an executor in Python says nothing of chunks
+  facts_.group_sink_tokens.resize(facts_.block_bytes.size());
   for (int rank = 1; rank < ranks.size(); ++rank) {
     Length length{};
     const Incoming head[] = {{rank, &length, sizeof(length)}};
@@ -146,11 +147,13 @@ void ParallelExecutor::join_facts(uint64_t fingerprint) {
         facts_.block_bytes.push_back(0);
         facts_.group_windows.push_back(0);
         facts_.group_chunked.push_back(0);
+        facts_.group_sink_tokens.push_back(0);
       }
       if (theirs.block_bytes[g] == 0) continue;
       facts_.block_bytes[g] = std::max(facts_.block_bytes[g], theirs.block_bytes[g]);
       facts_.group_windows[g] = theirs.group_windows[g];
       facts_.group_chunked[g] = theirs.group_chunked[g];
+      facts_.group_sink_tokens[g] = theirs.group_sink_tokens[g];
     }
   }
 }

@@ -66,25 +66,29 @@ Step read_step(IntReader& from) {
 }
 
 void write_facts(const ModelFacts& facts, IntWriter& to) {
-  for (const int32_t fact : {facts.vocab_size, facts.max_seq_len, facts.block_size}) to.add(fact);
+  for (const int32_t fact : {facts.vocab_size, facts.max_seq_len, facts.block_size, facts.hidden_width})
+    to.add(fact);
   to.add(facts.state_bytes);
   to.add(static_cast<int32_t>(facts.block_bytes.size()));
   for (size_t g = 0; g < facts.block_bytes.size(); ++g) {
     to.add(facts.block_bytes[g]);
     to.add(facts.group_windows[g]);
     to.add(int32_t{facts.chunked(g)});
+    to.add(facts.sink_tokens(g));
   }
 }
 
 ModelFacts read_facts(IntReader& from) {
   ModelFacts facts;
-  for (int32_t* fact : {&facts.vocab_size, &facts.max_seq_len, &facts.block_size}) *fact = from.next();
+  for (int32_t* fact : {&facts.vocab_size, &facts.max_seq_len, &facts.block_size, &facts.hidden_width})
+    *fact = from.next();
   facts.state_bytes = from.next_long();
   const int32_t groups = from.next();
   for (int32_t g = 0; g < groups; ++g) {
     facts.block_bytes.push_back(from.next_long());
     facts.group_windows.push_back(from.next());
     facts.group_chunked.push_back(static_cast<uint8_t>(from.next()));
+    facts.group_sink_tokens.push_back(from.next());
   }
   return facts;
 }

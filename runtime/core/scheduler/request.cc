@@ -85,8 +85,33 @@ void validate_beams(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "a beam search must be without a grammar", "a guided request", "leave one of them out");
 }
 
+// Checks that the request asks for what the model's rows are: tokens of logits, or a pooled row of any kind.
+void validate_pooling(const Sampling& s, const ModelFacts& facts) {
+  const char* type = "TaskError";
+  if (!s.pools()) {
+    if (facts.hidden_width > 0)
+      refuse(type, "a request to a model of hidden states must pool them", "one for tokens",
+             "ask for embeddings");
+    if (!s.pooled_columns.empty())
+      refuse("InvalidRequestError", "pooled_columns must be of a request that pools", "one for tokens",
+             "leave them out");
+    return;
+  }
+  if (s.n != 1 || s.beams() || s.guided || s.processor || s.prompt_logprobs >= 0) {
+    refuse("InvalidRequestError",
+           "a request that pools must be without n, beams, a grammar, processors and prompt_logprobs", "some",
+           "leave them out");
+  }
+  for (int32_t column : s.pooled_columns) {
+    if (column >= 0 && column < facts.columns()) continue;
+    refuse("InvalidRequestError", "pooled_columns must be in [0, " + std::to_string(facts.columns()) + ")",
+           std::to_string(column), "name columns that there are");
+  }
+}
+
 void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   const char* type = "InvalidRequestError";
+  validate_pooling(s, facts);
   if (s.max_tokens < 1) {
     refuse(type, "max_tokens must be at least 1", std::to_string(s.max_tokens), "ask for a token");
   }
@@ -177,8 +202,9 @@ void validate_request(const Request& request, const ModelFacts& facts, const std
   }
   validate_tokens("prompt tokens", request.prompt, facts.vocab_size);
   int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  int64_t total = prompt + request.sampling.max_tokens;
-  std::string came = std::to_string(prompt) + " + " + std::to_string(request.sampling.max_tokens);
+  int64_t output = request.sampling.pools() ? 0 : request.sampling.max_tokens;
+  int64_t total = prompt + output;
+  std::string came = std::to_string(prompt) + " + " + std::to_string(output);
   if (total > facts.max_seq_len) {
     refuse(
         "PromptTooLongError",
@@ -187,7 +213,8 @@ void validate_request(const Request& request, const ModelFacts& facts, const std
   }
   // The last sampled token is never fed back, so its position needs no room. The completions share the full
   // blocks of the prompt, and no others.
-  int64_t shared = prompt / facts.block_size, entries = (total - 2) / facts.block_size + 1;
+  int64_t shared = prompt / facts.block_size,
+          entries = (std::max(total - 1, prompt) - 1) / facts.block_size + 1;
   for (const GroupShape& group : groups) {
     if (group.needed(n, shared, entries, facts.block_size) <= group.blocks) continue;
     std::string completions = n == 1 ? "" : " in each of the " + std::to_string(n) + " sequences";

@@ -24,6 +24,10 @@ inline constexpr double kMinTenantWeight = 1e-3, kMaxTenantWeight = 1e3;
 // When a beam search ends; beam_search.h says it exactly.
 enum class EarlyStopping { no, yes, never };
 
+// What a request wants in place of tokens: the row of the last position of its prompt, or the mean of the
+// rows of all positions. A row is a hidden state, or logits.
+enum class Pooling { none, last, mean };
+
 struct Sampling {
   int32_t n = 1;  // completions of the one prompt
   // Above 1: the n completions are the best of a beam search, which draws nothing, so temperature, top_k,
@@ -73,6 +77,12 @@ struct Sampling {
   std::string cache_salt;
   SharedAdapter adapter = nullptr;  // what computes the request beside the model; null: nothing does
 
+  // Not none: nothing is sampled. The request ends with its prompt, and its only event has the pooled row.
+  Pooling pooling = Pooling::none;
+  // The columns of the pooled row that are reported, in this order; empty: all.
+  std::vector<int32_t> pooled_columns;
+
+  bool pools() const { return pooling != Pooling::none; }
   // Returns how many sequences the request has once its prompt is computed.
   int32_t sequences() const { return beam_width > 1 ? beam_width : n; }
   bool beams() const { return beam_width > 1; }
@@ -110,6 +120,7 @@ struct Event {
   // If the request asks for them: the logprobs of the next prompt tokens, from the second on, each once:
   // first the prompt's token, then the others.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+  std::vector<float> pooled;      // of a request that pools, in its last event
   std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
   int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
   std::string error_type, error;  // a class of tensorwright.errors, and its message

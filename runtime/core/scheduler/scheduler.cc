@@ -365,7 +365,7 @@ bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& 
   if (running_.empty()) return true;
   auto hit = static_cast<int32_t>(match.path.size());
   int32_t missing = kv_.blocks_for(sequence.size()) - hit, limit = kv_.shape(group).max_held;
-  if (limit > 0) missing = std::min(missing, std::max(0, limit - (hit - match.first[group])));
+  if (limit > 0) missing = std::min(missing, std::max(0, limit - match.filled[group]));
   missing += blocks_of_forks(sequence);
   return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
 }
@@ -438,7 +438,12 @@ void Scheduler::commit(const StepPlan& plan) {
       stats_.prefix_lookup_tokens += static_cast<int64_t>(sequence.reusable().size());
       stats_.prefix_hit_tokens += sequence.computed;
       stats_.snapshot_hits += sequence.blocks.state && sequence.computed > 0;
-      if (sequence.cached_tokens < 0) sequence.cached_tokens = sequence.computed;
+      if (sequence.cached_tokens >= 0) {  // it ran before
+        stats_.resumed_kept_tokens += sequence.computed;
+        stats_.resumed_computed_tokens += std::max(0, sequence.tokens_when_admitted - 1 - sequence.computed);
+      } else {
+        sequence.cached_tokens = sequence.computed;
+      }
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;

@@ -126,7 +126,10 @@ struct SchedulerStats {
   int64_t steps = 0, rolled_back = 0, preemptions = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
   int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // counted at starts and restarts
-  int64_t snapshot_hits = 0;                                // starts and restarts behind a snapshot of states
+  // Of sequences that were preempted, when they start again: computed tokens that the cache has, and those
+  // that are computed once more.
+  int64_t resumed_kept_tokens = 0, resumed_computed_tokens = 0;
+  int64_t snapshot_hits = 0;             // starts and restarts behind a snapshot of states
   int64_t publishes_without_memory = 0;  // commits that found no memory to publish: the prefix cache
                                          // remembers those blocks later, or never
   int64_t max_waste_slots = 0;           // the largest waste of any sequence after any step; below block_size

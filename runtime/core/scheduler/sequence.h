@@ -31,8 +31,12 @@ struct SequenceState {
   uint64_t seed = 0;
 
   int32_t computed = 0;  // leading tokens whose keys and values are in the cache
-  // The number of leading prompt positions whose logprobs were reported; at least `computed` while scoring.
+  // The number of leading prompt positions whose rows were reported or added up; at least `computed` while
+  // scoring.
   int32_t scored = 0;
+  // With Pooling::mean: the sums of the rows of the leading `scored` positions, in the order of the
+  // positions.
+  std::vector<double> pooled_sums;
   // A beam whose next token waits for the other beams, or one that nothing followed: it does not start.
   bool parked = false;
   // Blocks of its prefix are on their way into the cache: it does not start, and others pass it.
@@ -80,9 +84,12 @@ struct SequenceState {
     return computed > 0 && std::ranges::find(snapshot_ends, computed) != snapshot_ends.end();
   }
 
-  // Returns whether logprobs of prompt positions are still to be reported. A recompute after a preemption
-  // reports none twice.
-  bool scoring() const { return sampling->prompt_logprobs >= 0 && scored < prompt_tokens - 1; }
+  // Returns whether rows of prompt positions are still wanted: their logprobs are to be reported, or they are
+  // to be added up. A recompute after a preemption reports or adds none twice.
+  bool scoring() const {
+    const bool wanted = sampling->prompt_logprobs >= 0 || sampling->pooling == Pooling::mean;
+    return wanted && scored < prompt_tokens - 1;
+  }
   // Returns how many of the next `count` tokens are prompt positions to report: those from `scored` on. The
   // last position of the prompt is not among them, because its row is sampled from.
   int32_t prompt_rows(int32_t count) const {

@@ -40,7 +40,8 @@ ShapeCounter::ShapeCounter(const ModelFacts& facts) {
   const double all =
       static_cast<double>(std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0}));
   for (size_t group = 0; group < facts.block_bytes.size(); ++group)
-    groups_.push_back({facts.group_windows[group], static_cast<double>(facts.block_bytes[group]) / all});
+    groups_.push_back({facts.group_windows[group] + facts.sink_tokens(group),
+                       static_cast<double>(facts.block_bytes[group]) / all});
 }
 
 CostModel::CostModel(const ModelFacts& facts, StepPrices prices)

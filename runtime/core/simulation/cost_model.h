@@ -45,7 +45,7 @@ class ShapeCounter {
 
  private:
   struct Group {
-    int32_t window;  // 0: none
+    int32_t window;  // with the sink tokens; 0: none
     double share;    // of the bytes of all groups
   };
   std::vector<Group> groups_;

@@ -30,9 +30,13 @@ bool Replica::offer(Request request, Clock::time_point now) {
 bool Replica::step(Clock::time_point now, std::vector<Event>* events) {
   for (auto& [request, arrived] : inbox_) core_.add(std::move(request), arrived);
   inbox_.clear();
-  if (core_.idle()) return false;
-  const int32_t waiting = core_.load().waiting;
   Clock::HeldHere::set(now);
+  core_.expire(now, events);
+  if (core_.idle()) {
+    until_ = now;
+    return !events->empty();
+  }
+  const int32_t waiting = core_.load().waiting;
   core_.step(events);
   until_ = Clock::now();
   count(until_ - now, waiting);

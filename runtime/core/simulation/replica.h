@@ -31,7 +31,8 @@ class Replica {
   // Error{"PromptTooLongError"} for a request that the engine could never end.
   bool offer(Request request, Clock::time_point now);
   // Takes the offered requests and runs a step, with the clock of the thread held. Returns false if there is
-  // nothing to do. The events are those at the end of the step.
+  // nothing to do. The events are those at the end of the step, and of requests that cannot meet their
+  // deadline any more.
   bool step(Clock::time_point now, std::vector<Event>* events);
   // Returns the end of the last step.
   Clock::time_point until() const { return until_; }

@@ -5,12 +5,14 @@ Only the server knows its tokens, so /tokenize and /detokenize are asked, unless
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tensorwright.errors import LoadTestError
 from tensorwright.runtime.serving.load_test.settings import LoadSettings
+from tensorwright.runtime.serving.load_test.workload import RequestLengths
 
 if TYPE_CHECKING:
     from tensorwright.runtime.serving.load_test.client import Client
@@ -22,17 +24,37 @@ IDS_REMEDY = "with --prompts ids --token-range LOW HIGH the test needs no tokeni
 
 
 async def make_prompts(
-    client: Client, model: str, lengths: list[int], settings: LoadSettings, rng: np.random.Generator
-) -> list[str | list[int]]:
-    """Returns one prompt of each length, in tokens. The prompts begin differently, so that no prefix cache helps."""
+    client: Client, model: str, lengths: list[RequestLengths], settings: LoadSettings, rng: np.random.Generator
+) -> list[str] | list[list[int]]:
+    """Returns one prompt of each length. Prompts of different conversations begin differently behind their common
+    beginning, so that no prefix cache helps there; a turn begins with the prompt of the turn before.
+
+    What a turn adds stands for the answer to the last one too: the answer itself is not known before the test.
+    """
     if settings.token_range is not None:
         low, high = settings.token_range
-        return [rng.integers(low, high, length).tolist() for length in lengths]
+        return _continued_ids(lengths, lambda length: rng.integers(low, high, length).tolist())
     maker = PromptMaker(client, model, rng)
     await maker.open()
     if settings.prompts == "ids":
-        return [maker.draw(length) for length in lengths]
-    return [await maker.text(length) for length in lengths]
+        return _continued_ids(lengths, maker.draw)
+    beginning = await maker.text(lengths[0].common) if lengths and lengths[0].common else ""
+    texts, histories = list[str](), dict[int, str]()
+    for wanted in lengths:
+        text = await maker.text(wanted.prompt, histories.get(wanted.conversation, beginning))
+        histories[wanted.conversation] = text
+        texts.append(text)
+    return texts
+
+
+def _continued_ids(lengths: list[RequestLengths], draw: Callable[[int], list[int]]) -> list[list[int]]:
+    beginning = draw(lengths[0].common) if lengths and lengths[0].common else []
+    prompts, histories = list[list[int]](), dict[int, list[int]]()
+    for wanted in lengths:
+        start = histories.get(wanted.conversation, beginning)
+        prompt = histories[wanted.conversation] = start + draw(wanted.prompt - len(start))
+        prompts.append(prompt)
+    return prompts
 
 
 class PromptMaker:
@@ -55,17 +77,19 @@ class PromptMaker:
     def draw(self, length: int) -> list[int]:
         return self.rng.choice(self.pool, length).tolist()
 
-    async def text(self, length: int) -> str:
-        """Returns a text that the server counts as `length` tokens. Neighbouring tokens may merge when the text is
-        tokenized again, so ids are added or removed until the count is right. Raises LoadTestError if it never is."""
+    async def text(self, length: int, start: str = "") -> str:
+        """Returns a text that begins with `start` and that the server counts as `length` tokens. Neighbouring tokens
+        may merge when the text is tokenized again, so ids are added or removed until the count is right. Raises
+        LoadTestError if it never is."""
         if length <= self.added:
             raise LoadTestError(
                 f"a prompt must be longer than the {self.added} tokens that the tokenizer adds, got {length}; "
                 "raise --input-len, or take --prompts ids"
             )
-        ids = self.draw(length - self.added)
+        known = len(await self._tokenize(start)) if start else self.added
+        ids = self.draw(max(1, length - known))
         for _ in range(TRIES):
-            text = await self._detokenize(ids)
+            text = start + await self._detokenize(ids)
             missing = length - len(await self._tokenize(text))
             if missing == 0:
                 return text

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tensorwright.errors import LoadTestError
+from tensorwright.options.bench import FIXED
 from tensorwright.runtime.base.percentiles import PERCENTILES, distribution
 from tensorwright.runtime.serving.load_test.settings import LoadSettings
 from tensorwright.runtime.serving.load_test.trace import Limits, Trace, goodput
@@ -76,7 +77,7 @@ def count_errors(traces: Sequence[Trace]) -> dict[str, dict[str, Any]]:
 def describe_load(settings: LoadSettings) -> str:
     """Describes the load in words."""
     prompt, output = settings.lengths
-    lengths = f"{prompt} + {output} tokens" if settings.profile == "fixed" else f"{settings.profile} lengths"
+    lengths = f"{prompt} + {output} tokens" if settings.profile == FIXED else f"{settings.profile} lengths"
     if settings.concurrency is not None:
         arrivals = f"{settings.concurrency} users"
     elif settings.arrival == "burst" and settings.rate is None:

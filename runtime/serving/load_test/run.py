@@ -21,26 +21,29 @@ DEFAULT_RATE = 1.0
 
 @dataclass(frozen=True)
 class MadeRequest:
-    """A request to send: the body of POST /v1/completions, and the lengths of its prompt and output in tokens."""
+    """A request to send: the body of POST /v1/completions, the lengths of its prompt and output in tokens, and the
+    number of the conversation of which it is a turn."""
 
     body: dict[str, Any]
     prompt_tokens: int
     max_tokens: int
+    conversation: int
 
 
 async def make_requests(client: Client, model: str, settings: LoadSettings) -> list[MadeRequest]:
     """Makes the requests of the warm-up, then those that are measured. Lengths, prompts and arrivals have random
     generators of their own, so that the same seed gives the same prompts at every rate."""
     count = settings.warmup + settings.requests
-    lengths = draw_lengths(settings.profile, count, *settings.lengths, _generator(settings, 0))
-    prompts = await make_prompts(client, model, [prompt for prompt, _ in lengths], settings, _generator(settings, 1))
+    rng = _generator(settings, 0)
+    lengths = draw_lengths(settings.profile, count, *settings.lengths, rng, settings.concurrency)
+    prompts = await make_prompts(client, model, lengths, settings, _generator(settings, 1))
     common = {"model": model, "temperature": settings.temperature, "seed": settings.seed, "stream": True}
     common["stream_options"] = {"include_usage": True}
     if settings.ignore_eos:
         common["ignore_eos"] = True
     return [
-        MadeRequest(common | {"prompt": text, "max_tokens": output}, prompt, output)
-        for text, (prompt, output) in zip(prompts, lengths, strict=True)
+        MadeRequest(common | {"prompt": text, "max_tokens": one.output}, one.prompt, one.output, one.conversation)
+        for text, one in zip(prompts, lengths, strict=True)
     ]
 
 
@@ -67,33 +70,45 @@ async def run_load(
 async def _open_loop(
     client: Client, requests: list[MadeRequest], times: list[float], done: Callable[[int], None]
 ) -> list[Trace]:
-    """Sends every request at its time, whether or not earlier ones have ended."""
-    clock = _clock()
+    """Sends every request at its time, whether or not earlier ones have ended. A later turn of a conversation is sent
+    at its time or when the turn before has ended, whichever is later, and counts from then on."""
+    clock, latest = _clock(), dict[int, asyncio.Task[Trace]]()
 
-    async def send(request: MadeRequest, when: float) -> Trace:
-        trace = _trace(request, when)
+    async def send(request: MadeRequest, when: float, before: asyncio.Task[Trace] | None) -> Trace:
         await asyncio.sleep(when - clock())
+        if before is not None:
+            when = max(when, (await before).end)
+        trace = _trace(request, when)
         await client.complete(request.body, trace, clock)
         done(1)
         return trace
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(send(*pair)) for pair in zip(requests, times, strict=True)]
+        tasks = list[asyncio.Task[Trace]]()
+        for request, when in zip(requests, times, strict=True):
+            task = group.create_task(send(request, when, latest.get(request.conversation)))
+            latest[request.conversation] = task
+            tasks.append(task)
     return [task.result() for task in tasks]
 
 
 async def _closed_loop(
     client: Client, requests: list[MadeRequest], users: int, done: Callable[[int], None]
 ) -> list[Trace]:
-    """Simulates `users` users. Each sends the next request when its last one was answered."""
-    clock, left, traces = _clock(), iter(requests), list[Trace]()
+    """Simulates `users` users. Each sends the next turn of its conversation when its last one was answered, and takes
+    the next conversation when its last one is over."""
+    conversations = dict[int, list[MadeRequest]]()
+    for request in requests:
+        conversations.setdefault(request.conversation, []).append(request)
+    clock, left, traces = _clock(), iter(conversations.values()), list[Trace]()
 
     async def user() -> None:
-        for request in left:
-            trace = _trace(request, clock())
-            traces.append(trace)
-            await client.complete(request.body, trace, clock)
-            done(1)
+        for turns in left:
+            for request in turns:
+                trace = _trace(request, clock())
+                traces.append(trace)
+                await client.complete(request.body, trace, clock)
+                done(1)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(users):

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.bench import FIXED, FIXED_LENGTHS, MAX_LENGTHS, LoadTestFields
+from tensorwright.options.bench import LoadTestFields, lengths_of
 from tensorwright.options.declare import Door, check_values, flag_of
 from tensorwright.options.server import is_api_key
 from tensorwright.runtime.base.picture_file import check_picture
@@ -20,8 +20,7 @@ class LoadSettings(LoadTestFields):
     @property
     def lengths(self) -> tuple[int, int]:
         """The tokens of prompt and output: the lengths of the fixed profile, or the bounds of another profile."""
-        prompt, output = FIXED_LENGTHS if self.profile == FIXED else MAX_LENGTHS
-        return self.input_len or prompt, self.output_len or output
+        return lengths_of(self.profile, self.input_len, self.output_len)
 
     def check(self) -> None:
         """Raises InvalidOptionError for the first setting that is impossible."""

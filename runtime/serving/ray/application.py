@@ -107,5 +107,6 @@ def _make_app(given: Arguments) -> FastAPI:
     """Returns the server's application over the replicas of the same Ray Serve application."""
     handle = serve.get_deployment_handle(DEPLOYMENT, serve.get_replica_context().app_name)
     engine = open_engine(given.path, read_tokenizer=True)
+    engine.config.require_generation(engine.path, "serving on Ray")
     model = remote_llm(engine, handle, given.options, given.ray.resume, given.front)
     return create_app({given.name: model}, given.server)

@@ -53,6 +53,8 @@ def running_fleet(
     places: the folder of each engine by its name. options: keywords of LLM. Raises EngineError and InvalidOptionError.
     """
     opened = {name: open_engine(os.path.realpath(path), read_tokenizer=True) for name, path in places.items()}
+    for engine in opened.values():
+        engine.config.require_generation(engine.path, "serving on Ray")
     most = settings.max_replicas or settings.replicas
     with ExitStack() as stack:
         stack.enter_context(connected(settings.ray_address, len(places) * most * processors(options, settings)))

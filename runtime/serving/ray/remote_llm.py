@@ -17,6 +17,7 @@ from tensorwright.runtime.guided.compile_queue import current_client
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.engine_client import Observer
 from tensorwright.runtime.requests.generation_defaults import sampling_defaults
+from tensorwright.runtime.requests.pinned_prefixes import PinTable
 from tensorwright.runtime.requests.prompts import CheckedRequest, Prompt, check_request
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
@@ -56,6 +57,7 @@ class RemoteLLM:
         self._generation_config = generation_config
         self._capacity = facts.capacity
         self._client = client
+        self.pins = PinTable(lambda *_: 0, lambda _: None, engine.block_size, 0)  # replicas pin nothing
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns its RequestHandle at once. Raises typed errors before any work starts."""

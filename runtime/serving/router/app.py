@@ -1,11 +1,12 @@
-"""Makes the router's application: OpenAI's routes, each handed on to engines. The sockets are in server/process.py."""
+"""Makes the router's application: its own probes, and the endpoints of engines' servers (handlers.py).
+
+The sockets are in server/process.py.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -13,11 +14,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 import tensorwright
 from tensorwright.runtime.serving.router.handing import RouterOptions, Routes
-from tensorwright.runtime.serving.router.prompt_text import PromptText, read_prompt
-from tensorwright.runtime.serving.router.relay import Relay
-from tensorwright.runtime.serving.router.upstream import Unreachable, Upstream
+from tensorwright.runtime.serving.router.handlers import routes_of
+from tensorwright.runtime.serving.router.upstream import Upstream
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.clients import client_of
+from tensorwright.runtime.serving.server.endpoints import GROUPS
 from tensorwright.runtime.serving.server.errors import ApiError, install_handlers
 from tensorwright.runtime.serving.server.exposition import Exposition
 from tensorwright.runtime.serving.server.guards import WATCH_PATHS, BodyGuard, DrainGuard, HeadAsGet, TurnAwayGuard
@@ -27,11 +28,8 @@ from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.pools import ServerPools
 from tensorwright.runtime.serving.server.request_log import RequestLog
 from tensorwright.runtime.serving.server.request_time import Lifecycle
-from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
 
 router = APIRouter(tags=["router"])
-GENERATING = ("/v1/completions", "/v1/chat/completions")
-OTHERS = {"/v1/models": "GET", "/v1/models/{model:path}": "GET", "/tokenize": "POST", "/detokenize": "POST"}
 
 
 def create_router_app(options: RouterOptions, server_options: ServerOptions, local: bool, most: int) -> FastAPI:
@@ -63,6 +61,7 @@ def create_router_app(options: RouterOptions, server_options: ServerOptions, loc
     app.state.body_memory = BodyMemory(server_options)
     app.state.exposition.http.show_bodies(app.state.body_memory)
     app.include_router(router)
+    app.router.routes.extend(route for group in GROUPS for route in routes_of(group))
     install_handlers(app)
     app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=server_options, unguarded=WATCH_PATHS)
     app.add_middleware(BodyGuard, options=server_options, memory=app.state.body_memory)
@@ -97,43 +96,3 @@ async def metrics(request: Request) -> Response:
     state = request.app.state
     text = await state.pools.other.run(state.exposition.text, client=client_of(request.scope))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-
-async def generate(request: Request) -> Response:
-    """Hands a request for completions on: its prompt to an engine that prefills, then all of it to one that decodes."""
-    body, pool = await request.body(), request.app.state.pools.text
-    prompt: PromptText = await pool.run(partial(read_prompt, body), client=client_of(request.scope))
-    return await _hand_over(request, body, prompt)
-
-
-async def pass_on(request: Request) -> Response:
-    """Hands any other request on to an engine that decodes."""
-    return await _hand_over(request, await request.body(), None)
-
-
-async def _hand_over(request: Request, body: bytes, prompt: PromptText | None) -> Response:
-    routes: Routes = request.app.state.routes
-    path, headers = request.url.path, request.headers
-
-    async def ask() -> Relay:
-        handover = None if prompt is None else await routes.prefill(path, headers, body, prompt)
-        request.scope["state"]["facts"]["prefilled"] = handover is not None
-        return Relay(*await routes.open(request.method, path, headers, body, handover))
-
-    asking = asyncio.ensure_future(ask())
-    try:
-        return await unless_gone(asking, request.receive)
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED)
-    except Unreachable:
-        message = "no engine that decodes can be reached; try again later"
-        after = {"retry-after": str(request.app.state.options.retry_after)}
-        return ApiError(503, message, "service_unavailable_error", None, "no_engine", after).response()
-    finally:
-        request.state.held_body.close()
-
-
-for _path in GENERATING:
-    router.add_api_route(_path, generate, methods=["POST"], response_model=None)
-for _path, _method in OTHERS.items():
-    router.add_api_route(_path, pass_on, methods=[_method], response_model=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -17,8 +17,8 @@ from tensorwright.runtime.routing.decode_choice import DecodeChoice
 from tensorwright.runtime.routing.prefix_choice import PrefixChoice
 from tensorwright.runtime.routing.reachable import Reachable
 from tensorwright.runtime.serving.router.prompt_text import PromptText
-from tensorwright.runtime.serving.router.upstream import Unreachable, Upstream, check_url
-from tensorwright.runtime.serving.server.handover import MAX_TICKETS, PREFIX, Handover
+from tensorwright.runtime.serving.router.upstream import Asked, Unreachable, Upstream, check_url
+from tensorwright.runtime.serving.server.handover import MAX_TICKETS, PLACE, PREFIX, Handover, place_in, place_of
 from tensorwright.runtime.transfer.handshake import router_proof
 
 logger = logging.getLogger("tensorwright.router")
@@ -75,13 +75,19 @@ class Routes:
         self._decodes = DecodeChoice(options.decode)
         self._prefill_reach = Reachable(options.prefill, options.retry_after_failure)
         self._decode_reach = Reachable(options.decode, options.retry_after_failure)
+        self._places = {place_of(name): name for name in options.decode}
 
     def ready(self) -> bool:
         """Whether an engine that decodes could be reached lately."""
         return bool(self._decode_reach.now())
 
-    async def prefill(self, path: str, headers: Mapping[str, str], body: bytes, prompt: PromptText) -> Handover | None:
-        """Has the prompt of a body computed. Returns where its prefix is; None if no engine could, or if it helps
+    def holder(self, response: str) -> str | None:
+        """Returns the engine that stored a response; None if no engine here did, so that any can say so."""
+        place = place_in(response)
+        return None if place is None else self._places.get(place)
+
+    async def prefill(self, asked: Asked, prompt: PromptText) -> Handover | None:
+        """Has the prompt of a request computed. Returns where its prefix is; None if no engine could, or if it helps
         nobody."""
         reachable = self._prefill_reach.now()
         if not reachable or not prompt.helps or prompt.length < self.options.min_prefill_bytes:
@@ -89,7 +95,7 @@ class Routes:
         name = self._prefills.choose(prompt.keys, prompt.length, reachable)
         work = self._prefills.begin(name, prompt.keys, prompt.length)
         try:
-            handover = await self._upstream.prefill(name, path, headers, body, self._proof)
+            handover = await self._upstream.prefill(name, asked, self._proof)
         except Unreachable as error:
             self.counts.prefill_failed += 1
             self._prefill_reach.failed(name)
@@ -105,19 +111,23 @@ class Routes:
         return handover
 
     async def open(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, handover: Handover | None = None
+        self, asked: Asked, handover: Handover | None = None, holder: str | None = None
     ) -> tuple[httpx.Response, Callable[[], None]]:
         """Returns the answer of an engine that decodes, when its head has come, and what to call when it is over. An
-        engine that cannot be reached is passed over. Raises Unreachable if none can be reached."""
+        engine that cannot be reached is passed over. Raises Unreachable if none can be reached.
+
+        holder: the only engine that can answer; None means any.
+        """
         own = {} if handover is None else {PREFIX: handover.header(self._proof)}
         left = self._decode_reach.now() or list(self.options.decode)  # if all failed lately, all are tried
+        left = left if holder is None else [holder]
         last = Unreachable("there is no engine")
         while left:
             name = self._decodes.choose(left)
             left.remove(name)
             self._decodes.begin(name)
             try:
-                answer = await self._upstream.open(method, name, path, headers, body, own)
+                answer = await self._upstream.open(name, asked, {**own, PLACE: place_of(name)})
             except Unreachable as error:
                 self._decodes.end(name)
                 self._decode_reach.failed(name)
@@ -131,3 +141,18 @@ class Routes:
                 self._decode_reach.answered(name)
                 return answer, lambda name=name: self._decodes.end(name)  # type: ignore[misc]
         raise last
+
+    async def ask_all(self, asked: Asked, prefills_too: bool) -> httpx.Response:
+        """Has every engine do what is asked. Returns the answer, which is closed, of the first that refused, or of the
+        first if all did it. Raises Unreachable if one could not be asked; others may have done it then.
+
+        prefills_too: whether engines that prefill have the endpoint.
+        """
+        names = (*self.options.decode, *(self.options.prefill if prefills_too else ()))
+        answers = await asyncio.gather(*(self._upstream.ask(name, asked) for name in names), return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                logger.warning("an engine did not answer: %s", answer, extra={"facts": {"engine": name}})
+                raise answer
+        done = [answer for answer in answers if isinstance(answer, httpx.Response)]
+        return next((answer for answer in done if answer.status_code >= 400), done[0])

@@ -18,14 +18,20 @@ from tensorwright.runtime.serving.server.json_shape import check_shape
 @dataclass(frozen=True)
 class PromptText:
     """The part of a body that is computed before the first token. keys: of its pieces. length: in bytes. helps: whether
-    an engine can use a prefix that another one computed."""
+    an engine can use a prefix that another one computed. after: the id of the stored response that the prompt goes on
+    from; None without one."""
 
     keys: tuple[bytes, ...]
     length: int
     helps: bool
+    after: str | None = None
 
 
 NOTHING = PromptText((), 0, False)
+PROMPTS = ("prompt", "messages", "input")
+"""The fields that hold a prompt, one of them in each API."""
+HEADS = ("model", "chat_template_kwargs", "tools", "system", "instructions")
+"""The fields that come before it in the text that an engine computes."""
 
 
 def read_prompt(raw: bytes) -> PromptText:
@@ -38,12 +44,14 @@ def read_prompt(raw: bytes) -> PromptText:
         return NOTHING
     if not isinstance(body, dict):
         return NOTHING
-    prompt = body.get("prompt", body.get("messages"))
+    prompt = next((body[name] for name in PROMPTS if body.get(name) is not None), None)
     if prompt is None:
         return NOTHING
-    head = [body.get("model"), body.get("chat_template_kwargs"), body.get("tools")]
+    head = [body.get(name) for name in HEADS]
     text = json.dumps(head).encode() + (prompt.encode() if isinstance(prompt, str) else json.dumps(prompt).encode())
-    return PromptText(tuple(pieces_of(text)), len(text), not _scores(body))
+    stored = body.get("previous_response_id")
+    after = stored if isinstance(stored, str) else None
+    return PromptText(tuple(pieces_of(text)), len(text), not _scores(body) and after is None, after)
 
 
 def _scores(body: dict[str, Any]) -> bool:

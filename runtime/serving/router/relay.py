@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 
@@ -36,7 +35,7 @@ class Relay(Response):
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(scope, send))
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -49,15 +48,15 @@ class Relay(Response):
         if not sending.cancelled():
             sending.result()  # This raises the exception of a failed sending.
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_body(send)
+            await self._send_body(scope, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
             pass  # The client has gone, so nobody reads an error.
 
-    async def _send_body(self, send: Send) -> None:
+    async def _send_body(self, scope: Scope, send: Send) -> None:
         try:
             async for piece in self._answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -65,5 +64,5 @@ class Relay(Response):
             logger.warning("an engine broke off: %s", error)
             if not self.headers.get("content-type", "").startswith("text/event-stream"):
                 raise
-            event = f"data: {json.dumps(BROKEN.body())}\n\n".encode()
+            event = BROKEN.event(scope).encode()
             await send({"type": "http.response.body", "body": event, "more_body": True})

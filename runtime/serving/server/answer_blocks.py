@@ -27,12 +27,13 @@ Kind = Literal["thinking", "text", "call"]
 @dataclass
 class Block:
     """One part of an answer. index: its number in the answer, from 0. name: of a call, the tool's. parts: its text so
-    far, or the JSON text of the call's arguments, in pieces."""
+    far, or the JSON text of the call's arguments, in pieces. call: the number of a call among the calls, from 0."""
 
     kind: Kind
     index: int
     name: str = ""
     parts: list[str] = field(default_factory=list)
+    call: int = 0
 
     @property
     def text(self) -> str:
@@ -106,7 +107,7 @@ class AnswerBlocks:
 
     def _open(self, kind: Kind, name: str = "") -> list[Step]:
         closed: list[Step] = [Closed(self.blocks[-1])] if self.blocks else []
-        self.blocks.append(Block(kind, len(self.blocks), name))
+        self.blocks.append(Block(kind, len(self.blocks), name, call=self.calls))
         return [*closed, Opened(self.blocks[-1])]
 
     def _grow(self, text: str) -> Step:

@@ -1,4 +1,4 @@
-"""Reads the keys that let clients in, with what each may do: its weight, its priority and its tokens in a minute."""
+"""Reads the keys that let clients in, with what each may do: weight, priority, tokens in a minute, pinned prefixes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class ApiKey:
     weight: the share of the engine that the key's requests have where those of others wait too, next to the others'
     weights. priority: the priority of its requests, and the highest that they may ask for; None means 0, and
     --max-priority. tokens_per_minute: how many tokens of prompts and answers it may have; None means no bound.
+    pinned_prefixes: how many prefixes it may have pinned; 0 means that it has no right to pin.
     """
 
     key: str
     weight: float = 1.0
     priority: int | None = None
     tokens_per_minute: int | None = None
+    pinned_prefixes: int = 0
 
 
 def _read_weight(text: str) -> float:
@@ -45,6 +47,7 @@ _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     "weight": (_read_weight, f"a number from {bounds.WEIGHTS[0]:g} to {bounds.WEIGHTS[1]:g}"),
     "priority": (lambda text: _read_integer(text, -MAX_INT32), "a 32-bit integer"),
     "tokens_per_minute": (lambda text: _read_integer(text, 1), "a positive 32-bit integer"),
+    "pinned_prefixes": (lambda text: _read_integer(text, 0), "0 or a positive 32-bit integer"),
 }
 assert tuple(_READ) == KEY_FIELDS
 

@@ -11,20 +11,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 import tensorwright
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.serving.server import (
-    adapters,
-    chat,
-    completions,
-    health,
-    messages,
-    models,
-    page,
-    prefill,
-    responses_api,
-    tokenization,
-)
+from tensorwright.runtime.serving.server import adapters, health, page
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.clients import salt_secret
+from tensorwright.runtime.serving.server.endpoints import routers_of
 from tensorwright.runtime.serving.server.errors import install_handlers
 from tensorwright.runtime.serving.server.exposition import Exposition
 from tensorwright.runtime.serving.server.guards import (
@@ -51,11 +41,6 @@ from tensorwright.runtime.serving.server.shares import ShareGuard, make_shares
 from tensorwright.runtime.serving.server.tracing import TraceGuard, Tracing
 from tensorwright.runtime.serving.server.transfers import Transfers
 
-API_ROUTERS = (
-    completions.router, chat.router, responses_api.router, messages.router, models.router, tokenization.router,
-)  # fmt: skip
-"""The routes of OpenAI's and Anthropic's APIs, each group in its own file."""
-
 
 def create_app(
     engines: Mapping[str, ServedModel],
@@ -69,7 +54,7 @@ def create_app(
     in `request.app.state`.
 
     engines: the engines by the names that clients call them; the application shuts them down when it ends.
-    routers: the routes; None means those of API_ROUTERS, or of the engine's role.
+    routers: the routes; None means those that `routers_of` gives. Those of probes come on top where they lack.
     local: whether only this machine can reach the server; the Host header must then name this machine.
     transfers: the exchange of prefixes with other engines, which the application closes when it ends; None without.
     tracing: makes spans of requests, and ends with the application; None means one as the environment says with
@@ -86,6 +71,9 @@ def create_app(
         raise InvalidOptionError(
             "create_app: adapters must be left out where prefixes are exchanged with other engines"
         )
+    if transfers is not None:
+        for llm in engines.values():
+            llm.engine.config.require_generation(llm.engine.path, "exchanging prefixes with other engines")
     app.state.engines = EngineRegistry(engines)
     app.state.options = options
     app.state.salt_secret = salt_secret(engines.values())
@@ -104,26 +92,14 @@ def create_app(
     app.state.exposition.http.show_responses(app.state.responses)
     if transfers is not None:
         app.state.exposition.http.show_transfers(transfers)
-    app.include_router(health.router)
-    chosen = _routers(transfers, options) if routers is None else tuple(routers)
+    role = "both" if transfers is None else transfers.options.role
+    chosen = routers_of(role, transfers is not None, options) if routers is None else (health.router, *routers)
     for router in chosen:
         app.include_router(router)
-    public: tuple[str, ...] = ()
-    if options.page and chat.router in chosen:
-        app.include_router(page.router)
-        public = page.page_paths()
+    public = page.page_paths() if page.router in chosen else ()
     install_handlers(app)
     _add_guards(app, options, local, public)
     return app
-
-
-def _routers(transfers: Transfers | None, options: ServerOptions) -> tuple[APIRouter, ...]:
-    """Returns the routes of an engine's role."""
-    extra = () if options.adapter_folder is None else (adapters.router,)
-    role = "decode" if transfers is None else transfers.options.role
-    if role == "prefill":
-        return (prefill.router, models.router, tokenization.router)
-    return (*API_ROUTERS, *extra) if role == "decode" else (*API_ROUTERS, prefill.router)
 
 
 def _add_guards(app: FastAPI, options: ServerOptions, local: bool, public: tuple[str, ...]) -> None:

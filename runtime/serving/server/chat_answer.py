@@ -87,8 +87,11 @@ class ChatAnswer:
 
     def _message(self, message: AssistantMessage) -> ChatMessage:
         calls = [
-            MessageToolCall(id=self._plan.call_id(), function=CalledFunction(name=call.name, arguments=call.arguments))
-            for call in message.tool_calls
+            MessageToolCall(
+                id=self._plan.call_id(call.name, index),
+                function=CalledFunction(name=call.name, arguments=call.arguments),
+            )
+            for index, call in enumerate(message.tool_calls)
         ]
         return ChatMessage(
             content=message.content,
@@ -182,7 +185,8 @@ class _ChoiceStream:
             return []
         if isinstance(first, ToolCallBegin):
             function = CalledFunction(name=first.name, arguments="")
-            call = ToolCallDelta(index=first.index, id=self._plan.call_id(), type="function", function=function)
+            call_id = self._plan.call_id(first.name, first.index)
+            call = ToolCallDelta(index=first.index, id=call_id, type="function", function=function)
             return [ChatDelta(tool_calls=[call])]
         text = "".join(getattr(event, "text", "") for event in events)
         if isinstance(first, ToolArgumentsDelta):

@@ -16,7 +16,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine.tier_secret import read_secret
 from tensorwright.runtime.serving.server.api_keys import ApiKey
 from tensorwright.runtime.serving.server.options import ServerOptions
-from tensorwright.runtime.serving.server.request_fields import DrawingFields
+from tensorwright.runtime.serving.server.request_fields import TurnFields
 from tensorwright.runtime.serving.server.served_model import ServedModel
 
 
@@ -33,7 +33,7 @@ def salt_secret(engines: Iterable[ServedModel]) -> bytes:
     return secrets.token_bytes(32)
 
 
-def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def client_defaults(request: Request, body: TurnFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of one client's request. With a key they include whose turn it takes, with which weight and
     priority, and the salt of the key, unless all keys share the prefix cache. Raises InvalidRequestError for a priority
     above the key's or --max-priority.
@@ -41,8 +41,7 @@ def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str
     defaults: the engine's defaults, by field of SamplingParams.
     """
     options: ServerOptions = request.app.state.options
-    number = request.scope["state"].get("key")
-    key = None if number is None else options.keys[number - 1]
+    key = key_of(request)
     _check_priority(body, options.max_priority, key)
     if key is None:
         return dict(defaults)
@@ -54,7 +53,20 @@ def client_defaults(request: Request, body: DrawingFields, defaults: Mapping[str
     return {**defaults, **own}
 
 
-def _check_priority(body: DrawingFields, most: int, key: ApiKey | None) -> None:
+def key_of(request: Request) -> ApiKey | None:
+    """Returns the key of a request; None if the server has none."""
+    number = request.scope["state"].get("key")
+    return None if number is None else request.app.state.options.keys[number - 1]
+
+
+def owner_name(request: Request) -> str:
+    """Returns a name for the key of a request that says nothing of the key, and that is the same after a restart if the
+    prefix cache is on disk; "" if the server has no keys."""
+    key = key_of(request)
+    return "" if key is None else _salt(request.app.state.salt_secret, f"owner {key.key}")
+
+
+def _check_priority(body: TurnFields, most: int, key: ApiKey | None) -> None:
     """Raises InvalidRequestError for a priority above that of the client's key, or above the server's `most`."""
     where = "on this server (its --max-priority)"
     if key is not None and key.priority is not None:

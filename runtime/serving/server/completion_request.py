@@ -9,6 +9,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
@@ -26,18 +27,19 @@ def _kind(value: Any) -> str | None:
     return "text" if isinstance(value, str) else of_list if first is not None else None
 
 
-def _one_message(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def _one_message(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     """Replaces the errors of all kinds of prompt by one error."""
-    must = "prompt must be a string, a list of strings, a list of token ids or a list of such lists, not empty"
+    name = info.field_name
+    must = "{name} must be a string, a list of strings, a list of token ids or a list of such lists, not empty"
     try:
         return validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "too_long":
-            sizes = {"most": first["ctx"]["max_length"], "came": first["ctx"]["actual_length"]}
-            text = "a list in prompt must have at most {most} entries, got {came}"
+            sizes = {"name": name, "most": first["ctx"]["max_length"], "came": first["ctx"]["actual_length"]}
+            text = "a list in {name} must have at most {most} entries, got {came}"
             raise PydanticCustomError("prompt", text, sizes) from error
-        raise PydanticCustomError("prompt", must) from error
+        raise PydanticCustomError("prompt", must, {"name": name}) from error
 
 
 Ids = Annotated[list[int], Field(max_length=bounds.TOKENS, fail_fast=True)]
@@ -49,6 +51,13 @@ PromptField = Annotated[
     Discriminator(_kind),
     WrapValidator(_one_message),
 ]
+
+
+def prompts_of(value: Any) -> list[Prompt]:
+    """Returns the prompts of a PromptField in the form that LLM takes, one for each text or list of ids."""
+    one = isinstance(value, str) or isinstance(value[0], int)
+    parts: list[Any] = [value] if one else [*value]
+    return [part if isinstance(part, str) else PromptDict(prompt_token_ids=part) for part in parts]
 
 
 class CompletionRequest(SamplingFields):
@@ -75,9 +84,7 @@ class CompletionRequest(SamplingFields):
     @property
     def prompts(self) -> list[Prompt]:
         """Returns the prompts in the form that LLM takes, one for each text or list of ids."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        parts: list[Any] = [self.prompt] if one else [*self.prompt]
-        return [part if isinstance(part, str) else PromptDict(prompt_token_ids=part) for part in parts]
+        return prompts_of(self.prompt)
 
     @property
     def only_scores(self) -> bool:

@@ -193,8 +193,12 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._stop_timer("head")
         self._set_timer("linger", LINGER_SECONDS, self._end)
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:  # The client has reset the connection, which the loop has not noticed yet.
+            self._end()
+            return
         self.flow.resume_reading()
 
     def _end(self) -> None:

@@ -32,6 +32,7 @@ from tensorwright.errors import (
     TemporarilyUnavailableError,
     TensorwrightError,
     UnknownModelError,
+    UnknownPrefixError,
     UnknownResponseError,
 )
 from tensorwright.runtime.serving.server.error_forms import OPENAI, ErrorFacts, form_of
@@ -89,6 +90,7 @@ class ErrorResponse(JSONResponse):
 # The first class that fits is taken, so subclasses stand before their bases.
 _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UnknownPrefixError, 404, "invalid_request_error", "prefix_not_found"),
     (UnknownResponseError, 404, "invalid_request_error", "response_not_found"),
     (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),

@@ -3,10 +3,15 @@
 A router that had a prompt computed elsewhere tells the engine that answers where the prefix is, in the header PREFIX:
 "<proof>;<host>:<port>;<ticket>,<ticket>". The proof shows that the router knows the transfer token. Nobody else can
 make an engine connect to an address.
+
+A router names the engine that it chose in the header PLACE, and the engine writes that name into the id of a response
+that it stores. So the router finds the engine by the id, without a memory of its own. A client that sends the header
+changes the id of its own response alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -21,9 +26,31 @@ from tensorwright.runtime.serving.server.transfers import Transfers
 
 PREFIX = "x-tensorwright-prefix"
 PROOF = "x-tensorwright-proof"
+PLACE = "x-tensorwright-place"
 MAX_TICKETS = 64
 """The most prompts of one request whose prefixes are fetched."""
 _FORM = re.compile(r"([0-9a-f]{64});([^;]{1,255}):(\d{1,5});([0-9a-f]{32}(?:,[0-9a-f]{32})*)")
+_PLACE = re.compile(r"[0-9a-f]{12}")
+_PLACED = re.compile(r"\w{1,16}_([0-9a-f]{12})_[0-9a-f]+")
+
+
+def place_of(address: str) -> str:
+    """Returns the name by which routers call the server of an address: 12 hexadecimal digits of its hash."""
+    return hashlib.sha256(address.encode()).hexdigest()[:12]
+
+
+def place_in(identity: str) -> str | None:
+    """Returns the place that is in an id; None if there is none."""
+    found = _PLACED.fullmatch(identity)
+    return None if found is None else found[1]
+
+
+def given_place(request: Request) -> str | None:
+    """Returns the place that a request's header names; None without it. Raises InvalidRequestError for another text."""
+    place = request.headers.get(PLACE)
+    if place is not None and _PLACE.fullmatch(place) is None:
+        raise InvalidRequestError(f"the header {PLACE} must be 12 hexadecimal digits, as a router writes it")
+    return place
 
 
 @dataclass(frozen=True)

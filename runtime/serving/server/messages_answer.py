@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -105,11 +106,11 @@ class MessagesAnswer:
     def _content(self, block: Block, given: dict[str, Any]) -> TextContent | ThinkingContent | ToolUseContent:
         """Returns a content block. given: the input, if it is a call."""
         if block.kind == "call":
-            return ToolUseContent(id=self._call_id(), name=block.name, input=given)
+            return ToolUseContent(id=self._call_id(block), name=block.name, input=given)
         return TextContent(text=block.text) if block.kind == "text" else ThinkingContent(thinking=block.text)
 
-    def _call_id(self) -> str:
-        return self._plan.call_id().replace("call_", "toolu_")
+    def _call_id(self, block: Block) -> str:
+        return self._plan.call_id(block.name, block.call).replace("call_", "toolu_")
 
     def _end(self, choice: CompletionOutput) -> dict[str, Any]:
         """Returns why the answer ended. An answer that ends by itself and has calls waits for their results."""
@@ -144,7 +145,7 @@ class MessagesAnswer:
         yield named_event({"type": "message_stop"})
 
     def _opened(self, block: Block) -> dict[str, Any]:
-        return self._content(Block(block.kind, block.index, block.name), {}).model_dump()
+        return self._content(replace(block, parts=[]), {}).model_dump()
 
 
 def from_step(step: Step, opened: dict[str, Any]) -> str:

@@ -71,7 +71,8 @@ async def show_model(model: str, request: Request) -> ModelCard:
 
 
 def _card(name: str, llm: ServedModel) -> ModelCard:
-    return ModelCard(id=name, created=llm.engine.created, max_model_len=llm.engine.max_seq_len)
+    engine = llm.engine
+    return ModelCard(id=name, created=engine.created, max_model_len=engine.max_seq_len, task=engine.config.task)
 
 
 def _adapter_card(adapter: LoadedAdapter, name: str, llm: ServedModel) -> ModelCard:

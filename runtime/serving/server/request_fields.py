@@ -141,11 +141,8 @@ class ResponseFormat(StrictModel):
     json_schema: JsonSchema | None = None
 
 
-class DrawingFields(StrictModel):
-    """The fields that say with which model tokens are drawn, and how, in every API. A field that is null or left out
-    has the default of SamplingParams, which is OpenAI's. The model's own default comes first for temperature, top_p,
-    top_k, min_p and repetition_penalty, if its generation_config.json names one and the server runs without
-    --generation-config neutral.
+class TurnFields(StrictModel):
+    """The fields that say which model computes a request, and when, in every API.
 
     model: the model's name; it may be left out where the server has one model.
     priority: requests of higher priority start first; --max-priority of the server bounds it.
@@ -154,6 +151,18 @@ class DrawingFields(StrictModel):
     """
 
     model: Name | None = None
+    priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    deadline: float | None = Field(None, ge=0, le=bounds.MAX_TIMEOUT)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
+
+
+class DrawingFields(TurnFields):
+    """The fields that say how tokens are drawn, in every API. A field that is null or left out
+    has the default of SamplingParams, which is OpenAI's. The model's own default comes first for temperature, top_p,
+    top_k, min_p and repetition_penalty, if its generation_config.json names one and the server runs without
+    --generation-config neutral.
+    """
+
     temperature: float | None = Field(None, ge=0, le=bounds.TEMPERATURES[1])
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31)
@@ -175,9 +184,6 @@ class DrawingFields(StrictModel):
     logit_bias: Biases | None = None
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = None
-    priority: int | None = Field(None, gt=-(2**31), lt=2**31)
-    deadline: float | None = Field(None, ge=0, le=bounds.MAX_TIMEOUT)
-    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
 
 
 class SamplingFields(DrawingFields):

@@ -6,7 +6,7 @@ All are started and awaited together, and aborted as soon as the client leaves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -42,7 +42,7 @@ async def in_text_pool(request: Request, work: Callable[[], T]) -> T:
 
 
 async def start_all(
-    request: Request, llm: ServedModel, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
+    request: Request, llm: ServedModel, make_prompts: Callable[[], Iterable[Prompt]], params: SamplingParams
 ) -> list[RequestHandle]:
     """Starts a request for every prompt, or none. A thread does so, for tokenizing a long prompt and compiling a
     grammar take long. Raises ClientGone if the client leaves before the start. Afterwards the body is not counted any
@@ -61,7 +61,7 @@ async def start_all(
 
 def _start(
     llm: ServedModel,
-    make_prompts: Callable[[], Sequence[Prompt]],
+    make_prompts: Callable[[], Iterable[Prompt]],
     params: SamplingParams,
     deadline: Deadline | None,
     client: str,

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 
+from tensorwright.engine_format.pooling import GENERATE
+
 Reason = str | None  # "stop", "length" and "tool_calls" as in OpenAI's API; also "abort" and "timeout"
 
 
@@ -167,7 +169,7 @@ class ChatChunk(BaseModel):
 
 class ModelCard(BaseModel):
     """One model or adapter of the list. max_model_len: the most tokens of prompt and output together. parent: of an
-    adapter, the model that it changes."""
+    adapter, the model that it changes. task: what it answers with, one of TASKS of engine_format/pooling.py."""
 
     id: str
     object: Literal["model"] = "model"
@@ -175,6 +177,7 @@ class ModelCard(BaseModel):
     owned_by: str = "tensorwright"
     max_model_len: int
     parent: str | None = None
+    task: str = GENERATE
 
 
 class ModelList(BaseModel):
@@ -191,3 +194,65 @@ class TokenizeResponse(BaseModel):
 
 class DetokenizeResponse(BaseModel):
     prompt: str
+
+
+class PooledUsage(BaseModel):
+    """Token counts of a request that generates nothing."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddedText(BaseModel):
+    """An embedding: numbers, or base64 of float32 with the lowest byte first."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EmbeddedText]
+    model: str
+    usage: PooledUsage
+
+
+class ScoredPair(BaseModel):
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ScoredPair]
+    usage: PooledUsage
+
+
+class RankedTextBody(BaseModel):
+    text: str
+
+
+class RankedText(BaseModel):
+    """A document of a ranking. index: its place in the request. document: its text, unless the request leaves it
+    out."""
+
+    index: int
+    relevance_score: float
+    document: RankedTextBody | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        return {name: value for name, value in written.items() if value is not None}
+
+
+class RerankResponse(BaseModel):
+    id: str
+    model: str
+    results: list[RankedText]
+    usage: PooledUsage

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,9 +47,12 @@ INCOMPLETE = {"length": "max_output_tokens"}
 """OpenAI's words for the reasons that cut an answer off; other reasons keep their own."""
 
 
-def new_id(prefix: str) -> str:
-    """Returns an id that nobody can guess, for it may be all that protects a stored response."""
-    return f"{prefix}_{secrets.token_hex(24)}"
+def new_id(prefix: str, place: str | None = None) -> str:
+    """Returns an id that nobody can guess, for it may be all that protects a stored response.
+
+    place: the name by which a router calls this server, which becomes a part of the id; None without a router.
+    """
+    return "_".join(part for part in (prefix, place, secrets.token_hex(24)) if part is not None)
 
 
 class ResponsesAnswer:
@@ -56,7 +60,7 @@ class ResponsesAnswer:
 
     messages: the conversation before the answer, without the instructions. messages_size: its bytes. keep: stores a
     response and returns whether it did; None if the response is not to be stored. in_thread: runs work in a thread of
-    the pool for answers, for a response repeats instructions and tools and may have megabytes.
+    the pool for answers, for a response repeats instructions and tools and may have megabytes. identity: its id.
     """
 
     framed = True
@@ -70,6 +74,7 @@ class ResponsesAnswer:
         messages_size: int,
         keep: Callable[[StoredResponse], bool] | None,
         in_thread: Callable[[Callable[[], str]], Awaitable[str]],
+        identity: str,
     ):
         self._body = body
         self._plan = plan
@@ -80,7 +85,7 @@ class ResponsesAnswer:
         self._blocks = AnswerBlocks(plan, engine.tokenizer)
         self._ids: list[tuple[str, str]] = []  # of each block: the item's id, and of a call the call's id or else ""
         self._sequence = 0
-        self._head = self._describe(engine.name)
+        self._head = {"id": identity, **self._describe(engine.name)}
 
     def _describe(self, model: str) -> dict[str, Any]:
         """Returns the fields of the response that do not depend on the output."""
@@ -89,7 +94,6 @@ class ResponsesAnswer:
         effort = None if body.reasoning is None else body.reasoning.effort
         choice = body.tool_choice
         return {
-            "id": new_id("resp"),
             "created_at": int(time.time()),
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -193,7 +197,8 @@ class ResponsesAnswer:
 
     def _item(self, block: Block, status: Status) -> OutputItem:
         if block.index == len(self._ids):
-            self._ids.append((new_id(PREFIXES[block.kind]), self._plan.call_id() if block.kind == "call" else ""))
+            call_id = self._plan.call_id(block.name, block.call) if block.kind == "call" else ""
+            self._ids.append((new_id(PREFIXES[block.kind]), call_id))
         name, call_id = self._ids[block.index]
         begun = bool(block.parts)
         if block.kind == "call":
@@ -214,7 +219,7 @@ class ResponsesAnswer:
                 yield from self._close(block, self._status(block, choice))
 
     def _open(self, block: Block) -> Iterator[str]:
-        empty = self._item(Block(block.kind, block.index, block.name), "in_progress")
+        empty = self._item(replace(block, parts=[]), "in_progress")
         yield self._item_event("response.output_item.added", block, empty)
         if block.kind != "call":
             yield self._event("response.content_part.added", block, part=_part(block.kind, ""))

@@ -14,9 +14,10 @@ from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.chat_run import plan_messages, run_chat
 from tensorwright.runtime.serving.server.clients import client_defaults, client_of
 from tensorwright.runtime.serving.server.completions import STREAMED
-from tensorwright.runtime.serving.server.requests import in_text_pool
+from tensorwright.runtime.serving.server.handover import given_place
+from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, in_text_pool
 from tensorwright.runtime.serving.server.response_store import ResponseStore, StoredResponse, owner_of
-from tensorwright.runtime.serving.server.responses_answer import ResponsesAnswer, size_of
+from tensorwright.runtime.serving.server.responses_answer import ResponsesAnswer, new_id, size_of
 from tensorwright.runtime.serving.server.responses_form import DeletedResponse, ResponseObject
 from tensorwright.runtime.serving.server.responses_items import messages_of
 from tensorwright.runtime.serving.server.responses_request import ResponsesRequest
@@ -33,13 +34,16 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     chat = body.for_chat()
     params = chat_params(chat, client_defaults(request, chat, engine.sampling_defaults))
     store: ResponseStore = request.app.state.responses
-    owner = owner_of(request)
+    owner, identity = owner_of(request), new_id("resp", given_place(request))
     if body.store and not store.keeps:
         raise InvalidRequestError("store must be false or left out: this server stores no responses")
     before = None if body.previous_response_id is None else store.find(owner, body.previous_response_id)
     most = request.app.state.options.max_body_size
-    messages, size = await in_text_pool(request, lambda: _conversation(body, before, most))
-    asked = messages if body.instructions is None else [{"role": "system", "content": body.instructions}, *messages]
+    try:
+        messages, size = await in_text_pool(request, lambda: conversation_of(body, before, most))
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED)
+    asked = with_instructions(body, messages)
     keep: Callable[[StoredResponse], bool] | None = None
     if body.store is not False and store.keeps:
         keep = partial(store.put, owner)
@@ -50,12 +54,19 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         engine,
         params,
         lambda: plan_messages(engine, asked, body.wish(), params),
-        lambda plan: ResponsesAnswer(engine, body, plan, messages, size, keep, in_thread),
+        lambda plan: ResponsesAnswer(engine, body, plan, messages, size, keep, in_thread, identity),
         bool(body.stream),
     )
 
 
-def _conversation(body: ResponsesRequest, before: StoredResponse | None, most: int) -> tuple[list[dict[str, Any]], int]:
+def with_instructions(body: ResponsesRequest, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the messages of a conversation behind the instructions of a request."""
+    return messages if body.instructions is None else [{"role": "system", "content": body.instructions}, *messages]
+
+
+def conversation_of(
+    body: ResponsesRequest, before: StoredResponse | None, most: int
+) -> tuple[list[dict[str, Any]], int]:
     """Returns the messages of the whole conversation, and their bytes. A conversation that goes on from a stored one
     has the bounds of one that is sent whole. Raises InvalidRequestError. most: the most bytes."""
     new = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else messages_of(body.input)

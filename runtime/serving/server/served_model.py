@@ -9,6 +9,7 @@ from tensorwright.runtime.engine.adapters import LoadedAdapter
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import EngineOptions
 from tensorwright.runtime.requests.engine_client import Observer
+from tensorwright.runtime.requests.pinned_prefixes import PinTable
 from tensorwright.runtime.requests.prompts import Prompt
 from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.sampling_params import SamplingParams
@@ -23,6 +24,7 @@ class ServedModel(Protocol):
     tool_parser: str
     reasoning_parser: str
     sampling_defaults: dict[str, Any]
+    pins: PinTable
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]: ...

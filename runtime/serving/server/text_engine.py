@@ -9,6 +9,8 @@ from typing import Any
 from fastapi import Request
 
 from tensorwright.errors import InvalidRequestError, UnknownModelError
+from tensorwright.runtime.requests.pooled_rows import pooling_of
+from tensorwright.runtime.requests.prompts import check_generates
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.served_model import ServedModel
 from tensorwright.runtime.text.tokenizer import Tokenizer
@@ -70,10 +72,23 @@ class TextEngine:
             raise InvalidRequestError(f"tokens must be integers from 0 to {size - 1}, got {wrong}")
 
 
-def find_engine(request: Request, name: str | None) -> TextEngine:
-    """Returns the engine of a name, which may be that of an adapter; None means the only engine. Raises
-    UnknownModelError for an unknown name, and InvalidRequestError if the name is missing or the engine has no
-    tokenizer."""
+def find_engine(request: Request, name: str | None, *tasks: str) -> TextEngine:
+    """Returns the engine of a name, which may be that of an adapter; None means the only engine.
+
+    tasks: what the endpoint may ask an engine for, the usual one first; () means text. Raises UnknownModelError for an
+    unknown name, TaskError for an engine of another task, and InvalidRequestError if the name is missing or the engine
+    has no tokenizer.
+    """
+    engine = find_any_engine(request, name)
+    if tasks:
+        pooling_of(engine.llm.engine, *tasks)
+    else:
+        check_generates(engine.llm.engine)
+    return engine
+
+
+def find_any_engine(request: Request, name: str | None) -> TextEngine:
+    """Returns the engine of a name as `find_engine` does, whatever its task is."""
     registry: EngineRegistry = request.app.state.engines
     if name is None:
         name = registry.only

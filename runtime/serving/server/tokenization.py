@@ -19,7 +19,7 @@ from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.request_fields import Name, StrictModel
 from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
 from tensorwright.runtime.serving.server.responses import DetokenizeResponse, TokenizeResponse
-from tensorwright.runtime.serving.server.text_engine import TextEngine, find_engine
+from tensorwright.runtime.serving.server.text_engine import TextEngine, find_any_engine
 
 router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 
@@ -63,13 +63,13 @@ class DetokenizeRequest(StrictModel):
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Returns the token ids of a prompt for a model."""
-    return await _answer(request, _tokenize, find_engine(request, body.model), body)
+    return await _answer(request, _tokenize, find_any_engine(request, body.model), body)
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Returns the text of token ids, special tokens included."""
-    return await _answer(request, _detokenize, find_engine(request, body.model), body)
+    return await _answer(request, _detokenize, find_any_engine(request, body.model), body)
 
 
 async def _answer(request: Request, work: Callable[[TextEngine, Any], str], engine: TextEngine, body: Any) -> Response:

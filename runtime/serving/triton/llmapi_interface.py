@@ -19,7 +19,7 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.triton.perf import perf_outputs
 from tensorwright.runtime.serving.triton.refusals import REFUSED_LLMAPI, check_refused
 from tensorwright.runtime.serving.triton.replies import Asked, Job, Part, text_array
-from tensorwright.runtime.serving.triton.sampling_inputs import by_input
+from tensorwright.runtime.serving.triton.sampling_inputs import SCHEDULING_INPUTS, by_input, scheduling_fields
 from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
 
 PREFIX = "sampling_param_"
@@ -32,6 +32,7 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors("UINT64", f"{PREFIX}seed"),
     *tensors("BOOL", f"{PREFIX}exclude_input_from_output {PREFIX}return_perf_metrics"),
     *tensors("BOOL", "streaming stop return_finish_reason return_stop_reason return_cumulative_logprob"),
+    *SCHEDULING_INPUTS,
     *REFUSED_LLMAPI,
 )
 INPUT_OF = {tensor.name.removeprefix(PREFIX): tensor.name for tensor in INPUTS if tensor.name.startswith(PREFIX)}
@@ -75,6 +76,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
         "stop": row.texts(PREFIX + "stop", STOP_STRINGS),
         "seed": row.integer(PREFIX + "seed"),
         "logprobs": 0 if row.flag("return_cumulative_logprob") else None,
+        **scheduling_fields(row),
     }
     given = {name: value for name, value in fields.items() if value is not None}
     with by_input(INPUT_OF):

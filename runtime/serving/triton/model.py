@@ -53,6 +53,11 @@ class TritonPythonModel:
         self.llm = LLM(
             self.options.engine_path(folder), chat_template=self._template, adapters=adapters, **self.options.llm
         )
+        try:
+            self.llm.engine.config.require_generation(self.llm.engine.path, "the backend of Triton")
+        except BaseException:
+            self.llm.shutdown()
+            raise
         self.starting = Starting()
         self.exchange = Exchange(self.options.cancellation_check_period_ms / 1e3)
         self.metrics = TritonMetrics(_backend(), self.llm, args["model_name"], args["model_version"])

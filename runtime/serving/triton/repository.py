@@ -54,6 +54,7 @@ def write_repository(engine: str | Path, repository: str | Path, options: Reposi
     """
     _check(options)
     found = open_engine(engine)
+    found.config.require_generation(found.path, "a repository for Triton")
     opened = found.path.resolve()
     if options.max_batch_size is None:
         options = replace(options, max_batch_size=_usual_batch(found, options.parameters))

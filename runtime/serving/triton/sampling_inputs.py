@@ -22,6 +22,12 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.triton.refusals import REFUSED_COMMON, check_refused
 from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
 
+SCHEDULING_INPUTS: tuple[Tensor, ...] = (
+    *tensors("INT32", "priority"),
+    *tensors("FP32", "timeout deadline"),
+    *tensors("STRING", "cache_salt"),
+)
+"""Who runs when, how long, and who shares prefixes. TensorRT-LLM lacks them; timeout and deadline are in seconds."""
 INPUTS: tuple[Tensor, ...] = (
     *tensors("INT32", "num_return_sequences end_id pad_id min_tokens beam_width"),
     *tensors("FP32", "temperature repetition_penalty presence_penalty frequency_penalty"),
@@ -33,13 +39,11 @@ INPUTS: tuple[Tensor, ...] = (
         "return_log_probs return_perf_metrics return_num_input_tokens return_num_output_tokens "
         "exclude_input_in_output stop return_finish_reason early_stopping",
     ),
-    *tensors("INT32", "priority"),
-    *tensors("FP32", "timeout"),
+    *SCHEDULING_INPUTS,
     *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide guided_decoding_whitespace_pattern"),
     *REFUSED_COMMON,
 )
-"""TensorRT-LLM lacks return_finish_reason, priority, timeout (seconds), guided_decoding_whitespace_pattern, DRY and
-no_repeat_ngram_size."""
+"""TensorRT-LLM lacks return_finish_reason, guided_decoding_whitespace_pattern, DRY and no_repeat_ngram_size too."""
 
 _FIELD = re.compile(r"(?:SamplingParams: )?(\w+) ")
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
@@ -80,6 +84,17 @@ class InputNames:
     stream: str
 
 
+def scheduling_fields(row: Row) -> dict[str, Any]:
+    """Returns keywords of SamplingParams, None where an input did not come. An empty cache_salt, which clients send for
+    none, is none."""
+    return {
+        "priority": row.integer("priority"),
+        "timeout": row.number("timeout"),
+        "deadline": row.number("deadline"),
+        "cache_salt": row.text("cache_salt") or None,
+    }
+
+
 def sampling_fields(row: Row, names: InputNames, defaults: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """Returns keywords of SamplingParams, without the number of tokens and the words. Raises InvalidRequestError.
 
@@ -94,11 +109,11 @@ def sampling_fields(row: Row, names: InputNames, defaults: Mapping[str, Any], vo
         "frequency_penalty",
         "dry_multiplier",
         "dry_base",
-        "timeout",
     ):
         fields[name] = row.number(name)
-    for name in ("min_tokens", "priority", "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size"):
+    for name in ("min_tokens", "dry_allowed_length", "dry_penalty_last_n", "no_repeat_ngram_size"):
         fields[name] = row.integer(name)
+    fields |= scheduling_fields(row)
     if (task := row.integer("lora_task_id")) is not None:
         fields["adapter"] = str(task)
     heat = row.number("temperature")

@@ -11,14 +11,24 @@ from tensorwright.number_checks import is_int, real
 from tensorwright.options.declare import At, Door, Rule, TwoNumbers, declare, is_positive, whole_number
 
 ARRIVALS = ("poisson", "burst")
-FIXED = "fixed"
-PROFILES = ("chat", "summarisation", "code", FIXED)
-"""The lengths of prompts and outputs: as in three uses, or fixed."""
+FIXED, AGENT = "fixed", "agent"
+PROFILES = ("chat", "summarisation", "code", AGENT, FIXED)
+"""The lengths of prompts and outputs: as in four uses, or fixed. Only the prompts of `agent` begin alike."""
 PROMPTS = ("text", "ids")
 FIXED_LENGTHS = (512, 128)
 """The tokens of a prompt and of an output with fixed lengths, unless options say others."""
 MAX_LENGTHS = (4096, 1024)
 """The most tokens of a prompt and of an output with drawn lengths, unless options say others."""
+AGENT_LENGTHS = (8192, 1024)
+"""The same of the profile `agent`, whose prompts hold a system prompt, tools and the turns before."""
+
+
+def lengths_of(profile: str, prompt: int | None, output: int | None) -> tuple[int, int]:
+    """Returns the tokens of prompt and output: the lengths of the profile `fixed`, the bounds of every other profile.
+    prompt, output: what options say; None means that they say nothing."""
+    defaults = {FIXED: FIXED_LENGTHS, AGENT: AGENT_LENGTHS}.get(profile, MAX_LENGTHS)
+    return prompt or defaults[0], output or defaults[1]
+
 
 _COUNT = whole_number("at least 1", high=math.inf)
 _COUNT_FROM_0 = whole_number("0 or more", low=0, high=math.inf)
@@ -91,14 +101,20 @@ class LoadTestFields:
         at=_serve("Users who each wait for an answer before they ask again, in place of arrivals."),
     )
     profile: str = declare(
-        "chat", choices=PROFILES, at=_load("Lengths of prompts and outputs: drawn as in that use, or fixed.")
+        "chat",
+        choices=PROFILES,
+        at=_load(
+            f"Lengths of prompts and outputs: drawn as in that use, or fixed. With {AGENT}, users send several turns "
+            "that begin alike."
+        ),
     )
     input_len: int | None = declare(
         None,
         int,
         rule=_COUNT,
         at=_load(
-            f"Tokens of the longest prompt, or of a fixed one. [default: {MAX_LENGTHS[0]}; fixed: {FIXED_LENGTHS[0]}]"
+            f"Tokens of the longest prompt, or of a fixed one. [default: {MAX_LENGTHS[0]}; {AGENT}: "
+            f"{AGENT_LENGTHS[0]}; fixed: {FIXED_LENGTHS[0]}]"
         ),
     )
     output_len: int | None = declare(

@@ -13,6 +13,7 @@ from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS, EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
+from tensorwright.engine_format.pooling import POOLINGS, TASKS
 from tensorwright.engine_format.quantize_config import with_config
 from tensorwright.engine_format.targets import DTYPE_CHOICES, GPU_TARGETS, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import (
@@ -46,6 +47,10 @@ OWN_HEADS = "mtp"
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
+SINK_TOKENS = 4
+"""The sink tokens beside an attention window, unless a build says another number: those of StreamingLLM's paper."""
+MAX_SINK_TOKENS = 512
+"""Equal to TW_MAX_SINK_TOKENS of runtime/core/base/first_seen.h."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -89,6 +94,12 @@ _TEXT_OF_FIRST_USE = At(
     "Calibration text of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
 )
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
+_WINDOW_OF_FIRST_USE = At(
+    "Attention window of the engine that is built from a model directory, as in build-engine.", minimum=0
+)
+_SINKS_OF_FIRST_USE = At(
+    "Sink tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
+)
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
     minimum=2,
@@ -117,6 +128,8 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
+_WINDOW = whole_number(f"a whole number from 0 to {MAX_POSITIONS}", low=0, high=MAX_POSITIONS)
+_SINKS = whole_number(f"a whole number from 0 to {MAX_SINK_TOKENS}", low=0, high=MAX_SINK_TOKENS)
 _IS_PATH = Rule("the path of a file of text", _is_path)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
@@ -167,6 +180,29 @@ class BuildFields:
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["dtype"]),
+        },
+    )
+    task: str = declare(
+        "auto",
+        choices=("auto", *TASKS),
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "What the engine answers with: tokens (generate), the pooled hidden states of a text (embed), or how "
+                "well a document fits a query, by the logits of yes and no (rerank). auto takes what the checkpoint "
+                "says, which it never says of rerank. See docs/embeddings.md."
+            )
+        },
+    )
+    pooling: str = declare(
+        "auto",
+        choices=("auto", *POOLINGS),
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "With task embed: the hidden state of the last token counts (last), or the mean of those of all tokens "
+                "(mean). auto takes what the checkpoint says, or last."
+            )
         },
     )
     max_seq_len: int | None = declare(
@@ -271,6 +307,38 @@ class BuildFields:
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["kv_cache_dtype"]),
+        },
+    )
+    attention_window: int | None = declare(
+        None,
+        int,
+        rule=_WINDOW,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "Bound the memory of a sequence: layers that attend to all positions see the last so many, and "
+                "--sink-tokens first ones. Answers change. See docs/long-contexts.md. [default: 0, all positions]",
+                minimum=0,
+            ),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _WINDOW_OF_FIRST_USE),
+        },
+    )
+    sink_tokens: int | None = declare(
+        None,
+        int,
+        rule=_SINKS,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "With --attention-window: how many first positions of a text are seen besides. [default: "
+                f"{SINK_TOKENS}]",
+                minimum=0,
+            ),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _SINKS_OF_FIRST_USE),
         },
     )
     keep_weights: bool = declare(
@@ -446,6 +514,8 @@ class BuildChoices:
     quantize_config: str | None = same_as(BuildFields, "quantize_config")
     sparsity: str = same_as(BuildFields, "sparsity")
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
+    attention_window: int | None = same_as(BuildFields, "attention_window")
+    sink_tokens: int | None = same_as(BuildFields, "sink_tokens")
     calibrate: str = same_as(BuildFields, "calibrate")
     calibration_text: str | None = same_as(BuildFields, "calibration_text")
 
@@ -457,10 +527,12 @@ class BuildChoices:
         many = self.quantize is not None and self.quantize.count("=") > MAX_RULES_SHOWN
         formats = parse_spec(self.quantize).summary if many and self.quantize is not None else self.quantize
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
+        window = "" if not self.attention_window else f"attention window {self.attention_window}"
+        sinks = "" if self.sink_tokens is None else f"{self.sink_tokens} sink tokens"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
         sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
         calibrated = "" if self.calibrate == "none" else f"calibrated with {self.calibrate}"
-        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, length)
+        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, window, sinks, length)
         return ", ".join(choice for choice in choices if choice)
 
     @property
@@ -510,10 +582,21 @@ class BuildChoices:
         if self.kv_cache_dtype not in (AS_ACTIVATIONS, config.kv_cache_dtype):
             found = f"{path} is an engine with a KV cache of {config.kv_cache_dtype!r}"
             raise _other("kv_cache_dtype", self.kv_cache_dtype, found)
+        self._check_window(config, path)
         self._check_calibrated(config, path)
         if self.max_seq_len not in (None, config.limits.max_seq_len):
             found = f"{path} is an engine of at most {config.limits.max_seq_len} tokens"
             raise _other("max_seq_len", self.max_seq_len, found)
+
+    def _check_window(self, config: EngineConfig, path: Path) -> None:
+        """Raises InvalidOptionError unless attention in the engine sees what the choices say."""
+        window = config.build_options.get("attention_window")
+        if self.attention_window not in (None, window or 0):
+            found = "without an attention window" if window is None else f"with an attention window of {window}"
+            raise _other("attention_window", self.attention_window, f"{path} is an engine {found}")
+        sinks = config.build_options.get("sink_tokens", SINK_TOKENS if window is not None else 0)
+        if self.sink_tokens not in (None, sinks):
+            raise _other("sink_tokens", self.sink_tokens, f"{path} is an engine with {sinks} sink tokens")
 
     def _check_calibrated(self, config: EngineConfig, path: Path) -> None:
         record = None if config.quantization is None else config.quantization.calibration

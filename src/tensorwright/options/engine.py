@@ -18,12 +18,15 @@ VOCABULARY_TIMES = ("lazy", "eager")
 GENERATION_CONFIGS = ("model", "neutral")
 """The sources of sampling defaults: the model's generation_config.json, or SamplingParams alone."""
 TOOL_PARSERS = (
-    "auto", "none", "harmony", "deepseek_v3", "deepseek_v31", "mistral_named", "mistral", "glm", "qwen3_coder",
-    "granite", "phi4_functools", "phi4", "hermes", "pythonic", "llama3_json",
+    "auto", "none", "harmony", "deepseek_v3", "deepseek_v31", "mistral_named", "mistral", "kimi_k2", "cohere",
+    "minimax", "seed", "step3", "function_gemma", "gemma4", "gemma3", "lfm2", "glm", "qwen3_coder", "granite",
+    "phi4_functools", "phi4", "hunyuan", "tool_calls", "ernie", "hermes", "pythonic", "llama3_json",
 )  # fmt: skip
 """The formats of tool calls by name; runtime/chat_formats/registry.py has the same names. auto: the one that the chat
 template shows. none: calls are text."""
-REASONING_PARSERS = ("auto", "none", "harmony", "think_brackets", "seed_think", "think")
+REASONING_PARSERS = (
+    "auto", "none", "harmony", "think_brackets", "seed_think", "cohere_thinking", "gemma_channel", "think",
+)  # fmt: skip
 """The forms of thinking by name, likewise."""
 MAX_THREADS = 1024
 """The greatest number of worker threads. runtime/core has the same number."""
@@ -159,6 +162,7 @@ class EngineFields(PrefixCacheFields):
         "never]",
         at={
             Door.LLM: At(),
+            Door.SIMULATE: At(metavar="TIME"),
             Door.SERVE: At(metavar="TIME"),
             Door.TRITON_REPO: At(metavar="TIME"),
             Door.TRITON: At(),

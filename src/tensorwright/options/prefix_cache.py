@@ -12,6 +12,10 @@ _TIERS = {door: At() for door in (Door.LLM, Door.RUN, Door.SERVE, Door.TRITON_RE
 """A benchmark computes every prompt, and a simulation has no tiers."""
 
 
+_PINS = {door: At() for door in (Door.LLM, Door.SERVE)}
+"""The other doors have nobody who could pin a prefix."""
+
+
 @dataclass(frozen=True)
 class PrefixCacheFields:
     """Keywords of LLM, which EngineFields has too. LLM's docstring says what each keyword does."""
@@ -40,4 +44,11 @@ class PrefixCacheFields:
         help="Seconds after its last use in which a block is kept in --prefix-cache-memory and --prefix-cache-disk. "
         "[default: no limit]",
         at=_TIERS,
+    )
+    pinned_prefix_memory: str | int | None = declare(
+        None,
+        Size,
+        help='The part of the KV cache that pinned prefixes may hold, as "1GiB"; no request takes it from them. '
+        "[default: none]",
+        at=_PINS,
     )

@@ -14,7 +14,7 @@ MAX_PORT = 65535
 DEFAULT_BODIES = 16
 """The number of bodies of the largest size that there is room for, unless max_body_memory is given; and of stored
 conversations of that size, unless max_stored_response_memory is."""
-KEY_FIELDS = ("weight", "priority", "tokens_per_minute")
+KEY_FIELDS = ("weight", "priority", "tokens_per_minute", "pinned_prefixes")
 """What may stand behind a key, as NAME=VALUE."""
 _PRIORITY = "The highest priority that a request may ask for."
 _POSITIVE = whole_number("a positive integer", high=math.inf)

@@ -20,6 +20,8 @@ REQUESTS = 1000
 MAX_REQUESTS, MAX_REPLICAS = 1 << 22, 1000
 """The most requests and replicas of a simulation. runtime/core/simulation has the same numbers."""
 MAX_TENANTS = 10_000
+TENANT_FIELDS = ("share", "weight", "priority", "deadline")
+"""What may stand behind the name of a tenant, as NAME=VALUE."""
 GOAL = 0.99
 """The share of requests that must be good, unless an option says another."""
 
@@ -113,6 +115,16 @@ class TrafficFields:
         1,
         rule=whole_number(f"a whole number from 1 to {MAX_TENANTS}", high=MAX_TENANTS),
         at=_simulate("Tenants whose treatment is compared; the second sends half as much as the first, and so on."),
+    )
+    tenant: tuple[str, ...] = declare(
+        (),
+        str,
+        repeated=True,
+        at=_simulate(
+            'Tenant with its share of the requests, and what they have in the scheduler, as "product share=1 weight=4 '
+            'priority=1 deadline=30s". May be repeated.',
+            metavar="TEXT",
+        ),
     )
     seed: int = same_as(LoadTestFields, "seed")
 

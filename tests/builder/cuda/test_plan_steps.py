@@ -8,6 +8,7 @@ import pytest
 
 from support.cuda_model import CudaModel
 from support.plugin_form import lower
+from support.ptx.emulator import SMS, Emulator
 
 BLOCK = 16
 
@@ -31,3 +32,11 @@ def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize
     made = case(variant, **wide, **layers)
     graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_steps_of_machine_code_equal_the_interpreter(case, sm) -> None:
+    """The same with the kernels' compiled code, emulated: a whole model of prompts, chunks and decodes."""
+    made = case("qwen3", head_dim=16, num_hidden_layers=1)
+    graph = lower(made.graph, "bfloat16", None, "auto", block=BLOCK, target="cuda")
+    assert CudaModel(made.checkpoint, graph, Emulator(sm), sm=sm).excess() <= math.sqrt(2)

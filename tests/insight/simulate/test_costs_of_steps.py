@@ -71,7 +71,7 @@ def test_the_sum_of_all_steps_is_kept_where_single_ones_are_disturbed() -> None:
 def test_the_costs_in_cpp_are_those_in_python() -> None:
     """A step of one sequence, and one of several, as the simulation's clock counts them."""
     zeros = np.zeros(1, np.int32)
-    one = Traffic(np.zeros(1, np.int64), zeros + 40, zeros + 2, zeros, zeros, zeros)
+    one = Traffic(np.zeros(1, np.int64), zeros + 40, zeros + 2, zeros, zeros, zeros, zeros)
     run = run_fleet(SHAPE, TRUE, one)
     pairs, reads = SHAPE.attention([(40, 40)])
     assert (pairs, reads) == (820.0, 40.0)

@@ -12,7 +12,8 @@ from tensorwright.options.simulate import ROUTERS as NAMES
 
 def traffic(prompts: list[int], shared: list[int], prefixes: list[int]) -> Traffic:
     columns = [np.array(column, np.int32) for column in (prompts, [4] * len(prompts), prefixes, shared)]
-    return Traffic(np.zeros(len(prompts), np.int64), *columns, np.zeros(len(prompts), np.int32))
+    own = np.arange(len(prompts), dtype=np.int32)
+    return Traffic(np.zeros(len(prompts), np.int64), *columns, own, np.zeros(len(prompts), np.int32))
 
 
 def router(name: str, replicas: int, requests: Traffic) -> FleetRouter:

@@ -15,6 +15,7 @@ from tensorwright.insight.simulate.replica_shape import ReplicaShape, shape_of_e
 from tensorwright.insight.simulate.run_fleet import FleetRun, run_fleet
 from tensorwright.insight.simulate.step_costs import fixed_costs
 from tensorwright.insight.simulate.summary import Goals, good_requests, summarise
+from tensorwright.insight.simulate.tenants import Tenant
 from tensorwright.insight.simulate.traffic import Traffic, make_traffic
 from tensorwright.options.simulate import ROUTERS, TrafficFields
 from tensorwright.runtime import _runtime
@@ -29,13 +30,17 @@ SHAPE = ReplicaShape(
 )  # fmt: skip
 
 
+TENANTS = (Tenant("a"), Tenant("b"))
+
+
 def traffic(*requests: tuple[float, int, int], tenants: list[int] | None = None) -> Traffic:
     """Requests as (milliseconds, tokens of prompt, tokens of answer)."""
     times, prompts, outputs = zip(*requests, strict=True)
     zeros = np.zeros(len(requests), np.int32)
     return Traffic(
         (np.array(times) * MS).astype(np.int64), np.array(prompts, np.int32), np.array(outputs, np.int32), zeros, zeros,
-        zeros if tenants is None else np.array(tenants, np.int32),
+        np.arange(len(requests), dtype=np.int32), zeros if tenants is None else np.array(tenants, np.int32),
+        known=TENANTS,
     )  # fmt: skip
 
 
@@ -45,7 +50,7 @@ def test_figures_of_a_run_are_those_by_hand() -> None:
     assert run.first.tolist() == [10 * MS, 20 * MS, 55 * MS]
     assert run.ended.tolist() == [30 * MS, 30 * MS, 55 * MS]
     figures = summarise(run, Goals(ttft=0.012))
-    assert figures["requests"] == {"sent": 3, "ended": 3, "refused": 0}
+    assert figures["requests"] == {"sent": 3, "ended": 3, "refused": 0, "late": 0}
     assert figures["duration"] == pytest.approx(0.055)
     assert figures["seconds"]["ttft"]["mean"] == pytest.approx((10 + 15 + 10) / 3e3)
     assert figures["seconds"]["queue"]["mean"] == pytest.approx((0 + 5 + 0) / 3e3)
@@ -59,6 +64,46 @@ def test_figures_of_a_run_are_those_by_hand() -> None:
     # Tenant 0 has 30 / 3 and 25 / 2 ms per token, tenant 1 has 10: means of 11.25 and 10.
     assert figures["fairness"]["worst_over_best"] == pytest.approx(1.125)
     assert figures["fairness"]["jain"] == pytest.approx(21.25**2 / (2 * (11.25**2 + 100)))
+
+
+def shares_of_tokens(run: FleetRun, seconds: float) -> list[int]:
+    """Returns the tokens that each tenant's requests which ended by `seconds` have."""
+    done = (run.ended >= 0) & (run.ended <= seconds * 1e9)
+    return [int(run.generated[done & (run.traffic.tenants == number)].sum()) for number in range(3)]
+
+
+def test_tenants_have_their_weights_priorities_and_deadlines() -> None:
+    """Places for 8 requests of 10 tokens, 10 ms a step, and all requests at once: what starts is the scheduler's."""
+    tenants = [number % 2 for number in range(400)]
+    flood = traffic(*[(0, 4, 10)] * 400, tenants=tenants)
+    fair = run_fleet(SHAPE, fixed_costs(0.010), replace(flood, known=(Tenant("a"), Tenant("b"))))
+    heavy = run_fleet(SHAPE, fixed_costs(0.010), replace(flood, known=(Tenant("a", weight=3.0), Tenant("b"))))
+    first = run_fleet(SHAPE, fixed_costs(0.010), replace(flood, known=(Tenant("a"), Tenant("b", priority=1))))
+    assert shares_of_tokens(fair, 2.0)[0] == pytest.approx(shares_of_tokens(fair, 2.0)[1], rel=0.15)
+    assert shares_of_tokens(heavy, 2.0)[0] == pytest.approx(3 * shares_of_tokens(heavy, 2.0)[1], rel=0.15)
+    assert shares_of_tokens(first, 2.0)[0] == 0
+    # After an ageing of 0.5 s a request of the lower priority is as good as the others.
+    aged = replace(SHAPE, ageing_s=0.5)
+    old = run_fleet(aged, fixed_costs(0.010), replace(flood, known=(Tenant("a"), Tenant("b", priority=1))))
+    assert shares_of_tokens(old, 2.0)[0] > 0
+
+    late = run_fleet(SHAPE, fixed_costs(0.010), replace(flood, known=(Tenant("a"), Tenant("b", deadline=1.0))))
+    figures = summarise(late, Goals())
+    a, b = figures["tenants"]
+    assert (a["sent"], a["ended"], a["late"], a["good"]) == (200, 200, 0, 1.0)
+    assert b["ended"] + b["late"] == b["sent"] == 200
+    assert 0 < b["ended"] < 150
+    assert b["good"] == b["ended"] / 200
+    assert figures["requests"]["late"] == b["late"]
+    assert late.ended[flood.tenants == 1].max() <= 1.0e9
+    assert (b["name"], b["deadline"], b["seconds"]["ttft"]["p99"] <= 1.0) == ("b", 1.0, True)
+
+
+def test_a_late_request_alone_ends_and_the_next_one_runs() -> None:
+    alone = replace(traffic((0, 4, 10), (5, 4, 10), (500, 4, 2)), known=(Tenant("a", deadline=0.0),))
+    run = run_fleet(SHAPE, fixed_costs(0.010), alone)
+    assert run.late.tolist() == [1, 1, 1]
+    assert run.replica.tolist() == [0, 0, 0]
 
 
 def test_a_request_is_good_within_all_goals() -> None:
@@ -76,7 +121,7 @@ def test_refused_requests_are_not_good_and_have_no_times() -> None:
     run = run_fleet(small, fixed_costs(0.010), traffic(*[(0, 4, 2)] * 4))
     assert run.replica.tolist() == [0, 0, -1, -1]
     figures = summarise(run, Goals())
-    assert figures["requests"] == {"sent": 4, "ended": 2, "refused": 2}
+    assert figures["requests"] == {"sent": 4, "ended": 2, "refused": 2, "late": 0}
     assert figures["goodput"]["share"] == 0.5
     assert figures["seconds"]["ttft"]["mean"] == pytest.approx(0.020)
 
@@ -114,6 +159,21 @@ def test_prefix_affinity_finds_more_prefixes_than_turns() -> None:
         for router in ("round-robin", "prefix")
     }
     assert shares["prefix"]["prefix_hit_rate"] > 2 * shares["round-robin"]["prefix_hit_rate"] > 0
+
+
+def test_turns_of_agents_find_the_turns_before() -> None:
+    """A turn that comes when the one before has ended finds all full blocks of its prompt, and of the common beginning
+    a first turn does."""
+    asked = TrafficFields(requests=60, rate=2.0, profile="agent", input_len=300, output_len=8)
+    requests = make_traffic(asked, SHAPE.max_seq_len, SHAPE.positions)
+    done = run_fleet(SHAPE, fixed_costs(0.0001), requests)
+    assert {*requests.prefix_tokens.tolist()} == {200}
+    latest: dict[int, int] = {}
+    for index, conversation in enumerate(requests.conversations.tolist()):
+        same = requests.prompts[latest[conversation]] if conversation in latest else 200 if index else 0
+        assert done.cached[index] == same // SHAPE.block_size * SHAPE.block_size
+        latest[conversation] = index
+    assert len(latest) < 60
 
 
 def test_more_replicas_are_found_for_more_requests() -> None:
@@ -166,7 +226,10 @@ def test_a_router_that_fails_ends_the_simulation() -> None:
     options = SHAPE.native_options()
     fixed_costs(0.01).set_on(options)
     requests = traffic((0, 5, 3), (1, 5, 3))
-    columns = (requests.arrivals, requests.prompts, requests.outputs, requests.prefixes, requests.prefix_tokens)
+    columns = (
+        requests.arrivals, requests.prompts, requests.outputs, requests.prefixes, requests.prefix_tokens,
+        requests.conversations, requests.tenants, _runtime.SimulatedTenants([], [], []),
+    )  # fmt: skip
     fleet = _runtime.SimulatedFleet(options)
 
     def choose(index: int) -> int:

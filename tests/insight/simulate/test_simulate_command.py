@@ -53,7 +53,7 @@ def test_the_same_command_gives_the_same_figures(costs: str) -> None:
     first, second = result_of(*arguments), result_of(*arguments)
     assert first["result"] == second["result"]
     assert first["fleet"] == {"replicas": 2, "router": "least-loaded"}
-    assert first["result"]["requests"] == {"sent": 200, "ended": 200, "refused": 0}
+    assert first["result"]["requests"] == {"sent": 200, "ended": 200, "refused": 0, "late": 0}
     assert first["result"]["seconds"]["itl"]["mean"] == pytest.approx(0.010)
     assert result_of(*arguments, "--seed", "1")["result"] != first["result"]
 
@@ -166,3 +166,38 @@ def test_more_work_takes_more_replicas(costs: str) -> None:
     arguments = ("--rate", "150", "--requests", "1500", *FIXED, "--ttft-limit", "0.2", "--find-replicas")
     fast = result_of("--costs", costs, *arguments)["found"]["replicas"]
     assert result_of("--costs", str(slow), *arguments)["found"]["replicas"] > fast
+
+
+def test_tenants_have_what_the_command_says(costs: str) -> None:
+    tenants = ("--tenant", "product share=1 weight=4 priority=1 deadline=30s", "--tenant", "research share=3")
+    arguments = ("--costs", costs, "--rate", "60", "--requests", "400", *FIXED, *tenants)
+    product, research = result_of(*arguments)["result"]["tenants"]
+    asked = ("name", "share", "weight", "priority", "deadline")
+    assert [product[name] for name in asked] == ["product", 1, 4, 1, 30]
+    assert [research[name] for name in asked] == ["research", 3, 1, 0, None]
+    assert product["sent"] + research["sent"] == 400
+    assert 2 < research["sent"] / product["sent"] < 4
+    printed = run(*arguments).output
+    assert "tenant " in printed
+    assert "product" in printed
+    assert result_of(*arguments, "--priority-ageing", "30s")["replica"]["ageing_s"] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("share=1", "must begin with a name"),
+        ("a share=0", "share must be a number from 1e-06 to 1e+06, got '0'"),
+        ("a weight=x", "weight must be a number from"),
+        ("a deadline=-1s", "deadline must be a time such as 30s"),
+        ("a speed=1", "once each, NAME=VALUE with share, weight, priority, deadline, got 'speed=1'"),
+        ("a share=1 share=2", "once each"),
+    ],
+)
+def test_tenants_that_cannot_be_are_refused(costs: str, text: str, words: str) -> None:
+    assert words in fault_of("--costs", costs, "--tenant", text)
+
+
+def test_tenants_are_said_once(costs: str) -> None:
+    assert "leave out --tenants" in fault_of("--costs", costs, "--tenant", "a", "--tenants", "3")
+    assert "a name of its own" in fault_of("--costs", costs, "--tenant", "a", "--tenant", "a")

@@ -255,8 +255,11 @@ def test_a_grammar_shapes_only_what_must_be(plan: Plan, wish: dict[str, Any], sh
 
 
 def test_ids_have_the_form_that_templates_take(plan: Plan) -> None:
-    assert re.fullmatch(r"call_[0-9a-f]{24}", plan(HERMES, tools=TOOLS).call_id())
-    assert re.fullmatch(r"[0-9a-f]{9}", plan(SAMPLES["mistral"].template, tools=TOOLS).call_id())
+    assert re.fullmatch(r"call_[0-9a-f]{24}", plan(HERMES, tools=TOOLS).call_id("now", 0))
+    assert re.fullmatch(r"[0-9a-f]{9}", plan(SAMPLES["mistral"].template, tools=TOOLS).call_id("now", 0))
+    kimi = SAMPLES["kimi_k2"].template
+    assert plan(kimi, tools=TOOLS).call_id("now", 1) == "functions.now:1"
+    assert plan(kimi, history(True), tools=TOOLS).call_id("now", 1) == "functions.now:3"
 
 
 THINKS = "{# </think> #}{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -14,10 +14,11 @@ from tensorwright.errors import InvalidOptionError, InvalidRequestError
 
 HANDLE = {"abort", "done", "error", "latest", "on_change", "request_id", "result", "so_far"}
 LLM_NAMES = {
-    "abort", "adapters", "add_observer", "capacity", "chat", "chat_template", "default_sampling_params", "engine",
-    "generate", "generate_async", "get_profile", "get_stats", "load_adapter", "max_seq_len", "options",
-    "prefix_transfers", "profile", "reasoning_parser", "running", "sampling_defaults", "shutdown", "stalled_seconds",
-    "tokenizer", "tool_parser", "trouble", "unload_adapter",
+    "abort", "adapters", "add_observer", "capacity", "chat", "chat_template", "default_sampling_params", "embed",
+    "engine", "generate", "generate_async", "get_profile", "get_stats", "load_adapter", "max_seq_len", "options",
+    "prefix_transfers", "profile", "reasoning_parser", "rerank", "running", "sampling_defaults", "score", "shutdown",
+    "stalled_seconds", "tokenizer", "tool_parser", "trouble", "unload_adapter", "pin_prefix", "unpin_prefix",
+    "pinned_prefixes", "pins",
 }  # fmt: skip
 TOKENIZER = {"count", "decode", "encode"}
 

@@ -100,6 +100,24 @@ def test_chosen_calls(tokens: LibraryTokens, name: str, ids: dict[str, int]) -> 
 
 
 @AS_TOKENS
+@pytest.mark.parametrize(
+    ("name", "framed"),
+    [
+        ("cohere", "<|START_RESPONSE|>{}<|END_RESPONSE|>"),
+        ("ernie", "<response>\n{}\n</response>"),
+        ("hunyuan", "<answer>\n{}\n</answer>"),
+    ],
+)
+def test_an_answer_may_stand_in_its_frame(tokens: LibraryTokens, name: str, framed: str, ids: dict[str, int]) -> None:
+    chosen = grammar_of(name, read_tools(STRICT), ids)
+    assert admits(tokens, chosen, framed.format("No."), ids)
+    assert not admits(tokens, grammar_of(name, read_tools(TOOLS, "required"), ids), framed.format("No."), ids)
+    shaped = framed_grammar(LarkWriter(ids), TOOL_FORMATS[name], None, read_tools(TOOLS), "", None)
+    for answer, holds in (("yes", True), (framed.format("yes"), True), (framed.format("maybe"), False)):
+        assert admits(tokens, shaped, answer, ids, 'start: "yes" | "no"') is holds
+
+
+@AS_TOKENS
 @pytest.mark.parametrize("name", SAMPLES)
 def test_tools_that_are_not_strict_take_any_arguments(tokens: LibraryTokens, name: str, ids: dict[str, int]) -> None:
     sample = SAMPLES[name]
@@ -167,14 +185,20 @@ def schema(**properties: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
 
 
-def test_bare_values_follow_what_their_grammar_can(tokens: LibraryTokens) -> None:
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("glm", "<tool_call>f\n<arg_key>unit</arg_key>\n<arg_value>{}</arg_value>\n"
+                "<arg_key>at</arg_key>\n<arg_value>[{}]</arg_value>\n</tool_call>"),
+        ("minimax", '<minimax:tool_call>\n<invoke name="f">\n<parameter name="unit">{}</parameter>\n'
+                    '<parameter name="at">[{}]</parameter>\n</invoke>\n</minimax:tool_call>'),
+        ("gemma4", '<|tool_call>call:f{{unit:<|"|>{}<|"|>,at:[{}]}}<tool_call|>'),
+    ],
+)  # fmt: skip
+def test_bare_values_follow_what_their_grammar_can(tokens: LibraryTokens, name: str, call: str) -> None:
     parameters = schema(unit={"type": "string", "enum": ["C", "F"]}, at={"$ref": "#/$defs/place"})
     parameters[0]["function"]["parameters"]["$defs"] = {"place": {"type": "array", "items": {"type": "integer"}}}
-    lark = grammar_of("glm", read_tools(parameters, "required"), IDS)
-    call = (
-        "<tool_call>f\n<arg_key>unit</arg_key>\n<arg_value>{}</arg_value>\n"
-        "<arg_key>at</arg_key>\n<arg_value>[{}]</arg_value>\n</tool_call>"
-    )
+    lark = grammar_of(name, read_tools(parameters, "required"), IDS)
     assert admits(tokens, lark, call.format("C", "1, 2"), IDS)
     assert not admits(tokens, lark, call.format("K", "1, 2"), IDS)
     assert not admits(tokens, lark, call.format("C", "x"), IDS)

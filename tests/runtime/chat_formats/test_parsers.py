@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from support.chat_samples import CALLS, CONTENT, SAMPLES, TOOLS
 from tensorwright.options.engine import REASONING_PARSERS, TOOL_PARSERS
+from tensorwright.runtime.chat_formats import cohere, hermes, json_lists
 from tensorwright.runtime.chat_formats.chat_parser import ChatParser
 from tensorwright.runtime.chat_formats.events import (
     AssistantMessage,
@@ -70,10 +74,9 @@ def test_arguments_come_before_the_call_ends_and_calls_are_not_text(name: str) -
     parser = ChatParser(TOOL_FORMATS[name], None, KNOWN, False)
     events = parser.push(sample.answer[:middle])
     assert ToolCallBegin(0, "get_weather") in events
-    if name != "pythonic":  # there a value is passed on when it ends
-        early = "".join(event.text for event in events if isinstance(event, ToolArgumentsDelta))
-        assert "city" in early
-        assert early.endswith("Zür")
+    early = "".join(event.text for event in events if isinstance(event, ToolArgumentsDelta))
+    assert "city" in early
+    assert early.endswith("Zür")
     rest = [*parser.push(sample.answer[middle:]), *parser.finish()]
     assert rest[-1] == End(2)
     assert not [event for event in rest if isinstance(event, TextDelta)]
@@ -109,8 +112,13 @@ def test_an_answer_that_is_cut_off_keeps_what_it_has(name: str) -> None:
         assert "get_weather" not in (message.content or "") or not message.tool_calls
 
 
-BARE = ("pythonic", "glm", "qwen3_coder", "harmony")
+BARE = (
+    "pythonic", "glm", "qwen3_coder", "harmony", "minimax", "seed", "step3", "function_gemma", "gemma4", "gemma3",
+    "lfm2",
+)  # fmt: skip
 """The formats whose arguments are not JSON, or end with a tag: half of an end tag may become a part of them."""
+KIMI, KIMI_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
+INVOKE = '<minimax:tool_call><invoke name="now">'
 WITHIN = '<tool_call>{"name": "now", "arguments": {'
 MALFORMED: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     # the format, the answer, the content, the calls
@@ -147,6 +155,12 @@ MALFORMED: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
      [("now", '{"a": true, "b": null, "c": -1.5, "d": [1, "x"]}')]),
     ("pythonic", "[now(a=b'x')]", "a=b'x')]", [("now", "{}")]),
     ("pythonic", "[now(a=1e999)]", None, [("now", '{"a": 1e999}')]),
+    ("pythonic", "[now(a='x' + y)]", "+ y)]", [("now", '{"a": "x"}')]),
+    ("pythonic", "[now(a=1 b=2)]", "b=2)]", [("now", '{"a": 1}')]),
+    ("pythonic", "[now(1)]", "1)]", [("now", "{}")]),
+    ("pythonic", "[now(a={1, 2})]", "a={1, 2})]", [("now", "{}")]),
+    ("pythonic", "[now(a='never en", None, [("now", '{"a": "never en')]),
+    ("pythonic", "[now(a=['never en", "a=['never en", [("now", "{}")]),
     ("pythonic", "[now(a=" + "-" * 20_000 + "1)]", "a=" + "-" * 20_000 + "1)]", [("now", "{}")]),
     ("pythonic", "[now(a=" + "[" * 60 + "]" * 60 + ")]", "a=" + "[" * 60 + "]" * 60 + ")]", [("now", "{}")]),
     ("pythonic", "<|python_start|>[now()]<|python_end|>", None, [("now", "{}")]),
@@ -180,6 +194,46 @@ MALFORMED: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     ("qwen3_coder", "<function=" + "x" * 1025 + "<function=now>", "<function=" + "x" * 1025, [("now", "{}")]),
     ("qwen3_coder", "<tool_call>oops", "<tool_call>oops", []),
     ("qwen3_coder", "<function=now>\n<parameter=a>\nTrue\n</parameter>\n</function>", None, [("now", '{"a": true}')]),
+    ("kimi_k2", f"{KIMI}now{KIMI_ARGUMENTS}{{}}", None, [("now", "{}")]),
+    ("kimi_k2", f"{KIMI}functions.a.now:12 {KIMI_ARGUMENTS} {{}}<|tool_call_end|> Done", "Done", [("a.now", "{}")]),
+    ("kimi_k2", f"{KIMI}functions.now:0", f"{KIMI}functions.now:0", []),
+    ("kimi_k2", f"{KIMI}functions.now:0{KIMI_ARGUMENTS}oops", f"{KIMI}functions.now:0{KIMI_ARGUMENTS}oops", []),
+    ("kimi_k2", "<|tool_calls_section_begin|>null", "<|tool_calls_section_begin|>null", []),
+    ("cohere", "<|START_RESPONSE|>Hello.\n<|END_RESPONSE|>", "Hello.", []),
+    ("cohere", "<|START_TEXT|>Hello.<|END_TEXT|>", "Hello.", []),
+    ("cohere", '<|START_ACTION|>{"tool_name": "now", "parameters": {}}<|END_ACTION|>', None, [("now", "{}")]),
+    ("cohere", '<|START_ACTION|>[{"name": "now"}]', '<|START_ACTION|>[{"name": "now"}]', []),
+    ("cohere", "<|START_ACTION|>[\n]<|END_ACTION|>", "<|START_ACTION|>[\n]<|END_ACTION|>", []),
+    ("minimax", INVOKE + "</invoke></minimax:tool_call>", None, [("now", "{}")]),
+    ("minimax", INVOKE + '<parameter name="a">[1, 2]</parameter></invoke> and', "and", [("now", '{"a": [1, 2]}')]),
+    ("minimax", INVOKE + '<parameter name="a">1', None, [("now", '{"a": ')]),
+    ("minimax", INVOKE + "<parameter oops", "<parameter oops", [("now", "{}")]),
+    ("minimax", '<minimax:tool_call>{"name": "now"}', '<minimax:tool_call>{"name": "now"}', []),
+    ("minimax", INVOKE + "</invoke><invoke oops", "<invoke oops", [("now", "{}")]),
+    ("seed", "<seed:tool_call>\n</function>", "<seed:tool_call>\n</function>", []),
+    ("seed", "<seed:tool_call><function=now><parameter=a>True</parameter></function></seed:tool_call>", None,
+     [("now", '{"a": true}')]),
+    ("step3", "<｜tool_calls_begin｜><｜tool_call_begin｜>oops", "<｜tool_calls_begin｜><｜tool_call_begin｜>oops", []),
+    ("function_gemma", "<start_function_call>call:now{a:Paris, b:-1.5,c:None}<end_function_call>", None,
+     [("now", '{"a": "Paris", "b": -1.5, "c": null}')]),
+    ("function_gemma", "<start_function_call>call now{}", "<start_function_call>call now{}", []),
+    ("function_gemma", "<start_function_call>call:now{a:}", "a:}", [("now", "{}")]),
+    ("function_gemma", "<start_function_call>call:now{a:<escape>b\n{c}", None, [("now", '{"a": "b\\n{c}')]),
+    ("function_gemma", "<start_function_call>call:now{a:1 b:2}", ":2}", [("now", '{"a": "1 b"}')]),
+    ("gemma4", '<|tool_call>call:now{a:[<|"|>b, c<|"|>,{<|"|>d<|"|>:true,e:"f"},[]],g:{}}<tool_call|>', None,
+     [("now", '{"a": ["b, c", {"d": true, "e": "f"}, []], "g": {}}')]),
+    ("gemma4", "<|tool_call>call:now{a:" + "[" * 60, "a:" + "[" * 60, [("now", "{}")]),
+    ("gemma4", '<|tool_call>call:now{a:[<|"|>b', 'a:[<|"|>b', [("now", "{}")]),
+    ("gemma3", "```tool_code\nprint(now())\n```", "```tool_code\nprint(now())\n```", []),
+    ("gemma3", "```tool_code\nnow(a='b')", None, [("now", '{"a": "b"}')]),
+    ("gemma3", "```python\nnow()\n```", "```python\nnow()\n```", []),
+    ("lfm2", "<|tool_call_start|>[now(a='b')]<|tool_call_end|>Done.", "Done.", [("now", '{"a": "b"}')]),
+    ("lfm2", '<|tool_call_start|>[{"name": "now", "arguments": {}}]<|tool_call_end|>', None, [("now", "{}")]),
+    ("lfm2", "<|tool_call_start|>oops", "<|tool_call_start|>oops", []),
+    ("hunyuan", "<answer>\nHello.\n</answer>", "Hello.", []),
+    ("tool_calls", "<tool_calls>[]</tool_calls>", "<tool_calls>[]</tool_calls>", []),
+    ("ernie", "\n<response>\nHello.\n</response>\n", "Hello.", []),
+    ("ernie", "<response>\nHello. <response", "Hello. <response", []),
     ("granite", '<tool_call>[{"name": "now", "arguments": {}}]', None, [("now", "{}")]),
     ("phi4", '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>', None, [("now", "{}")]),
     ("phi4_functools", 'functools{"name": 1}', 'functools{"name": 1}', []),
@@ -227,6 +281,10 @@ THOUGHTS: list[tuple[str, str, bool, AssistantMessage]] = [
     ("think", "Hm.", True, AssistantMessage(None, "Hm.")),
     ("think_brackets", "[THINK]Hm.[/THINK]Hello.", False, HELLO),
     ("seed_think", "<seed:think>Hm.</seed:think>Hello.", False, HELLO),
+    ("cohere_thinking", "<|START_THINKING|>Hm.<|END_THINKING|>Hello.", False, HELLO),
+    ("gemma_channel", "<|channel>thought\nHm.<channel|>Hello.", False, HELLO),
+    ("gemma_channel", "<|channel>thought\n<channel|>Hello.", True, AssistantMessage("Hello.")),
+    ("gemma_channel", "<|channel>though", False, AssistantMessage(None, "though")),
     (
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
@@ -256,6 +314,9 @@ def test_thinking_before_calls(name: str) -> None:
     else:
         message = parsed(f"<think>\nHm.\n</think>\n\n{sample.answer}", name, "think")
     assert (message.reasoning, len(message.tool_calls)) == ("Hm.", 2)
+
+
+FRAMES = (*cohere.TAGS, *hermes.RESPONSE, *json_lists.ANSWER)
 
 
 def _words() -> list[str]:
@@ -290,8 +351,52 @@ def test_any_cut_gives_the_same_message_and_loses_nothing(data: Any) -> None:
     assert whole[-1] == End(len(message.tool_calls))
     begun = [event.index for event in whole if isinstance(event, ToolCallBegin)]
     assert begun == list(range(len(begun)))
-    if not any(isinstance(event, (ToolCallBegin, ReasoningDelta)) for event in whole) and reasoning == "none":
+    framed = any(tag in text for tag in FRAMES)  # the tags around answers are no text
+    if (
+        not any(isinstance(event, (ToolCallBegin, ReasoningDelta)) for event in whole)
+        and reasoning == "none"
+        and not framed
+    ):
         assert (message.content or "") == text
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(("value", "times"), [("[], ", 2000), ('{"a": "\\n"}, ', 500)])
+def test_no_piece_of_an_answer_takes_more_work_than_its_length(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, times: int
+) -> None:
+    """A long value costs as much at its last character as at any other. Work is counted in calls of functions, and in
+    the characters that JSON's parser reads in one call."""
+    loads, read = json.loads, [0]
+
+    def counted(text: str, **more: Any) -> Any:
+        read.append(len(text))
+        return loads(text, **more)
+
+    monkeypatch.setattr(json, "loads", counted)
+    answer = SAMPLES[name].single.replace("3", f"[{value * times}0]")
+    parser = ChatParser(TOOL_FORMATS[name], None, KNOWN, False)
+    calls: list[int] = []
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        calls[-1] += event in ("call", "c_call")
+
+    def work(step: Callable[[], list[Event]]) -> list[Event]:
+        calls.append(0)
+        sys.setprofile(count)
+        try:
+            return step()
+        finally:
+            sys.setprofile(None)
+
+    pieces = [answer[at : at + 4] for at in range(0, len(answer), 4)]
+    events = [event for piece in pieces for event in work(partial(parser.push, piece))]
+    events += work(parser.finish)
+    [call] = message_of(events).tool_calls
+    monkeypatch.undo()
+    assert len(json.loads(call.arguments)["days"]) == times + 1
+    assert max(calls) < 300
+    assert max(read) < 300
 
 
 def test_a_long_answer_takes_linear_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ MODELS = {
     "bfloat16": ToyLlama(dtype=BF16),
     "windowed": ToyLlama(window=37, max_seq_len=1500),
     "chunked": ToyLlama(window=37, chunked=True, max_seq_len=1500),
+    "sink_tokens": ToyLlama(window=37, sink_tokens=19, max_seq_len=1500),
     "multi_head": ToyLlama(heads=3, kv_heads=3, head_dim=24, block_size=64),
     "wide_group": ToyLlama(dtype=BF16, heads=70, kv_heads=1, head_dim=8, block_size=32),
 }
@@ -164,9 +165,10 @@ def test_steps_without_rows_or_tokens(tmp_path: Path) -> None:
         run.step([("a", []), ("b", [5])])
 
 
-@pytest.mark.parametrize(("chunked", "seen"), [(False, 190 - 37 + 1), (True, 185)])
-def test_blocks_behind_the_window_may_be_given_up(chunked: bool, seen: int, tmp_path: Path) -> None:
-    model = ToyLlama(window=37, chunked=chunked)
+@pytest.mark.parametrize(("chunked", "sinks", "seen"), [(False, 0, 190 - 37 + 1), (True, 0, 185), (False, 19, 154)])
+def test_blocks_behind_the_window_may_be_given_up(chunked: bool, sinks: int, seen: int, tmp_path: Path) -> None:
+    """All but those of sink tokens, of which 19 take two blocks."""
+    model = ToyLlama(window=37, chunked=chunked, sink_tokens=sinks)
     ids = some_ids(200)
     expected = Ragged(load(model, tmp_path), BLOCKS).alone("a", ids)
     run = Ragged(load(model, tmp_path), BLOCKS)
@@ -174,7 +176,7 @@ def test_blocks_behind_the_window_may_be_given_up(chunked: bool, seen: int, tmp_
     arguments = run.arguments([("a", ids[190:])])
     table, slots = arguments["groups"][1]
     table = table.copy()
-    table[0, : seen // model.block_size] = -1
+    table[0, -(-sinks // model.block_size) : seen // model.block_size] = -1
     arguments["groups"][1] = (table, slots)
     assert_same_bits(run.executor.step(**arguments), expected[190:])
     table[0, seen // model.block_size] = -1

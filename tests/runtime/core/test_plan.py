@@ -33,7 +33,7 @@ def toy() -> PlanWriter:
     ("offset", "value", "message"),
     [
         (0, b"XXXX", "not a plan"),
-        (8, b"\x01\0\0\0", "version must be 2, is 1"),
+        (8, b"\x01\0\0\0", "version must be 3, is 1"),
         (12, b"\x5f\0\0\0", "header_bytes must be 96, is 95"),
         (32, b"\0\0\0\0", "vocab_size must be 1 to 2147483647, is 0"),
         (40, b"\x30\0\0\0", "block_size must be a multiple of 16 that divides 512, is 48"),

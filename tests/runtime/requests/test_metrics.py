@@ -51,8 +51,9 @@ def test_a_window_and_a_chunk_of_one_length_have_samples_of_their_own(llm: LLM) 
     stats = llm.get_stats()
     (group,) = stats["groups"]
     stats["groups"] = [{**group, "window": 16, "chunked": chunked} for chunked in (False, True)]
+    stats["groups"].append({**group, "window": 16, "sink_tokens": 4})
     labels = [sample.labels for sample in engine_samples(stats) if sample.metric.name == "tensorwright_kv_blocks"]
-    assert labels == [(("window", "16"),), (("window", "16 chunked"),)]
+    assert labels == [(("window", "16"),), (("window", "16 chunked"),), (("window", "16 and 4 first"),)]
 
 
 def test_every_stat_of_the_engine_has_its_sample(llm: LLM) -> None:

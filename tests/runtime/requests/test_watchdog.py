@@ -88,7 +88,9 @@ def hang(client: EngineClient, stalls: Stalls) -> tuple[RequestHandle, list[Requ
     return begun, waiting
 
 
-def test_a_step_that_comes_back_late_is_survived_by_those_that_wait(stalls: Stalls, tmp_path: Path) -> None:
+def test_a_step_that_comes_back_late_is_survived_by_those_that_wait(
+    stalls: Stalls, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     client, dog, _ = watched(stalls, tmp_path, "restart")
     dog.look()
     assert (client.trouble, list(tmp_path.iterdir())) == ("", []), "an engine without requests hangs in nothing"
@@ -110,6 +112,7 @@ def test_a_step_that_comes_back_late_is_survived_by_those_that_wait(stalls: Stal
     assert client.trouble == ""
     assert client.running
     assert told == [tokens_of(submit(client, 4, [1, 1]))]
+    assert "the engine was given up: no step has ended for" in caplog.text
     client.close()
     [report] = tmp_path.iterdir()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600

@@ -62,9 +62,10 @@ def test_prefixes_come_while_requests_run(fresh: Pair, small_chunks: None) -> No
 
 
 def strike(fresh: Pair, fault: str, **at: int) -> None:
-    """Fetches over a wire with a fault: nothing may be remembered, and the answer must be computed."""
+    """Fetches over a wire with a fault: nothing may be remembered, and the answer must be computed. A length that was
+    altered makes an end wait for bytes that nobody sends, until it gives the other up."""
     with wire(fresh.server.port, fault, **at) as faulty, pytest.raises(TransferError):
-        fresh.fetch(fresh.peer(faulty.port))
+        fresh.fetch(fresh.peer(faulty.port, idle=1))
     assert fresh.takes.imports() == 0
     assert fresh.known() == 0
     wait_until(lambda: fresh.server.open == 0)

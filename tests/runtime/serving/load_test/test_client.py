@@ -128,6 +128,30 @@ def test_prompts_are_of_exact_length(prompts: str) -> None:
     assert sum(counts) >= sum(trace.prompt_tokens for trace in traces) > 6
 
 
+@pytest.mark.parametrize("concurrency", [None, 2])
+@pytest.mark.parametrize("prompts", ["text", "ids"])
+def test_agents_continue_their_conversations(prompts: str, concurrency: int | None) -> None:
+    """All prompts begin alike, each turn begins with the turn before, and comes when that has its answer."""
+    made = LoadSettings(requests=14, rate=None if concurrency else 300.0, concurrency=concurrency, profile="agent",
+                        input_len=600, output_len=4, prompts=prompts, warmup=0)  # fmt: skip
+    with FakeServer(lambda i: Answer((0.02, 0.01))) as server:
+        _, traces = asyncio.run(load_test(server.url, None, made))
+    assert all(trace.error is None for trace in traces)
+    sent = sorted(server.seen, key=lambda seen: seen.arrived)
+    texts = [seen.body["prompt"] for seen in sent]
+    counts = [len(tokenize(text) if prompts == "text" else text) for text in texts]
+    assert sorted(counts) == sorted(trace.prompt_tokens for trace in traces)
+    beginning = texts[0][: len(texts[0]) // 2] if prompts == "text" else texts[0][:400]
+    assert all(text[: len(beginning)] == beginning for text in texts)
+    continued = 0
+    for i, text in enumerate(texts):
+        before = [seen for j, seen in enumerate(sent) if j != i and text[: len(texts[j])] == texts[j]]
+        assert all(seen.written[-1] <= sent[i].arrived for seen in before)
+        continued += bool(before)
+    assert continued >= 4
+    assert server.most_open <= (concurrency or 8)
+
+
 WRONG = {
     "http 429": Answer(status=429, body='{"error": {"message": "the queue is full"}}'),
     "http 503": Answer(status=503, body="not JSON"),

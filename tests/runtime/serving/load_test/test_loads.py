@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.bench import FIXED, PROFILES
+from tensorwright.options.bench import AGENT, FIXED, PROFILES
 from tensorwright.runtime.serving.load_test.run import arrival_times
 from tensorwright.runtime.serving.load_test.settings import LoadSettings, base_url, check_plot
 from tensorwright.runtime.serving.load_test.workload import (
+    AGENTS,
     LENGTHS,
     LogNormal,
+    RequestLengths,
     burst_times,
     draw_lengths,
     poisson_times,
@@ -50,11 +53,16 @@ def test_arrivals_depend_on_the_seed_only() -> None:
     assert slower == pytest.approx([2 * t for t in first])  # the same arrivals, stretched
 
 
+def pairs(drawn: list[RequestLengths]) -> np.ndarray:
+    """The lengths of prompts and outputs: [requests, 2]."""
+    return np.array([(one.prompt, one.output) for one in drawn])
+
+
 @pytest.mark.parametrize("name", LENGTHS)
 def test_lengths_are_log_normal(name: str) -> None:
     """The mean within 4 standard errors, the logarithm's deviation within 3 %: so many draws, no bound in the way."""
     count = 40_000
-    drawn = np.array(draw_lengths(name, count, 10**6, 10**6, rng()), dtype=float)
+    drawn = pairs(draw_lengths(name, count, 10**6, 10**6, rng())).astype(float)
     for column, law in enumerate((LENGTHS[name].prompt, LENGTHS[name].output)):
         error = np.sqrt((np.exp(law.sigma**2) - 1) / count)
         assert drawn[:, column].mean() == pytest.approx(law.mean, rel=4 * error)
@@ -62,15 +70,43 @@ def test_lengths_are_log_normal(name: str) -> None:
 
 
 def test_every_profile_that_can_be_asked_for_has_lengths() -> None:
-    assert {*LENGTHS, FIXED} == set(PROFILES)
+    assert {*LENGTHS, AGENT, FIXED} == set(PROFILES)
 
 
 def test_lengths_keep_their_bounds() -> None:
-    assert draw_lengths("fixed", 2, 7, 3, rng()) == [(7, 3), (7, 3)]
-    drawn = np.array(draw_lengths("chat", 500, 300, 20, rng()))
+    assert pairs(draw_lengths("fixed", 2, 7, 3, rng())).tolist() == [[7, 3], [7, 3]]
+    drawn = pairs(draw_lengths("chat", 500, 300, 20, rng()))
     assert drawn.max(axis=0).tolist() == [300, 20]
     assert drawn.min() >= 1
     assert min(LogNormal(1.0, 3.0).sample(500, 10, rng())) == 1
+    for most in (1, 2, 64, 8192):
+        drawn = pairs(draw_lengths("agent", 500, most, 20, rng()))
+        assert (drawn.min() >= 1, drawn[:, 0].max() <= most, drawn[:, 1].max()) == (True, True, 20)
+
+
+def test_agents_take_turns_in_conversations_that_grow() -> None:
+    """Each turn is longer than the last one and its answer; the turns of a conversation have the mean that is said,
+    and eight conversations go on at once."""
+    count = 40_000
+    drawn = draw_lengths("agent", count, 10**7, 10**6, rng())
+    turns = dict[int, list[int]]()
+    for index, one in enumerate(drawn):
+        turns.setdefault(one.conversation, []).append(index)
+    for places in turns.values():
+        assert {b - a for a, b in itertools.pairwise(places)} <= {AGENTS.users}
+        for a, b in itertools.pairwise(places):
+            assert drawn[b].prompt > drawn[a].prompt + drawn[a].output
+    lengths = [len(places) for places in turns.values()]
+    error = np.sqrt(1 - 1 / AGENTS.turns)  # the deviation of a geometric law over its mean
+    assert np.mean(lengths) == pytest.approx(AGENTS.turns, rel=4 * error / np.sqrt(len(lengths)))
+    first = np.array([drawn[places[0]].prompt for places in turns.values()])
+    assert {one.common for one in drawn} == {AGENTS.prefix}
+    assert (first > AGENTS.prefix).all()
+    assert (first - AGENTS.prefix).mean() == pytest.approx(AGENTS.question.mean, rel=0.05)
+    short = draw_lengths("agent", 50, 300, 20, rng(), users=3)
+    assert {one.common for one in short} == {200}  # The common beginning leaves room for turns.
+    assert len({one.conversation for one in short[:3]}) == 3
+    assert len({one.conversation for one in short}) < 50
 
 
 @pytest.mark.parametrize(

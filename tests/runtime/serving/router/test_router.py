@@ -1,5 +1,5 @@
 """A router before two servers, one that prefills and one that decodes, all in processes of their own, against one
-server alone: the same answers, whatever is lost on the way."""
+server alone: the same answers, whatever is lost on the way. Then what belongs to one engine, or to all of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.made_adapters import make_adapter, places_of
 from support.served import KEY, Served, completion, read_events, route, serve
 from support.toy_pair import mapped_rings
 from support.waiting import wait_until
@@ -19,6 +20,17 @@ from tensorwright.runtime.serving.server.handover import PREFIX, PROOF
 
 LONG = "def parse(text):\n    return [line.split(',') for line in text.splitlines() if line]\n\n" * 6
 CHAT = {"model": "pico", "max_tokens": 6, "temperature": 0, "messages": [{"role": "user", "content": LONG}]}
+
+
+TEMPLATE = "{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The option of servers that can chat."""
+    file = tmp_path_factory.mktemp("template") / "template.jinja"
+    file.write_text(TEMPLATE)
+    return "--chat-template", str(file)
 
 
 @dataclass
@@ -37,27 +49,32 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def cluster(engine: Path, folder: Path, token_file: Path, alone: Served, *decode: str) -> Iterator[Cluster]:
+def cluster(engine: Path, folder: Path, token_file: Path, alone: Served, *both: str) -> Iterator[Cluster]:
+    """both: options of the two engines."""
     with ExitStack() as running:
         token = ("--transfer-token-file", str(token_file))
-        prefill = running.enter_context(serve(engine, folder, "--role", "prefill", *token))
-        decoder = running.enter_context(serve(engine, folder, "--role", "decode", *token, *decode))
+        prefill = running.enter_context(serve(engine, folder, "--role", "prefill", *token, *both))
+        decoder = running.enter_context(serve(engine, folder, "--role", "decode", *token, *both))
         urls = ("--prefill", prefill.url, "--decode", decoder.url, "--min-prefill-bytes", "64")
         router = running.enter_context(route(folder, *urls, *token))
         yield Cluster(router, prefill, decoder, alone)
 
 
 @pytest.fixture(scope="module")
-def alone(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(pico_engine, tmp_path_factory.mktemp("alone")) as server:
+def alone(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory, template: tuple[str, str]) -> Iterator[Served]:
+    with serve(pico_engine, tmp_path_factory.mktemp("alone"), *template) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def pair(
-    pico_engine: Path, tmp_path_factory: pytest.TempPathFactory, token_file: Path, alone: Served
+    pico_engine: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    token_file: Path,
+    alone: Served,
+    template: tuple[str, str],
 ) -> Iterator[Cluster]:
-    with cluster(pico_engine, tmp_path_factory.mktemp("pair"), token_file, alone) as made:
+    with cluster(pico_engine, tmp_path_factory.mktemp("pair"), token_file, alone, *template) as made:
         yield made
 
 
@@ -126,6 +143,105 @@ def test_scored_prompts_are_computed_where_they_are_answered(pair: Cluster) -> N
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/pico"])
 def test_models_are_those_of_the_engines(pair: Cluster, path: str) -> None:
     assert pair.router.client.get(path).json() == pair.alone.client.get(path).json()
+
+
+SYSTEM, ASKED = "Write Python.", [{"role": "user", "content": LONG}]
+OF_AGENTS = {
+    "/v1/responses": {"model": "pico", "input": ASKED, "instructions": SYSTEM, "max_output_tokens": 6},
+    "/v1/messages": {"model": "pico", "messages": ASKED, "system": SYSTEM, "max_tokens": 6},
+}
+
+
+def told(answer: dict[str, Any]) -> Any:
+    """What an API for agents says, without what differs by request."""
+    parts = answer.get("content") or [part for item in answer["output"] for part in item["content"]]
+    return [part["text"] for part in parts], answer["model"], answer["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("path", OF_AGENTS)
+def test_apis_for_agents_are_prefilled_and_answered(pair: Cluster, path: str) -> None:
+    body = OF_AGENTS[path] | {"temperature": 0, "unknown": 1}
+    before = fetched(pair.decode)
+    ours, theirs = (server.client.post(path, json=body).raise_for_status() for server in (pair.router, pair.alone))
+    assert told(ours.json()) == told(theirs.json())
+    assert fetched(pair.decode) == before + 1
+    assert ours.headers["x-tensorwright-ignored"] == theirs.headers["x-tensorwright-ignored"]
+
+
+def test_tokens_of_messages_are_counted(pair: Cluster) -> None:
+    body = {"model": "pico", "messages": ASKED, "system": SYSTEM}
+    ours, theirs = (each.client.post("/v1/messages/count_tokens", json=body) for each in (pair.router, pair.alone))
+    assert ours.json() == theirs.json()
+    assert ours.json()["input_tokens"] > 100
+
+
+def test_a_stored_response_is_found_where_it_lies(pico_engine: Path, tmp_path: Path, template: tuple[str, str]) -> None:
+    """Read, continued and deleted behind two engines, also by another router; and without a word where its engine is
+    gone."""
+    with ExitStack() as running:
+        engines = [running.enter_context(serve(pico_engine, tmp_path, *template)) for _ in range(2)]
+        urls = [word for engine in engines for word in ("--decode", engine.url)]
+        routers = [running.enter_context(route(tmp_path, *urls, "--retry-after-failure", "600")) for _ in range(2)]
+        body = {"model": "pico", "input": "import os", "max_output_tokens": 3}
+        made = [routers[0].client.post("/v1/responses", json=body).json()["id"] for _ in range(4)]
+        for which, name in enumerate(made):
+            follow = routers[which % 2].client.post("/v1/responses", json=body | {"previous_response_id": name})
+            assert follow.json()["previous_response_id"] == name
+            assert routers[which % 2].client.get(f"/v1/responses/{name}?stream=false").json()["id"] == name
+            assert routers[which % 2].client.get(f"/v1/responses/{name}?stream=true").status_code == 400
+        where = [[e.client.get(f"/v1/responses/{name}").status_code == 200 for e in engines] for name in made]
+        assert all(sum(found) == 1 for found in where)
+        assert {found[0] for found in where} == {True, False}, "both engines have some"
+        first, second = (made[[found[at] for found in where].index(True)] for at in range(2))
+        assert routers[0].client.delete(f"/v1/responses/{first}").json()["deleted"] is True
+        for unknown in (first, "resp_000000000000_00", "resp_1"):
+            assert routers[1].client.get(f"/v1/responses/{unknown}").json()["error"]["code"] == "response_not_found"
+        engines[1].process.kill()
+        engines[1].process.wait()
+        for answer in (
+            routers[0].client.get(f"/v1/responses/{second}"),
+            routers[0].client.post("/v1/responses", json=body | {"previous_response_id": second}),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+            assert "stored this response" in answer.json()["error"]["message"]
+        assert routers[0].client.post("/v1/responses", json=body).status_code == 200
+
+
+def test_an_adapter_is_loaded_by_every_engine(pico_engine: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    make_adapter(folder / "one", places_of(pico_engine).modules, rank=4, seed=1, spread=0.1)
+    options = ("--adapter-folder", str(folder), "--max-loras", "2", "--api-key", KEY)
+    with ExitStack() as running:
+        engines = [running.enter_context(serve(pico_engine, tmp_path, *options)) for _ in range(2)]
+        router = running.enter_context(route(tmp_path, *(word for e in engines for word in ("--decode", e.url))))
+        key = {"x-api-key": KEY}
+
+        def ask(path: str, **body: Any) -> Any:
+            return router.client.post(path, json=body, headers=key)
+
+        def loaded() -> list[bool]:
+            lists = [e.client.get("/v1/models", headers=key).json()["data"] for e in engines]
+            return ["one" in [card["id"] for card in cards] for cards in lists]
+
+        assert ask("/v1/load_lora_adapter", lora_name="one", lora_path="one").status_code == 200
+        assert loaded() == [True, True]
+        refused = ask("/v1/load_lora_adapter", lora_name="one", lora_path="one")
+        assert refused.status_code == 400
+        assert "loaded already" in refused.json()["error"]["message"]
+        assert ask("/v1/unload_lora_adapter", lora_name="one").status_code == 200
+        assert loaded() == [False, False]
+        engines[1].process.kill()
+        engines[1].process.wait()
+        answer = ask("/v1/load_lora_adapter", lora_name="one", lora_path="one")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+
+
+def test_dots_lead_to_no_other_path_of_an_engine(pair: Cluster) -> None:
+    raw = pair.router.send_raw(b"GET /v1/models/../../metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    with raw, raw.makefile("rb") as answer:
+        text = answer.read().decode()
+    assert text.startswith("HTTP/1.1 404")
+    assert "model_not_found" in text
 
 
 def test_refusals_are_those_of_the_engine(pair: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,16 @@ class Unread(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
+class Reset(Unread):
+    """Its client has reset the connection, which nobody has noticed yet."""
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
 async def never_answer(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.Event().wait()
 
@@ -57,8 +68,11 @@ POST = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
+@pytest.mark.parametrize("client", [Unread, Reset])
 @pytest.mark.parametrize("sent", [POST + b"zz\r\n", GET + POST + b"zz\r\n"], ids=["at once", "behind another request"])
-def test_who_is_refused_and_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+def test_who_is_refused_and_takes_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, client: type[Unread]
+) -> None:
     """Its request counts while it is there, so that else it would keep its place for good."""
     timers: dict[str, Callable[[], None]] = {}
 
@@ -68,7 +82,7 @@ def test_who_is_refused_and_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyP
     async def run() -> None:
         config = uvicorn.Config(never_answer, loop="asyncio", http="httptools", ws="none", log_config=None)
         config.load()
-        state, transport, table = ServerState(), Unread(), Connections(4)
+        state, transport, table = ServerState(), client(), Connections(4)
         place = table.enter("a", lambda: None)
         opened = Connection(Listen(), table, place, config=config, server_state=state, app_state={})
         monkeypatch.setattr(opened, "_set_timer", set_timer)

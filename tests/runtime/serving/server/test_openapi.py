@@ -15,7 +15,8 @@ from support.waiting import PATIENCE
 PATHS = {
     "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
     "/health", "/ready", "/metrics", "/v1/responses", "/v1/responses/{response_id}", "/v1/messages",
-    "/v1/messages/count_tokens",
+    "/v1/messages/count_tokens", "/v1/pinned_prefixes", "/v1/pinned_prefixes/{name}",
+    "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank",
 }  # fmt: skip
 FEW = settings(
     max_examples=5,

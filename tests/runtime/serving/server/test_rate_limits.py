@@ -36,7 +36,7 @@ def test_a_key_is_read_with_its_values(tmp_path: Path) -> None:
         ("", "a key must be one or more"),
         ("secret-ä", "a key must be one or more"),
         ("secret two", "word 1 behind it is neither"),
-        ("secret weight", "weight, priority, tokens_per_minute; word 1"),
+        ("secret weight", "weight, priority, tokens_per_minute, pinned_prefixes; word 1"),
         ("secret wait=1", "word 1 behind it is neither"),
         ("secret weight=0", "weight must be a number from 0.001 to 1000, got '0'"),
         ("secret weight=nan", "weight must be"),

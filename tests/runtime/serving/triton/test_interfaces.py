@@ -22,6 +22,7 @@ from tensorwright.runtime.text.tokenizer import Tokenizer
 TEXT = {"text_input": "hello", "max_tokens": 5}
 TOKENS = {"input_ids": [1, 2, 3], "input_lengths": 3, "request_output_len": 5}
 LLMAPI = {"text_input": "hello"}
+SCHEDULING = {"timeout": 1.5, "deadline": 2.5, "priority": 3, "cache_salt": "mine"}
 
 
 def engine(tokenizer: bool = True) -> Any:
@@ -86,7 +87,8 @@ def spell(text: str) -> list[int]:
         ({"end_id": 9}, {"temperature": 0.0, "stop_token_ids": [9], "ignore_eos": True}),
         ({"end_id": -1, "pad_id": 0}, {"temperature": 0.0}),
         ({"return_log_probs": True}, {"temperature": 0.0, "logprobs": 0}),
-        ({"timeout": 1.5, "priority": 3}, {"temperature": 0.0, "timeout": 1.5, "priority": 3}),
+        (SCHEDULING, {"temperature": 0.0} | SCHEDULING),
+        ({"cache_salt": ""}, {"temperature": 0.0}),
         ({"bad_words": ["a", ""], "stop_words": [""]}, {"temperature": 0.0, "bad_words": ["a"]}),
         ({"stop_words": ["x", "yz"]}, {"temperature": 0.0, "stop": ["x", "yz"]}),
         (
@@ -181,6 +183,7 @@ def test_input_lengths_cut_what_fills_up_input_ids() -> None:
         ({"sampling_param_stop": ["a", "b"]}, {"temperature": 0.0, "max_tokens": 32, "stop": ["a", "b"]}),
         ({"return_cumulative_logprob": True}, {"temperature": 0.0, "max_tokens": 32, "logprobs": 0}),
         ({"sampling_param_best_of": 1}, {"temperature": 0.0, "max_tokens": 32}),
+        (SCHEDULING, {"temperature": 0.0, "max_tokens": 32} | SCHEDULING),
     ],
 )
 def test_llmapi_inputs(values: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -108,6 +108,11 @@ def test_a_priority_above_the_models_is_refused(ask: Ask) -> None:
     assert text_of(ask(text_input=PROMPT, max_tokens=2, priority=-1)).startswith(PROMPT)
 
 
+def test_a_deadline_that_cannot_be_met_is_an_error(ask: Ask) -> None:
+    assert "deadline" in str(error_of(ask(text_input=PROMPT, max_tokens=2, deadline=0.0)))
+    assert text_of(ask(text_input=PROMPT, max_tokens=2, deadline=1e6)).startswith(PROMPT)
+
+
 @pytest.mark.parametrize(("written", "most"), [(None, 0), ("0", 0), ("7", 7)])
 def test_the_most_a_priority_may_be_is_a_parameter(written: str | None, most: int) -> None:
     values = {"engine": "x"} | ({} if written is None else {"max_priority": written})

@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 import uvicorn
-import xxhash
 from fastapi import FastAPI
 
 from support.agents import ANSWER, THOUGHT
+from support.chat_engine import make_chat_engine
 from support.chat_samples import SAMPLES
 from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM
-from tensorwright.engine_format.checksums import checksum_text, read_checksums
 from tensorwright.runtime.serving.server.app import create_app
-
-TEMPLATE = """{% if tone is defined %}# {{ tone }}
-{% endif %}{% for message in messages %}# {{ message.role }}: {{ message.content }}
-{% endfor %}{% if add_generation_prompt %}def {% endif %}"""
-
-
-MARKERS = {"<tool_call>": False, "</tool_call>": False, "<think>": False, "</think>": False, "[TOOL_CALLS]": True,
-           "[ARGS]": True}  # fmt: skip
-"""Tokens that the chat engine's tokenizer has beside pico's, and whether they are special, as models have them."""
-
-
-def with_markers(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """pico's tokenizer with MARKERS in the place of the last entries of its vocabulary, which no other entry is made
-    of."""
-    vocab = tokenizer["model"]["vocab"]
-    last = sorted(vocab, key=vocab.__getitem__)[-len(MARKERS) :]
-    for (marker, special), entry in zip(MARKERS.items(), last, strict=True):
-        token = vocab[marker] = vocab.pop(entry)
-        rule = {"id": token, "content": marker, "special": special}
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        tokenizer["added_tokens"].append({**rule, **flags})
-    merges = tokenizer["model"]["merges"]
-    joined = ["".join(merge if isinstance(merge, list) else merge.split(" ")) for merge in merges]
-    tokenizer["model"]["merges"] = [merge for merge, entry in zip(merges, joined, strict=True) if entry not in last]
-    return tokenizer
 
 
 @pytest.fixture(scope="session")
 def chat_engine(pico_engine_float32: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """pico's engine, with a chat template and MARKERS put in."""
-    engine = tmp_path_factory.mktemp("chat") / "pico"
-    shutil.copytree(pico_engine_float32, engine)
-    tokenizer = with_markers(json.loads((engine / "tokenizer.json").read_text(encoding="utf-8")))
-    sums = {name: tuple(file) for name, file in read_checksums(engine).items()}
-    for name, text in (("chat_template.jinja", TEMPLATE), ("tokenizer.json", json.dumps(tokenizer))):
-        (engine / name).write_text(text, encoding="utf-8")
-        sums[name] = (xxhash.xxh3_128_hexdigest(text.encode()), len(text.encode()))
-    (engine / "checksums.txt").write_text(checksum_text(sums))
-    return engine
+    return make_chat_engine(pico_engine_float32, tmp_path_factory.mktemp("chat") / "pico")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 from support.toy_engine import ENDLESS
 from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
+from tensorwright.runtime.serving.server import responses_api
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
 LONG: dict[str, Any] = {"prompt": "def read(", "max_tokens": 2000, "ignore_eos": True}
@@ -132,3 +133,22 @@ def test_tokenizing_holds_nobody_up_and_may_be_left(
     assert httpx.get(f"{url}/v1/models", timeout=PATIENCE).status_code == 200  # while a thread still waits
     go_on.set()
     wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 1)
+
+
+def test_a_client_may_leave_before_its_conversation_is_put_together(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is no failure of the server."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return [], 0
+
+    monkeypatch.setattr(responses_api, "_conversation", wait)
+    asyncio.run(leave_when(url, "/v1/responses", [{"model": "pico", "input": "x"}], begun.is_set))
+    left = '{method="POST",path="/v1/responses",status="499"}'
+    wait_until(lambda: left in httpx.get(f"{url}/metrics", timeout=PATIENCE).text)
+    go_on.set()
+    assert "a request failed" not in caplog.text

@@ -1,0 +1,150 @@
+"""The compiled code of every GPU kernel, for SM 80 and 90, emulated, against the definitions in numpy.
+
+The launches are the real ones. Shapes are small, and cross every edge of a tile. tests/gpu runs the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import gpu_int4, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
+from support.gpu_attention import Step
+from support.ptx.emulator import SMS, Emulator
+from tensorwright.plugins.gpu import budget
+from tensorwright.plugins.gpu.interpret import Memory
+from tensorwright.plugins.gpu.launch import Launch
+
+
+def covering(cases: list[gpu_rows.Case]) -> list[gpu_rows.Case]:
+    """The first case of each op, element types, set of attributes and function; the others differ in their shapes."""
+    found: dict[Any, gpu_rows.Case] = {}
+    for case in cases:
+        types = (tuple(dtype for _, dtype in case.inputs.values()), *map(str, case.outputs.values()))
+        function = [case.attrs.get(name) for name in ("program", "activation", "kind")]
+        kind = types[0] if function[0] is None else types
+        found.setdefault((case.launch, kind, *function, *sorted(case.attrs)), case)
+    return list(found.values())
+
+
+CASES = [
+    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES]),
+    gpu_mixtures.experts_case("bfloat16", 40, 72, 70, 2, 1, only=1),
+]
+MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
+"""Decodes with and without splits, prompts, chunks behind a prefix, a sequence that has nothing to do."""
+LONG = ((90, 410), (1, 200))
+"""A chunk before which whole tiles of positions lie, of which none is masked."""
+STEPS: list[dict[str, Any]] = [
+    *({"dtype": dtype, "int8_kv": int8} for dtype in ("float32", "float16", "bfloat16") for int8 in (False, True)),
+    {"dtype": "bfloat16", "head_dim": 128, "sequences": LONG},
+    {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
+    {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
+    {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
+]
+INT4 = [
+    *((tokens, 129, 200, 64, "float32") for tokens in (1, 3, 4)),
+    *((tokens, 129, 200, 64, "float16") for tokens in (1, 16, 65)),
+    *((tokens, 80, 512, 128, "bfloat16") for tokens in (8, 9, 17)),
+    (5, 48, 1080, 32, "bfloat16"),
+    (2, 48, 1080, 32, "float32"),
+]
+"""Tokens, N, K, group, dtype."""
+
+
+def norm(runner: Any, rows: int, channels: int, with_sum: bool, dtype: str) -> None:
+    gpu_rms_norm.check(gpu_rms_norm.run(runner, rows, channels, dtype, with_sum), dtype)
+
+
+def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str) -> None:
+    memory, attrs = Memory(), {"heads": 5, "kv_heads": 2, "head_dim": head_dim, "rotary_dim": rotary_dim}
+    case = gpu_rotary.make(memory, 17, attrs, dtype, dtype if cache == "same" else cache)
+    memory.blocks["slots"].data[1] = -1
+    gpu_rotary.run(runner, memory, case, attrs)
+    gpu_rotary.check(memory, attrs)
+
+
+def int4(runner: Any, tokens: int, n: int, k: int, group: int, dtype: str) -> None:
+    memory = Memory()
+    case = gpu_int4.make(memory, tokens, n, k, group, dtype, bias=dtype)
+    gpu_int4.run(runner, memory, case, gpu_int4.started(memory, case, runner.sm))
+    gpu_int4.check(memory, case)
+
+
+def rows(runner: Any, case: gpu_rows.Case) -> None:
+    gpu_rows.run(runner, case, sm=runner.sm)
+
+
+def attention(runner: Any, options: dict[str, Any]) -> None:
+    Step(**{"sequences": MIXED, **options}, sm=runner.sm).check(runner)
+
+
+def named(name: str, work: Callable[..., None], *arguments: Any) -> tuple[str, Callable[[Any], None]]:
+    return name, functools.partial(
+        work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=True))
+    )
+
+
+WORK = dict(
+    [
+        *(named(str(case), rows, case) for case in CASES),
+        *(named(f"norm-{dtype}-3x65", norm, 3, 65, False, dtype) for dtype in gpu_rms_norm.DTYPES),
+        *(named(f"norm-{dtype}-2x576-sum", norm, 2, 576, True, dtype) for dtype in gpu_rms_norm.DTYPES),
+        *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
+        *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
+        *(named(f"int4-{'-'.join(map(str, each))}", int4, *each) for each in INT4),
+        *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
+    ]
+)
+"""What is run: takes an emulator, or what else has `sm` and `run`, and compares the results."""
+
+
+@pytest.fixture(scope="module", params=SMS, ids=lambda sm: f"sm{sm}")
+def emulator(request: pytest.FixtureRequest, kernel_cache: Path) -> Emulator:
+    return Emulator(request.param, cache=kernel_cache)
+
+
+FIRST = {case.launch: str(case) for case in reversed(CASES)}.values()
+"""One case of each op: what a fast run has of them, beside attention and int4."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST or name.startswith(("attention", "int4")) else pytest.mark.slow)
+        for name in WORK
+    ],
+)
+def test_equals_the_definition(emulator: Emulator, name: str) -> None:
+    WORK[name](emulator)
+
+
+class Noted(Exception):
+    """Ends a piece of work before it runs anything."""
+
+
+class Recorder:
+    """Runs nothing, and notes what would run."""
+
+    def __init__(self, sm: int):
+        self.sm, self.kernels = sm, set[str]()
+
+    def run(self, _: Any, launches: Sequence[Launch], memory: Memory) -> None:
+        self.kernels |= {launch.kernel for launch in launches}
+        raise Noted
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_each_kernel_that_engines_start_is_run(sm: int) -> None:
+    """A kernel without a budget is not shipped (plugins/gpu/budget.py)."""
+    recorder = Recorder(sm)
+    for work in WORK.values():
+        with contextlib.suppress(Noted):
+            work(recorder)
+    assert recorder.kernels == set(budget.BUDGETS)
