@@ -4,8 +4,8 @@
 
 A wheel of Python 3.11 is for that version, one of 3.12 for it and all later ones. Both run on any Linux with glibc 2.28 or
 later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing is
-compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same compiler,
-make the same bytes: times in the archives are those of the commit, and paths of this machine are cut off.
+compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same compiler
+and tools, make the same bytes: times in the archives are those of the commit, and no path of the machine is in them.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ def make_wheel(python: str, out: Path, epoch: str) -> Path:
     interpreter = environment(python, f"tools-{version}", *TOOLS)
     raw = WORK / f"raw-{version}"
     shutil.rmtree(raw, ignore_errors=True)
-    cut = f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={WORK}=build"
     run(
         interpreter, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation",
         "-w", raw, f"-Cbuild-dir={WORK / f'objects-{version}'}", "-Ccmake.define.TENSORWRIGHT_OLD_GLIBC=ON", ".",
-        SOURCE_DATE_EPOCH=epoch, CXXFLAGS=cut, CFLAGS=cut, PATH=f"{interpreter.parent}:{os.environ['PATH']}",
+        SOURCE_DATE_EPOCH=epoch, PATH=f"{interpreter.parent}:{os.environ['PATH']}",
     )  # fmt: skip
     (made,) = raw.glob("*.whl")
     repaired = raw / "repaired"

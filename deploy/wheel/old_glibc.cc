@@ -58,6 +58,28 @@ HERE int pthread_setaffinity_np(unsigned long thread, unsigned long bytes, const
   return old_pthread_setaffinity_np(thread, bytes, processors);
 }
 
+extern "C" int old_pthread_create(unsigned long* thread, const void* attributes, void* (*work)(void*), void* argument);
+OLD(pthread_create, BASE);
+HERE int pthread_create(unsigned long* thread, const void* attributes, void* (*work)(void*), void* argument) {
+  return old_pthread_create(thread, attributes, work, argument);
+}
+
+extern "C" int old_pthread_join(unsigned long thread, void** result);
+OLD(pthread_join, BASE);
+HERE int pthread_join(unsigned long thread, void** result) { return old_pthread_join(thread, result); }
+
+extern "C" int old_pthread_detach(unsigned long thread);
+OLD(pthread_detach, BASE);
+HERE int pthread_detach(unsigned long thread) { return old_pthread_detach(thread); }
+
+extern "C" int old_pthread_once(int* done, void (*work)());
+OLD(pthread_once, BASE);
+HERE int pthread_once(int* done, void (*work)()) { return old_pthread_once(done, work); }
+
+extern "C" int old___pthread_key_create(unsigned* key, void (*end)(void*));
+OLD(__pthread_key_create, BASE);
+HERE int __pthread_key_create(unsigned* key, void (*end)(void*)) { return old___pthread_key_create(key, end); }
+
 // glibc 2.30 waits until a time of a clock. An older one knows the time of day alone, from which the wait is counted again:
 // a change of the time of day then makes the wait longer or shorter, as in programs of that time.
 extern "C" int pthread_cond_timedwait(void* condition, void* mutex, const timespec* until);
@@ -83,11 +105,21 @@ constexpr int kEmptyPath = 0x1000, kNoFollow = 0x100, kWorkingFolder = -100;
 HERE int fstat(int file, void* facts) {
   return static_cast<int>(syscall(SYS_newfstatat, file, "", facts, kEmptyPath));
 }
+HERE int fstat64(int file, void* facts) { return fstat(file, facts); }
 HERE int stat(const char* path, void* facts) {
   return static_cast<int>(syscall(SYS_newfstatat, kWorkingFolder, path, facts, 0));
 }
 HERE int lstat(const char* path, void* facts) {
   return static_cast<int>(syscall(SYS_newfstatat, kWorkingFolder, path, facts, kNoFollow));
+}
+
+// glibc 2.36 has random numbers of its own, which libstdc++'s random_device takes.
+extern "C" int getentropy(void* numbers, unsigned long bytes);
+HERE uint32_t arc4random() {
+  uint32_t number = 0;
+  while (getentropy(&number, sizeof number) != 0) {
+  }
+  return number;
 }
 
 // glibc 2.32 says whether there is one thread, and libstdc++ then counts references without atomic operations.
