@@ -68,9 +68,13 @@ def choose_task(options: BuildOptions, checkpoint: Checkpoint) -> tuple[BuildOpt
 
 
 def is_bare(config: dict[str, Any]) -> bool:
-    """Returns whether a config.json names a model without an lm_head, such as Qwen3Model."""
+    """Returns whether a config.json names a model without an lm_head, such as Qwen3Model. GPT2LMHeadModel has one."""
     named = config.get("architectures")
-    return isinstance(named, list) and bool(named) and all(str(name).endswith("Model") for name in named)
+    return isinstance(named, list) and bool(named) and all(_is_bare_name(str(name)) for name in named)
+
+
+def _is_bare_name(name: str) -> bool:
+    return name.endswith("Model") and not name.endswith("HeadModel")
 
 
 def refuse_encoder(checkpoint: Checkpoint) -> None:

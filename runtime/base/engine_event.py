@@ -26,3 +26,4 @@ class EngineEvent:
     cumulative_logprob: float = 0.0
     queue_s: float = -1.0
     first_token_s: float = -1.0
+    pooled: Any = None

@@ -176,15 +176,16 @@ TW_TEST(the_time_between_tokens_keeps_its_goal_at_nearly_all_of_the_throughput) 
     StepPrices prices{{1, 512}, {0.00525, 0.133}, 2e-8, 1e-7};
     prices.spread = {0.9, 0.95, 1.0, 1.05, 1.1};
     std::vector<int64_t> arrivals;
-    std::vector<int32_t> prompts, outputs, prefixes, common;
+    std::vector<int32_t> prompts, outputs, prefixes, common, conversations;
     for (int i = 0; i < 400; ++i) {
       arrivals.push_back(int64_t{i} * 100'000'000);
       prompts.push_back(i % 5 == 0 ? 3000 : 60);
       outputs.push_back(i % 5 == 0 ? 40 : 100);
-      prefixes.push_back(i), common.push_back(0);
+      prefixes.push_back(i), common.push_back(0), conversations.push_back(i);
     }
     Fleet fleet(facts, options, prices, {});
-    fleet.run({arrivals, prompts, outputs, prefixes, common}, {[](size_t) { return 0; }, [](size_t) {}});
+    fleet.run({arrivals, prompts, outputs, prefixes, common, conversations},
+              {[](size_t) { return 0; }, [](size_t) {}});
     const GapCounts& gaps = fleet.gaps();
     int64_t rest = gaps.count() / 100;
     double p99 = 0;

@@ -70,6 +70,7 @@ def engine() -> Any:
         eos_token_ids=[EOS],
         chat_templates=TEMPLATES,
         tokenizer_settings=({"bos_token": "<s>", "eos_token": "<end>"}, {}),
+        config=SimpleNamespace(task="generate"),
     )
 
 

@@ -181,6 +181,14 @@ TOKENIZE: Table = first_of(MESSAGES) | {
     "return_token_strs": SWITCH,
 }
 
+PIN: Table = {path: () for path in MESSAGES if path != "add_generation_prompt"} | {
+    "name": (text, surrogates),
+    "model": (text,),
+    "prompt": (words, zeros, lists),
+    "messages": MESSAGES["messages"][:1],
+    "cache_salt": (text,),
+}
+
 DETOKENIZE: Table = {"model": (text,), "tokens": (zeros, lists, just(f"[{2**63}]"))}
 
 DRAWING: Table = dict.fromkeys(
@@ -351,6 +359,7 @@ BODIES: Mapping[str, Table] = {
     "/v1/chat/completions": CHAT,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
+    "/v1/pinned_prefixes": PIN,
     "/v1/embeddings": EMBEDDING,
     "/v1/score": SCORE,
     "/v1/rerank": RERANK,
@@ -365,8 +374,11 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "/v1/models": (),
     "/v1/models/{model}": ("model",),
     "/v1/responses/{response_id}": ("response_id", "stream"),
+    "/v1/pinned_prefixes/{name}": ("name",),
 }
 """Endpoints without a body, and their parameters."""
+DELETED = ("/v1/pinned_prefixes/{name}",)
+"""Those of them that are asked with DELETE alone."""
 
 MESSAGE = '[{"role":"user","content":"a"}]'
 ROOTS: Mapping[str, Mapping[str, str]] = {
@@ -377,6 +389,7 @@ ROOTS: Mapping[str, Mapping[str, str]] = {
     "/v1/messages/count_tokens": {"model": '"pico"', "messages": MESSAGE},
     "/tokenize": {"model": '"pico"'},
     "/detokenize": {"model": '"pico"', "tokens": "[1]"},
+    "/v1/pinned_prefixes": {"name": '"a"', "model": '"pico"'},
     "/v1/embeddings": {"model": '"pico"', "input": '"a"'},
     "/v1/score": {"model": '"pico"', "text_1": '"a"', "text_2": '"a"'},
     **{path: {"model": '"pico"', "query": '"a"', "documents": '["a"]'} for path in ("/v1/rerank", "/rerank")},
@@ -396,6 +409,7 @@ SIBLINGS: Mapping[str, Mapping[str, str]] = {
     "stream_options": {},
     "response_format": {"type": '"json_schema"', "json_schema": '{"name":"a","schema":{}}'},
     "response_format.json_schema": {"name": '"a"', "schema": "{}"},
+    "documents[]": {},
 }
 """What stands beside a field where it stands inside of another, so that it is read at all."""
 _ANTHROPIC: Mapping[str, Mapping[str, str]] = {

@@ -23,7 +23,10 @@ def attacked(
     """A server with quiet probes and a chat template; threads and memory are `support.served`'s."""
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
-    named = [word for key in KEYS for word in ("--api-key", key)] if keys else []
+    key_file = folder / "keys"
+    key_file.write_text("".join(f"{key} pinned_prefixes=2\n" for key in KEYS))
+    key_file.chmod(0o600)
+    named = ["--api-key-file", str(key_file), "--pinned-prefix-memory", "256KiB"] if keys else []
     given = ("--chat-template", str(template), "--quiet-probes", *named, *options)
     with serve(engine, folder, *given, files=files) as served:
         resource.prlimit(served.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))

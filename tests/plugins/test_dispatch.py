@@ -17,7 +17,7 @@ from tensorwright.runtime import _runtime, _testing
 
 pytestmark = pytest.mark.computes
 
-FAMILIES = 47
+FAMILIES = 48
 
 
 def lacks(level: str) -> bool:

@@ -185,12 +185,11 @@ class BuildFields:
     task: str = declare(
         "auto",
         choices=("auto", *TASKS),
-        targets=("cpu",),
         at={
             Door.BUILD: At(
                 "What the engine answers with: tokens (generate), the pooled hidden states of a text (embed), or how "
                 "well a document fits a query, by the logits of yes and no (rerank). auto takes what the checkpoint "
-                "says, which it never says of rerank. See docs/embeddings.md."
+                "says, which it never says of rerank. embed and rerank are for target cpu. See docs/embeddings.md."
             )
         },
     )

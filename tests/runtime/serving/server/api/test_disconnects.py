@@ -146,7 +146,7 @@ def test_a_client_may_leave_before_its_conversation_is_put_together(
         assert go_on.wait(PATIENCE)
         return [], 0
 
-    monkeypatch.setattr(responses_api, "_conversation", wait)
+    monkeypatch.setattr(responses_api, "conversation_of", wait)
     asyncio.run(leave_when(url, "/v1/responses", [{"model": "pico", "input": "x"}], begun.is_set))
     left = '{method="POST",path="/v1/responses",status="499"}'
     wait_until(lambda: left in httpx.get(f"{url}/metrics", timeout=PATIENCE).text)

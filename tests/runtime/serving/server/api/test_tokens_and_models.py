@@ -94,7 +94,7 @@ def test_models(client: openai.OpenAI, llm: LLM, tiny_llm: LLM) -> None:
     for model, served in zip(models, (llm, tiny_llm), strict=True):
         assert client.models.retrieve(model.id) == model
         assert model.owned_by == "tensorwright"
-        assert model.model_extra == {"max_model_len": served.engine.max_seq_len, "parent": None}
+        assert model.model_extra == {"max_model_len": served.engine.max_seq_len, "parent": None, "task": "generate"}
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt")
     assert caught.value.code == "model_not_found"
