@@ -1,9 +1,11 @@
-// Lets the module of a wheel run with glibc 2.28, whatever newer glibc it was linked with (PEP 600, manylinux_2_28).
+// Lets the module of a wheel run with glibc 2.28, whatever newer glibc it was linked with (PEP 600,
+// manylinux_2_28).
 //
-// glibc gave some functions new versions or names since: a module that is linked with a newer glibc asks for those. The
-// functions of this file stand in their place inside the module. They call the versions that glibc 2.28 has, which every
-// later glibc still has. CMake compiles this file only with TENSORWRIGHT_OLD_GLIBC. It declares what it needs by itself:
-// the headers of the system would give the names their new versions.
+// glibc gave some functions new versions or names since: a module that is linked with a newer glibc asks for
+// those. The functions of this file stand in their place inside the module. They call the versions that
+// glibc 2.28 has, which every later glibc still has. CMake compiles this file only with
+// TENSORWRIGHT_OLD_GLIBC. It declares what it needs by itself: the headers of the system would give the names
+// their new versions.
 
 #include <errno.h>
 #include <stdint.h>
@@ -25,7 +27,8 @@
 // Declares `old_name` to be the function `name` of a version of glibc.
 #define OLD(name, version) __asm__(".symver old_" #name "," #name "@" version)
 
-// Functions of one number, whose new versions of glibc 2.29 no longer report errors to a function of System V.
+// Functions of one number, whose new versions of glibc 2.29 no longer report errors to a function of System
+// V.
 #define OF_ONE_NUMBER(name)               \
   extern "C" double old_##name(double x); \
   OLD(name, BASE);                        \
@@ -39,7 +42,8 @@ extern "C" double old_pow(double x, double y);
 OLD(pow, BASE);
 HERE double pow(double x, double y) { return old_pow(x, y); }
 
-// glibc 2.34 moved these from libdl and libpthread into libc. CMake links both libraries, so that they are there before.
+// glibc 2.34 moved these from libdl and libpthread into libc. CMake links both libraries, so that they are
+// there before.
 extern "C" void* old_dlopen(const char* file, int mode);
 OLD(dlopen, BASE);
 HERE void* dlopen(const char* file, int mode) { return old_dlopen(file, mode); }
@@ -58,7 +62,8 @@ HERE int pthread_setaffinity_np(unsigned long thread, unsigned long bytes, const
   return old_pthread_setaffinity_np(thread, bytes, processors);
 }
 
-extern "C" int old_pthread_create(unsigned long* thread, const void* attributes, void* (*work)(void*), void* argument);
+extern "C" int old_pthread_create(unsigned long* thread, const void* attributes, void* (*work)(void*),
+                                  void* argument);
 OLD(pthread_create, BASE);
 HERE int pthread_create(unsigned long* thread, const void* attributes, void* (*work)(void*), void* argument) {
   return old_pthread_create(thread, attributes, work, argument);
@@ -78,10 +83,13 @@ HERE int pthread_once(int* done, void (*work)()) { return old_pthread_once(done,
 
 extern "C" int old___pthread_key_create(unsigned* key, void (*end)(void*));
 OLD(__pthread_key_create, BASE);
-HERE int __pthread_key_create(unsigned* key, void (*end)(void*)) { return old___pthread_key_create(key, end); }
+HERE int __pthread_key_create(unsigned* key, void (*end)(void*)) {
+  return old___pthread_key_create(key, end);
+}
 
-// glibc 2.30 waits until a time of a clock. An older one knows the time of day alone, from which the wait is counted again:
-// a change of the time of day then makes the wait longer or shorter, as in programs of that time.
+// glibc 2.30 waits until a time of a clock. An older one knows the time of day alone, from which the wait is
+// counted again: a change of the time of day then makes the wait longer or shorter, as in programs of that
+// time.
 extern "C" int pthread_cond_timedwait(void* condition, void* mutex, const timespec* until);
 using ClockWait = int (*)(void*, void*, int, const timespec*);
 
@@ -98,7 +106,8 @@ HERE int pthread_cond_clockwait(void* condition, void* mutex, int clock, const t
   return pthread_cond_timedwait(condition, mutex, &then);
 }
 
-// Until glibc 2.33, these were functions of the header that called others. The kernel fills in the same structure.
+// Until glibc 2.33, these were functions of the header that called others. The kernel fills in the same
+// structure.
 extern "C" long syscall(long number, ...);
 constexpr int kEmptyPath = 0x1000, kNoFollow = 0x100, kWorkingFolder = -100;
 
@@ -122,7 +131,8 @@ HERE uint32_t arc4random() {
   return number;
 }
 
-// glibc 2.32 says whether there is one thread, and libstdc++ then counts references without atomic operations.
+// glibc 2.32 says whether there is one thread, and libstdc++ then counts references without atomic
+// operations.
 extern "C" {
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 }
