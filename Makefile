@@ -260,7 +260,7 @@ sanitize: setup
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(shell nproc)
 	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread -DTENSORWRIGHT_SCALAR_KERNELS=ON
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
-	TENSORWRIGHT_CPU_WITHOUT=avx2 $(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:

@@ -7,6 +7,7 @@ one that generates, so it must be named.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -68,13 +69,14 @@ def choose_task(options: BuildOptions, checkpoint: Checkpoint) -> tuple[BuildOpt
 
 
 def is_bare(config: dict[str, Any]) -> bool:
-    """Returns whether a config.json names a model without an lm_head, such as Qwen3Model. GPT2LMHeadModel has one."""
+    """Returns whether a config.json names a model without an lm_head, such as Qwen3Model. GPT2LMHeadModel and
+    GPT2DoubleHeadsModel have one."""
     named = config.get("architectures")
     return isinstance(named, list) and bool(named) and all(_is_bare_name(str(name)) for name in named)
 
 
 def _is_bare_name(name: str) -> bool:
-    return name.endswith("Model") and not name.endswith("HeadModel")
+    return re.search(r"(?<!Head)(?<!Heads)Model$", name) is not None
 
 
 def refuse_encoder(checkpoint: Checkpoint) -> None:

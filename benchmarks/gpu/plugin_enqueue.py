@@ -3,7 +3,8 @@
     python benchmarks/gpu/plugin_enqueue.py [--json FILE]
 
 The library is compiled from idle_libcuda.c; the calls are those of a decoder layer of 32 heads of 128. Needs
-tensorrt-rtx, cuda-bindings, triton and a C compiler. Figures are microseconds of the best of several rounds.
+tensorrt-rtx, cuda-bindings, triton and a C compiler. Figures are microseconds: the best of several
+rounds for known shapes, medians for new ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ SHAPES = {"decode, 1 sequence": (1, 1), "decode, 64 sequences": (64, 64), "mixed
 MAX_BLOCKS = 64
 CHANNELS, HEADS, KV_HEADS, HEAD_DIM = 4096, 32, 8, 128
 NORMS_OF_A_LAYER = 2
+NEW_SHAPES, ROUNDS = 60, 9
 
 
 def calls(tokens: int, seqs: int) -> list[Any]:
@@ -59,8 +62,8 @@ def calls(tokens: int, seqs: int) -> list[Any]:
     return [norm, write, attend]
 
 
-def restored(trt: Any, step: Any) -> Any:
-    """Returns the plugin as an engine makes it, with compiled kernels."""
+def restored(trt: Any, step: Any, layers: int) -> list[Any]:
+    """Returns the plugins of layers that are alike, as an engine makes them, with compiled kernels."""
     import numpy as np
 
     from support.tensorrt_step import make_fields, make_plugin
@@ -73,42 +76,48 @@ def restored(trt: Any, step: Any) -> Any:
         plugin = make_plugin(trt, op, step, "layers.0")
         fields = [(f.name, f.type.name, np.asarray(f.data).tobytes()) for f in plugin.get_fields_to_serialize()]
     with running_with(CudaDriver()), make_fields(trt, fields) as collection:
-        return make_creator(trt, op).create_plugin("layers.0", collection, trt.TensorRTPhase.RUNTIME)
+        creator, phase = make_creator(trt, op), trt.TensorRTPhase.RUNTIME
+        return [creator.create_plugin(f"layers.{number}", collection, phase) for number in range(layers)]
 
 
-def best(work: Callable[[], Any], repeats: int) -> float:
-    """Returns the microseconds of one `work()`, the best of 9 rounds."""
-    rounds = []
-    for _ in range(9):
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        rounds.append((time.perf_counter() - begin) / repeats * 1e6)
-    return min(rounds)
+def mean(work: Callable[[], Any], repeats: int) -> float:
+    """Returns the microseconds of one `work()`, the mean of many."""
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - begin) / repeats * 1e6
 
 
 def measure(trt: Any, tokens: int, seqs: int) -> dict[str, dict[str, float]]:
     """Times a call of a known shape, one whose operands moved, and one of a new shape: for a layer behind others that
-    are alike, and for the first of them."""
-    found = {}
-    for step in calls(tokens, seqs):
-        plugin = restored(trt, step)
+    are alike, and for the first of them. A shape is new because each step has one token more than the one before."""
+    found: dict[str, dict[str, float]] = {}
+    steps = [calls(tokens + more, seqs if seqs < tokens else tokens + more) for more in range(NEW_SHAPES)]
+    for number, step in enumerate(steps[0]):
+        first, second = restored(trt, steps[-1][number], 2)  # its shapes are the largest
         here, there = step.arguments(trt), step.moved(1 << 34).arguments(trt)
 
-        def new(first: bool, plugin: Any = plugin, here: Any = here) -> None:
-            plugin.forget(everything=first)
+        def known(plugin: Any = first, here: Any = here) -> None:
             plugin.enqueue(*here, 5)
 
-        def move(plugin: Any = plugin, here: Any = here, there: Any = there) -> None:
+        def move(plugin: Any = first, here: Any = here, there: Any = there) -> None:
             plugin.enqueue(*here, 5)
             plugin.enqueue(*there, 5)
 
-        plugin.enqueue(*here, 5)
+        known()
+        shapes = [each[number].arguments(trt) for each in steps[1:]]
+        fresh: dict[Any, list[float]] = {first: [], second: []}
+        for arguments in shapes:
+            for plugin, times in fresh.items():
+                begin = time.perf_counter()
+                plugin.enqueue(*arguments, 5)
+                times.append((time.perf_counter() - begin) * 1e6)
+        known()
         found[step.op] = {
-            "known": best(lambda plugin=plugin, here=here: plugin.enqueue(*here, 5), 500),
-            "moved": best(move, 250) / 2,
-            "new shape": best(lambda new=new: new(False), 200),
-            "new shape, first layer": best(lambda new=new: new(True), 100),
+            "known": min(mean(known, 500) for _ in range(ROUNDS)),
+            "moved": min(mean(move, 250) for _ in range(ROUNDS)) / 2,
+            "new shape": statistics.median(fresh[second]),
+            "new shape, first layer": statistics.median(fresh[first]),
         }
     names = next(iter(found.values()))
     counts = {name: NORMS_OF_A_LAYER if name == "AddRmsNorm" else 1 for name in found}

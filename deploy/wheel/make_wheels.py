@@ -5,7 +5,7 @@
 A wheel of Python 3.11 is for that version, one of 3.12 for it and all later ones. Both run on any Linux with glibc 2.28
 or later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing
 is compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same
-compiler and tools, make the same bytes: times in the archives are those of the commit.
+compiler and tools, are meant to make the same bytes: times in the archives are those of the commit.
 """
 
 from __future__ import annotations

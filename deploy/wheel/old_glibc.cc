@@ -124,10 +124,10 @@ HERE int lstat(const char* path, void* facts) {
 
 // glibc 2.36 has random numbers of its own, which libstdc++'s random_device takes.
 extern "C" int getentropy(void* numbers, unsigned long bytes);
+extern "C" [[noreturn]] void abort();
 HERE uint32_t arc4random() {
   uint32_t number = 0;
-  while (getentropy(&number, sizeof number) != 0) {
-  }
+  if (getentropy(&number, sizeof number) != 0) abort();  // as glibc does where the system has none
   return number;
 }
 

@@ -48,9 +48,6 @@ class PluginContext:
         """Returns the recent calls of all layers of an equal `kind`: those whose launches are the same."""
         return self._made.setdefault(kind, Recent())
 
-    def forget_launches(self) -> None:
-        self._made.clear()
-
     @property
     def collectives(self) -> Collectives:
         if self._collectives is None:

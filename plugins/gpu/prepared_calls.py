@@ -102,9 +102,6 @@ class Recent(Generic[_V]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def clear(self) -> None:
-        self._kept.clear()
-
     def find(self, key: Any, make: Callable[[], _V]) -> _V:
         """Returns what `make` made for an equal key. What was not used for longest makes room for what is new."""
         found = self._kept.get(key)

@@ -222,12 +222,6 @@ class PluginMethods:
         made = self.context.made_launches(kind).find(shapes, lambda: self._launches(shapes, num_inputs))
         return PreparedCall(self.context.driver, made, self._shared(num_inputs))
 
-    def forget(self, everything: bool) -> None:
-        """Forgets the calls of this layer; with `everything` those of all layers. It is for measurements."""
-        self._calls.clear()
-        if everything:
-            self.context.forget_launches()
-
     def _launches(self, shapes: Shapes, num_inputs: int) -> list[MadeLaunch]:
         """Makes the launches of calls with these shapes. The workspace is the operand behind all others."""
         attrs = self.op.full_attrs(self.attrs, self.op.sizes(self.attrs, shapes[:num_inputs]))

@@ -12,7 +12,7 @@ from tensorwright.runtime.chat_formats.json_call import pass_arguments
 from tensorwright.runtime.chat_formats.lark import LarkWriter
 from tensorwright.runtime.chat_formats.output import Output
 from tensorwright.runtime.chat_formats.text_reader import Malformed, Steps, TextReader
-from tensorwright.runtime.chat_formats.tool_format import CallGrammar, ToolFormat, prose
+from tensorwright.runtime.chat_formats.tool_format import CallGrammar, ToolFormat, read_section
 from tensorwright.runtime.chat_formats.tools import Tool, Tools
 
 ALL_BEGIN, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -26,22 +26,7 @@ MAX_ID = 300
 
 
 def parse(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
-    while found := (yield from prose(reader, output, (ALL_BEGIN, BEGIN))):
-        try:
-            if found == ALL_BEGIN:
-                yield from reader.space()
-                yield from reader.expect(BEGIN)
-            yield from _read_call(reader, output)
-            yield from reader.space()
-            reader.record()
-            while (yield from reader.accept(BEGIN)):
-                yield from _read_call(reader, output)
-                yield from reader.space()
-                reader.record()
-            yield from reader.accept(ALL_END)
-            reader.forget()
-        except Malformed:
-            output.text(reader.recorded())
+    yield from read_section(reader, output, (ALL_BEGIN, BEGIN, ALL_END), _read_call)
 
 
 def _read_call(reader: TextReader, output: Output) -> Steps[None]:

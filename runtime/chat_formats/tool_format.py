@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tensorwright.runtime.chat_formats.lark import LarkWriter
 from tensorwright.runtime.chat_formats.output import Output
-from tensorwright.runtime.chat_formats.text_reader import Steps, TextReader
+from tensorwright.runtime.chat_formats.text_reader import Malformed, Steps, TextReader
 from tensorwright.runtime.chat_formats.tools import Tool, Tools
 
 Parse = Callable[[TextReader, Output, Tools], Steps[None]]
@@ -71,6 +71,33 @@ def prose(reader: TextReader, output: Output, markers: Sequence[str], frame: Seq
             reader.take(len(marker))
         if marker or not text:
             return marker
+
+
+def read_section(
+    reader: TextReader,
+    output: Output,
+    marks: tuple[str, str, str],
+    read_call: Callable[[TextReader, Output], Steps[None]],
+) -> Steps[None]:
+    """Reads text, and calls between special tokens. marks: what begins a section of calls and each call, and what ends
+    the section; some models leave out its begin or its end. read_call: reads a call behind its begin."""
+    all_begin, begin, all_end = marks
+    while found := (yield from prose(reader, output, (all_begin, begin))):
+        try:
+            if found == all_begin:
+                yield from reader.space()
+                yield from reader.expect(begin)
+            yield from read_call(reader, output)
+            yield from reader.space()
+            reader.record()
+            while (yield from reader.accept(begin)):
+                yield from read_call(reader, output)
+                yield from reader.space()
+                reader.record()
+            yield from reader.accept(all_end)
+            reader.forget()
+        except Malformed:
+            output.text(reader.recorded())
 
 
 def json_calls(writer: LarkWriter, tools: Sequence[Tool], key: str = "arguments") -> str:

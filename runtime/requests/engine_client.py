@@ -1,4 +1,8 @@
-"""Connects callers to the C++ engine: it gives out request ids, and one thread dispatches the engine's events."""
+"""Connects callers to the C++ engine: it gives out request ids, and one thread dispatches the engine's events.
+
+It has more than 500 lines because an engine that dies, and the one that takes its place, share the lock and the table
+of requests with all that callers do meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +42,8 @@ from tensorwright.runtime.requests.watchdog import Watchdog, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 POLL = 0.5  # the most seconds of one wait
-# The cause of an engine that stopped because of shutdown(), in the words of runtime/core/engine/engine.cc.
 PIN_TIMEOUT = 60.0  # the seconds in which the loop must come to pin a prefix
+# The cause of an engine that stopped because of shutdown(), in the words of runtime/core/engine/engine.cc.
 SHUT_DOWN = "was shut down"
 MOST_STARTS = 3
 """How often the ranks of an engine may be lost in a row, without one request that is answered in between."""

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,14 @@ from tensorwright.runtime.requests.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 MAX_PINS = 1024
 """The most prefixes that an engine pins."""
+MAX_PINNED_TOKENS = 1 << 21
+"""The most tokens of all pinned prefixes together. Prefixes that share blocks count each: the table and its file hold
+the tokens of every one."""
 TRIES = 3
 """How often a prefix is computed whose blocks are evicted before they can be held."""
 VERSION = 1
+_KEPT = ("name", "created", "owner", "salt", "token_ids")
+"""The fields of a prefix that its file has."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ class PinTable:
         self.room = room
         self._file = file
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # guards the table and the file; no engine is asked under it
-        self._changing = threading.Lock()  # one prefix at a time is pinned or unpinned
+        self._lock = threading.Lock()  # guards the table; no engine is asked and no file is written under it
+        self._changing = threading.Lock()  # one prefix at a time is pinned or unpinned, and the file is written
         self._pins: dict[tuple[str, str], PinnedPrefix] = {}
         if room > 0 and file is not None:
             self._pins = {(pin.owner, pin.name): pin for pin in _read(file, block_size)}
@@ -115,10 +120,13 @@ class PinTable:
             bound = f"{most} here" if others >= most else f"{MAX_PINS} in all"
             raise InvalidRequestError(f"at most {bound} prefixes may be pinned; unpin another one first")
 
-    def hold(self, name: str, token_ids: Sequence[int], salt: str = "", owner: str = "") -> PinnedPrefix | None:
+    def hold(
+        self, name: str, token_ids: Sequence[int], salt: str = "", owner: str = "", most: int = MAX_PINS
+    ) -> PinnedPrefix | None:
         """Pins the full blocks of tokens that a request has just computed, in place of an older prefix of this name.
-        Returns None if some are evicted already: compute them again. Raises InvalidRequestError for less than a block,
-        and if there is no room; then nothing has changed."""
+        Returns None if some are evicted already: compute them again. most: as in check(), which holds here too, for
+        others may have pinned meanwhile. Raises InvalidRequestError for less than a block, and if there is no room;
+        then nothing has changed."""
         blocks = len(token_ids) // self._block_size
         if blocks == 0:
             raise InvalidRequestError(
@@ -127,6 +135,8 @@ class PinTable:
             )
         ids = tuple(token_ids[: blocks * self._block_size])
         with self._changing:
+            self.check(name, owner, most)
+            self._check_tokens(name, owner, len(ids))
             number = next(self._numbers)
             if self._hold(number, ids, salt) < blocks:
                 return None
@@ -134,7 +144,7 @@ class PinTable:
             with self._lock:
                 old = self._pins.pop((owner, name), None)
                 self._pins[owner, name] = pin
-                self._write()
+            self._write()
             if old is not None:
                 self._let_go(old.number)
         return pin
@@ -146,8 +156,17 @@ class PinTable:
                 if (owner, name) not in self._pins:
                     raise UnknownPrefixError(f"no prefix {name!r:.100} is pinned")
                 pin = self._pins.pop((owner, name))
-                self._write()
+            self._write()
             self._let_go(pin.number)
+
+    def _check_tokens(self, name: str, owner: str, tokens: int) -> None:
+        with self._lock:
+            others = sum(pin.tokens for key, pin in self._pins.items() if key != (owner, name))
+        if others + tokens > MAX_PINNED_TOKENS:
+            raise InvalidRequestError(
+                f"pinned prefixes must have at most {MAX_PINNED_TOKENS} tokens together, got {others + tokens} with "
+                "this one; unpin another one first"
+            )
 
     def lose_all(self) -> list[PinnedPrefix]:
         """Notes that the engine holds none of them any more, and returns them."""
@@ -183,11 +202,13 @@ class PinTable:
         return True
 
     def _write(self) -> None:
-        """Writes the table. If that fails, the prefixes are pinned until the engine ends, and the log says so."""
+        """Writes the table, under `_changing`. If that fails, the prefixes are pinned until the engine ends, and the
+        log says so."""
         if self._file is None:
             return
-        kept = ("name", "created", "owner", "salt", "token_ids")
-        pins = [{name: value for name, value in asdict(pin).items() if name in kept} for pin in self._pins.values()]
+        with self._lock:
+            all_pins = list(self._pins.values())
+        pins = [{name: getattr(pin, name) for name in _KEPT} for pin in all_pins]
         part = self._file.with_name(f".{self._file.name}.{secrets.token_hex(4)}.part")
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

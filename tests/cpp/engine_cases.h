@@ -19,6 +19,15 @@ using namespace tensorwright;
 
 inline constexpr int32_t kVocab = 50, kMaxSeqLen = 120, kBlockSize = 4;
 
+using Tokens = std::vector<int32_t>;
+
+// Tokens that differ from those of another `first` at each place.
+inline Tokens numbers(int32_t first, int32_t count) {
+  Tokens tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back((first + 7 * i) % kVocab);
+  return tokens;
+}
+
 inline std::unique_ptr<Executor> fake(FakeBehaviour behaviour = {}) {
   return std::make_unique<FakeExecutor>(kVocab, kMaxSeqLen, kBlockSize, behaviour);
 }

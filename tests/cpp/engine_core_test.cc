@@ -182,6 +182,19 @@ TW_TEST(the_guilty_request_dies_alone) {
 
 // A window that sees 9 positions: blocks of 4 in use stay few however long the request, and so may the cache
 // be.
+// Runs a request to its end, and returns the most blocks that it held.
+static int32_t most_blocks(EngineCore& core, const Request& r, Outcomes* outcomes) {
+  core.add(r, Clock::now());
+  int32_t most = 0;
+  while (!core.idle()) {
+    std::vector<Event> events;
+    core.step(&events);
+    collect(std::move(events), outcomes);
+    most = std::max(most, core.stats().used_blocks);
+  }
+  return most;
+}
+
 TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
   for (bool prefix_cache : {false, true}) {
     FakeBehaviour behaviour;
@@ -192,15 +205,8 @@ TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
     Request r = request(1, std::vector<int32_t>(60, 3), 50);
     validate_request(r, core.facts(), core.groups(), 1);
     TW_CHECK_EQ(core.groups()[0].max_held, 5);
-    core.add(r, Clock::now());
     Outcomes outcomes;
-    int32_t most = 0;
-    while (!core.idle()) {
-      std::vector<Event> events;
-      core.step(&events);
-      collect(std::move(events), &outcomes);
-      most = std::max(most, core.stats().used_blocks);
-    }
+    const int32_t most = most_blocks(core, r, &outcomes);
     TW_CHECK(most > 2 && most <= 5);
     TW_CHECK(same(outcomes[1], solo(r, 1, 9)));
     TW_CHECK_EQ(core.stats().cached_blocks > 0, prefix_cache);
@@ -225,15 +231,8 @@ TW_TEST(sink_tokens_stay_and_the_blocks_behind_them_go) {
     for (int i = 0; i < 60; ++i) r.prompt[static_cast<size_t>(i)] = i % 7 + 1;
     validate_request(r, core.facts(), core.groups(), 1);
     TW_CHECK_EQ(core.groups()[0].max_held, 7);
-    core.add(r, Clock::now());
     Outcomes outcomes;
-    int32_t most = 0;
-    while (!core.idle()) {
-      std::vector<Event> events;
-      core.step(&events);
-      collect(std::move(events), &outcomes);
-      most = std::max(most, core.stats().used_blocks);
-    }
+    const int32_t most = most_blocks(core, r, &outcomes);
     TW_CHECK(most > 4 && most <= 7);
     TW_CHECK_EQ(core.stats().groups[0].sink_tokens, 5);
     TW_CHECK(same(outcomes[1], solo(r, 1, 9, false, false, 5)));

@@ -10,14 +10,6 @@ using namespace tw_test;
 
 namespace {
 
-using Tokens = std::vector<int32_t>;
-
-Tokens numbers(int32_t first, int32_t count) {
-  Tokens tokens;
-  for (int32_t i = 0; i < count; ++i) tokens.push_back((first + 7 * i) % kVocab);
-  return tokens;
-}
-
 // An engine in which pins may hold `room` blocks of each group.
 EngineCore make_core(const FakeBehaviour& behaviour, int32_t blocks, int32_t room) {
   EngineOptions o = options(blocks, 4, 16, std::max<int64_t>(behaviour.groups, 1));

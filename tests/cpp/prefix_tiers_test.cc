@@ -62,12 +62,6 @@ EngineOptions with(TierOptions tiers, int64_t groups = 1, int32_t blocks = 45) {
   return o;
 }
 
-std::vector<int32_t> numbers(int32_t first, int32_t count) {
-  std::vector<int32_t> tokens;
-  for (int32_t i = 0; i < count; ++i) tokens.push_back((first + 7 * i) % kVocab);
-  return tokens;
-}
-
 Request told(int64_t id, std::vector<int32_t> prompt, int32_t tokens, std::string salt = "") {
   Request r = request(id, std::move(prompt), tokens);
   r.sampling.logprobs = 2;

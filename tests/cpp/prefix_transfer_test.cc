@@ -14,14 +14,6 @@ using namespace tw_test;
 
 namespace {
 
-using Tokens = std::vector<int32_t>;
-
-Tokens numbers(int32_t first, int32_t count) {
-  Tokens tokens;
-  for (int32_t i = 0; i < count; ++i) tokens.push_back((first + 7 * i) % kVocab);
-  return tokens;
-}
-
 EngineCore make_core(FakeBehaviour behaviour, int32_t blocks = 100, int32_t batch = 4, int32_t tokens = 16) {
   EngineOptions o = options(blocks, batch, tokens, std::max<int64_t>(behaviour.groups, 1));
   o.state_snapshots = behaviour.states ? 8 : 0;

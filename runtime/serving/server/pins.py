@@ -93,7 +93,7 @@ async def pin_prefix(body: PinRequest, request: Request) -> Response:
     params = computing_prefix(_params(request, body))
     try:
         for _ in range(TRIES):
-            pin = await _pin(request, engine, body, params, owner)
+            pin = await _pin(request, engine, body, params, owner, most)
             if pin is not None:
                 return Response(_card(engine.name, pin).model_dump_json(), media_type="application/json")
     except ClientGone:
@@ -121,7 +121,7 @@ async def unpin_prefix(name: str, request: Request) -> Unpinned:
 
 
 async def _pin(
-    request: Request, engine: TextEngine, body: PinRequest, params: SamplingParams, owner: str
+    request: Request, engine: TextEngine, body: PinRequest, params: SamplingParams, owner: str, most: int
 ) -> PinnedPrefix | None:
     """Computes the prefix and holds its blocks. Returns None if they are evicted already."""
     hold_places(request, 1)
@@ -131,7 +131,7 @@ async def _pin(
     [output] = await finish_all(handles, request.receive)
     pool, salt = request.app.state.pools.other, params.cache_salt or ""
     ids = output.prompt_token_ids
-    return await pool.run(engine.llm.pins.hold, body.name, ids, salt, owner, client=client_of(request.scope))
+    return await pool.run(engine.llm.pins.hold, body.name, ids, salt, owner, most, client=client_of(request.scope))
 
 
 def _prompt(engine: TextEngine, body: PinRequest, params: SamplingParams) -> Prompt:
