@@ -10,6 +10,7 @@
 #   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
+#   make site      the pages of docs/ as a site, with the reference of the Python API, in build/site
 #   make lint      linters, types and format alone
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
 PYTHON ?= python3
@@ -52,7 +53,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
-	check lint fast-tests one-build soak sanitize wheel clean FORCE
+	check lint typed fast-tests one-build soak sanitize wheel site clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -172,6 +173,16 @@ WHEEL_PYTHONS ?= $(PYTHON)
 wheel:
 	$(PYTHON) deploy/wheel/make_wheels.py $(addprefix --python ,$(WHEEL_PYTHONS))
 
+# MkDocs in an environment of its own: nothing else needs it. A broken link or anchor is an error.
+SITE_VENV ?= .venv-site
+$(SITE_VENV)/.installed: deploy/site/requirements.txt
+	@test -x $(SITE_VENV)/bin/python || $(PYTHON) -m venv $(SITE_VENV)
+	@$(SITE_VENV)/bin/python -m pip $(INSTALL) -r deploy/site/requirements.txt
+	@touch $@
+
+site: $(SITE_VENV)/.installed typed
+	$(SITE_VENV)/bin/mkdocs build -q -f deploy/site/mkdocs.yml
+
 test-wheel: $(WHEEL_VENV)/.installed $(RUNNING_ENGINES)/.made
 	@mkdir -p build/elsewhere
 	cd build/elsewhere && $(call RUN_TESTS,$(abspath $(WHEEL_VENV))) --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml
@@ -230,11 +241,13 @@ test-clients: setup $(CLIENTS)/.installed
 
 check: lint fast-tests one-build
 
-lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+typed:
 	@mkdir -p $(TYPED)
 	@ln -sfn $(addprefix $(CURDIR)/,$(wildcard src/tensorwright/*.py) src/tensorwright/options $(ROOMS)) $(TYPED)
+
+lint: setup typed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	cd build/typed && $(abspath $(BIN))/mypy --num-workers 2 --config-file $(CURDIR)/pyproject.toml -p tensorwright
 	@echo '$(BIN)/clang-format --dry-run -Werror: all C++ files'
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)

@@ -19,6 +19,7 @@ import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.phases import process_start
 from tensorwright.builder.process import terminate_as_interrupt
+from tensorwright.click_command import SectionedCommand
 from tensorwright.click_options import add_options, given
 from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
@@ -30,7 +31,7 @@ from tensorwright.sizes import format_size
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=SectionedCommand, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("out")
 @add_options(Door.BUILD, BuildFields, SourceFields)

@@ -12,6 +12,7 @@ from tensorwright.builder.cli import progress_bar, show
 from tensorwright.builder.phases import process_start
 from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
+from tensorwright.click_command import SectionedCommand
 from tensorwright.click_options import add_options, given
 from tensorwright.engine_format.engine_folder import EngineFolder
 from tensorwright.options.build import BuildFields
@@ -23,7 +24,7 @@ EPILOG = (
 )
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=SectionedCommand, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("engine")
 @click.argument("out")
 @click.option("--model", help="The checkpoint that ENGINE was built from, where it keeps no weights.")

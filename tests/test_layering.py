@@ -26,7 +26,7 @@ LEAVES = (
 """Files of tensorwright/ that import nothing but Python's own and each other; every room may import them."""
 OF_LEAVES = ("huggingface_hub",)
 """The packages that a leaf imports when it is called: hub.py downloads with this one."""
-ABOVE_ALL = ("__init__", "__main__", "click_options", "command", "entry", "triton_model")
+ABOVE_ALL = ("__init__", "__main__", "click_command", "click_options", "command", "entry", "triton_model")
 """The other files of tensorwright/: the public names, and where commands and Triton begin."""
 # What a room may import beside itself, `tensorwright` (the version) and LEAVES.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

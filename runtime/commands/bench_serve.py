@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from tensorwright.click_command import SectionedCommand
 from tensorwright.click_options import add_options
 from tensorwright.interrupts import nothing_begun
 from tensorwright.options.bench import LoadTestFields
 from tensorwright.options.declare import Door
 
 
-@click.command("serve")
+@click.command("serve", cls=SectionedCommand)
 @click.argument("url")
 @click.option("--model", help="The model's name.  [default: the only one that the server has]")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Key that is sent as a bearer token.  [env: OPENAI_API_KEY]")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 import tensorwright
+from tensorwright.click_command import CommandGroup
 from tensorwright.click_options import add_options
 from tensorwright.command import run_command
 from tensorwright.interrupts import nothing_begun
@@ -27,6 +29,8 @@ from tensorwright.runtime.commands.triton_repo import triton_repo
 
 CHAT_TEMPLATE = (find(EngineFields, "chat_template"),)
 BESIDE_TEMPLATE = tuple(option for option in options_in(EngineFields) if option not in CHAT_TEMPLATE)
+PROGRAMS = ("tensorwright", "build-engine")
+SHELLS = ("bash", "zsh", "fish")
 LOG_LEVEL: dict[str, Any] = {
     "type": click.Choice(["debug", "info", "warning", "error", "critical"]),
     "default": "info",
@@ -35,7 +39,7 @@ LOG_LEVEL: dict[str, Any] = {
 }
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(tensorwright.__version__, prog_name="tensorwright")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
@@ -442,13 +446,7 @@ def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
     clear_cache(keys, as_json)
 
 
-@cli.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def build(arguments: tuple[str, ...]) -> None:
-    """Build an engine from a model; the same as build-engine (see build-engine --help)."""
+def _builder() -> click.Command:
     with nothing_begun:
         from tensorwright.runtime.api.model_cache import require_build_extra
 
@@ -456,20 +454,18 @@ def build(arguments: tuple[str, ...]) -> None:
     with nothing_begun:
         from tensorwright.builder.cli import build_engine
 
-    build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
+    return build_engine
 
 
-@cli.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def rebuild(arguments: tuple[str, ...]) -> None:
-    """Build an engine again, for another target or with other options (see rebuild --help)."""
+def _rebuilder() -> click.Command:
     with nothing_begun:
         from tensorwright.builder.rebuild_cli import rebuild_engine
 
-    rebuild_engine.main(args=list(arguments), prog_name="tensorwright rebuild", standalone_mode=False)
+    return rebuild_engine
+
+
+cli.add_loaded("build", "Build an engine from a model; the same as build-engine.", _builder)
+cli.add_loaded("rebuild", "Build an engine again, for another target or with other options.", _rebuilder)
 
 
 @cli.command()
@@ -487,6 +483,23 @@ def doctor(engine: str | None, as_json: bool) -> None:
 
 
 cli.add_command(triton_repo)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the script by which SHELL completes tensorwright and build-engine when Tab is pressed.
+
+    \b
+    bash:  echo 'eval "$(tensorwright completion bash)"' >> ~/.bashrc
+    zsh:   echo 'eval "$(tensorwright completion zsh)"' >> ~/.zshrc
+    fish:  tensorwright completion fish > ~/.config/fish/completions/tensorwright.fish
+    """
+    completer = get_completion_class(shell)
+    assert completer is not None
+    for program in PROGRAMS:
+        variable = f"_{program.replace('-', '_')}_COMPLETE".upper()  # click looks for this name
+        click.echo(completer(cli, {}, program, variable).source())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tensorwright.click_command import SectionedCommand
 from tensorwright.click_options import add_options, take
 from tensorwright.interrupts import nothing_begun
 from tensorwright.options.declare import Door
@@ -14,7 +15,7 @@ from tensorwright.options.engine import EngineFields
 from tensorwright.options.triton import TRTLLM_NAMES, ModelFields, RepositoryFields
 
 
-@click.command("triton-repo")
+@click.command("triton-repo", cls=SectionedCommand)
 @click.argument("engine")
 @click.argument("repository", metavar="REPO")
 @add_options(Door.TRITON_REPO, RepositoryFields)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tensorwright.click_command import OTHERS, SectionedOption
 from tensorwright.options.declare import Door, Group, Option, TextFile, TwoNumbers, options_at
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -39,7 +40,7 @@ def add_options(door: Door, *groups: Group, prefix: str = "", **defaults: Any) -
             flag, settings = click_settings(option, door)
             if option.name in defaults:
                 settings |= {"default": defaults[option.name], "show_default": True}
-            command = click.option(flag, prefix + option.name, **settings)(command)
+            command = click.option(flag, prefix + option.name, cls=SectionedOption, **settings)(command)
         return command
 
     return decorate
@@ -56,9 +57,9 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def click_settings(option: Option, door: Door) -> tuple[str, dict[str, Any]]:
-    """Returns the flag and the keywords for `click.option`. Help texts show the default, except None, False and ()."""
+    """Returns the flag and the keywords for a SectionedOption. Help shows the default, except None, False and ()."""
     shown = option.shown(door)
-    settings: dict[str, Any] = {"help": shown.help}
+    settings: dict[str, Any] = {"help": shown.help, "section": option.section or OTHERS}
     if shown.metavar is not None:
         settings["metavar"] = shown.metavar
     if option.repeated:

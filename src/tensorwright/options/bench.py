@@ -62,7 +62,11 @@ class LoadFields:
     warmup: the number of rounds that run first and are not measured.
     """
 
-    input_len: int = declare(512, at=_bench("Tokens of a prompt, which are random ids."))
+    input_len: int = declare(
+        512,
+        at=_bench("Tokens of a prompt, which are random ids."),
+        section="Load",
+    )
     output_len: int = declare(128, at=_bench("Tokens that each request generates."))
     batch_size: int = declare(1, at=_bench("Requests that run at once."))
     requests: int = declare(10, at=_bench("Requests that are measured."))
@@ -74,7 +78,12 @@ class LoadFields:
 class LoadTestFields:
     """The load that `bench serve` puts on a server. None means that the option was not given."""
 
-    requests: int = declare(100, rule=_COUNT, at=_serve("Requests that are measured."))
+    requests: int = declare(
+        100,
+        rule=_COUNT,
+        at=_serve("Requests that are measured."),
+        section="Load",
+    )
     rate: float | None = declare(
         None,
         float,
@@ -147,6 +156,7 @@ class LoadTestFields:
             estimate="With --rate: seconds within which a good request has its first token.",
             metavar="S",
         ),
+        section="Goals",
     )
     itl_limit: float | None = declare(
         None,
@@ -168,6 +178,7 @@ class LoadTestFields:
         at=_serve(
             "Whether outputs go on after the end of the text, to full length.", flag="--ignore-eos/--no-ignore-eos"
         ),
+        section="Load",
     )
     temperature: float = declare(
         0.0,

@@ -164,6 +164,7 @@ class BuildFields:
         at=_everywhere(
             At("What the engine runs on."), At("What the new engine runs on. [default: the engine's]", default=None)
         ),
+        section="Engine",
     )
     dtype: str = declare(
         "auto",
@@ -221,6 +222,7 @@ class BuildFields:
             At("Measure the engine against the traced graph (quick) or the model in transformers (full)."),
             At("As in build-engine; full needs --model. [default: the engine's]", default=None),
         ),
+        section="Accuracy",
     )
     accuracy_tokens: int | None = declare(
         None,
@@ -255,6 +257,7 @@ class BuildFields:
             **dict.fromkeys(_FIRST_USE_DOORS, _FORMATS_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["quantize"]),
         },
+        section="Quantization",
     )
     quantize_config: str | None = declare(
         None,
@@ -307,6 +310,7 @@ class BuildFields:
             **dict.fromkeys(_FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["kv_cache_dtype"]),
         },
+        section="KV cache and attention",
     )
     attention_window: int | None = declare(
         None,
@@ -350,6 +354,7 @@ class BuildFields:
                 default=None,
             ),
         ),
+        section="Quantization",
     )
     calibrate: str = declare(
         "none",
@@ -399,13 +404,14 @@ class BuildFields:
             ),
             At("As in build-engine, with --model. [default: none]", metavar="DIR|mtp"),
         ),
+        section="Speculation",
     )
     tensor_parallel: int = declare(
         1, int, rule=_RANKS, targets=("cpu", *TENSORRT_TARGETS),
         at=_everywhere(
             At("How many ranks share every layer: each has some heads and columns. See docs/ranks.md.", minimum=1),
             At("As in build-engine. [default: 1]", default=None, minimum=1),
-        ),
+        ), section="Ranks",
     )  # fmt: skip
     pipeline_parallel: int = declare(
         1, int, rule=_RANKS, targets=("cpu", *TENSORRT_TARGETS),
@@ -440,6 +446,7 @@ class BuildFields:
                 default=None,
             )
         ),
+        section="Other targets",
     )
     sm: tuple[int, ...] = declare(
         (),
@@ -489,6 +496,7 @@ class SourceFields:
                 At("With a hub name: the branch, tag or commit that is taken. [default: main]", metavar="REVISION"),
             ),
         },
+        section="Source of the model",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -121,6 +121,8 @@ class Option:
     gets each text before the comparison. Without choices the option must be repeated, and it gets the tuple of all
     texts.
     targets: the targets that have the option; () means that all have it.
+    section: the heading of help texts under which the option stands; "" means that of the option before it in its
+    record. What `options_in` returns has all sections filled in.
     lacks: for a target that takes only the default, the reason.
     lacks_value: for a target and a value that it does not take, the reason.
     """
@@ -135,6 +137,7 @@ class Option:
     repeated: bool = False
     parse: Callable[[Any], Any] | None = None
     targets: tuple[str, ...] = ()
+    section: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
     lacks_value: Mapping[tuple[str, Any], str] = field(default_factory=dict)
 
@@ -201,24 +204,26 @@ def declare(default: Any, kind: type | None = None, *, at: Mapping[Door, At], **
 
 
 def same_as(record: type, name: str) -> Any:
-    """Returns a dataclass field for an option that another record declares."""
+    """Returns a dataclass field for an option that another record declares, in the same section of help texts."""
     option = find(record, name)
     return field(default=option.default, metadata={Option: option})
 
 
 def options_in(*groups: Group) -> tuple[Option, ...]:
-    """Returns the options of all groups, in the order in which they are declared."""
+    """Returns the options of all groups, in the order in which they are declared, each with its section."""
     found: list[Option] = []
     for group in groups:
-        if isinstance(group, tuple):
-            found += group
-        else:
-            found += [
-                replace(part.metadata[Option], name=part.name)
-                for part in dataclasses.fields(group)
-                if Option in part.metadata
-            ]
+        section = ""
+        for option in group if isinstance(group, tuple) else _options_of(group):
+            section = option.section or section
+            found.append(replace(option, section=section))
     return tuple(found)
+
+
+def _options_of(record: type) -> Iterator[Option]:
+    for part in dataclasses.fields(record):
+        if Option in part.metadata:
+            yield replace(part.metadata[Option], name=part.name)
 
 
 def options_at(door: Door, *groups: Group) -> tuple[Option, ...]:

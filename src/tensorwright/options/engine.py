@@ -113,6 +113,7 @@ class EngineFields(PrefixCacheFields):
             Door.TRITON_REPO: At(),
             Door.TRITON: At(),
         },
+        section="Memory and batches",
     )
     max_batch_size: int | None = declare(
         None,
@@ -154,6 +155,7 @@ class EngineFields(PrefixCacheFields):
             Door.TRITON_REPO: At(metavar="TIME"),
             Door.TRITON: At(),
         },
+        section="Scheduling",
     )
     priority_ageing: str | float | None = declare(
         None,
@@ -178,6 +180,7 @@ class EngineFields(PrefixCacheFields):
             Door.TRITON_REPO: At(f"{_WATCHDOG} [default: restart]", default=None),
             Door.TRITON: At(default="restart"),
         },
+        section="Watchdog",
     )
     step_limit: str | float = declare(
         300.0,
@@ -206,6 +209,7 @@ class EngineFields(PrefixCacheFields):
         rule=_COUNT,
         help="The most prompt tokens that one step scores for prompt_logprobs.",
         at={Door.LLM: At(), Door.TRITON: At()},
+        section="Memory and batches",
     )
     max_queue_size: int = declare(
         1024,
@@ -233,6 +237,7 @@ class EngineFields(PrefixCacheFields):
             Door.TRITON_REPO: At(),
             Door.TRITON: At(),
         },
+        section="Processors and GPUs",
     )
     load: str = declare(
         "map",
@@ -292,6 +297,7 @@ class EngineFields(PrefixCacheFields):
             Door.SERVE: At(flag="--prefix-caching/--no-prefix-caching"),
             Door.TRITON: At(),
         },
+        section="Prefix cache",
     )
     state_snapshots: int | None = declare(
         None,
@@ -316,6 +322,7 @@ class EngineFields(PrefixCacheFields):
             Door.TRITON_REPO: At(metavar="METHOD[,NAME=VALUE]"),
             Door.TRITON: At(),
         },
+        section="Speculation",
     )
     adapters: Mapping[str, str] = declare(
         (),
@@ -331,6 +338,7 @@ class EngineFields(PrefixCacheFields):
             ),
             Door.SERVE: At(flag="--adapter", metavar="NAME=PATH"),
         },
+        section="Adapters",
     )
     max_loras: int | None = declare(
         None,
@@ -357,6 +365,7 @@ class EngineFields(PrefixCacheFields):
             Door.SERVE: At(metavar="FILE"),
             Door.BENCH: At(metavar="FILE"),
         },
+        section="Tracing",
     )
     guided_vocabulary: str = declare(
         "lazy",
@@ -368,6 +377,7 @@ class EngineFields(PrefixCacheFields):
             Door.TRITON_REPO: At(f"{_VOCABULARY} [default: eager]", default=None),
             Door.TRITON: At(default="eager"),
         },
+        section="Text, tools and guided decoding",
     )
     jump_forward: bool | None = declare(
         None,

@@ -48,6 +48,7 @@ class EstimateFields:
             "this machine, where steps of an engine are measured.",
             metavar="NAME",
         ),
+        section="Device and load",
     )
     memory: int | None = declare(
         None,

@@ -25,6 +25,7 @@ class PrefixCacheFields:
         Size,
         help='Memory beside the KV cache for blocks of prompts that it has no room for, as "4GiB". [default: none]',
         at=_TIERS,
+        section="Prefix cache",
     )
     prefix_cache_disk: str | None = declare(
         None,

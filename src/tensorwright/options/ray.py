@@ -41,7 +41,11 @@ class RayFields:
     replica_start_timeout: the seconds in which the first replicas must be ready.
     """
 
-    ray: bool = declare(False, at=_serve("Run the engines as replicas on Ray Serve, on one machine or several."))
+    ray: bool = declare(
+        False,
+        at=_serve("Run the engines as replicas on Ray Serve, on one machine or several."),
+        section="Replicas on Ray",
+    )
     ray_address: str | None = declare(
         None,
         str,

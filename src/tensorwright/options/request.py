@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorwright.options.declare import At, Door, Option, TextFile
+from tensorwright.options.declare import At, Door, Option, TextFile, options_in
 
 _MODELS = "[default: the model's, or"
 
@@ -51,15 +51,20 @@ def _of_run(
     repeated: bool = False,
     parse: Callable[[Any], Any] | None = None,
     choices: tuple[str, ...] = (),
+    section: str = "",
 ) -> Option:
     shown = {Door.RUN: At(help, flag, metavar=metavar)}
     return Option(
-        name, kind, () if repeated and default is None else default, shown, choices, repeated=repeated, parse=parse
-    )
+        name, kind, () if repeated and default is None else default, shown, choices, repeated=repeated, parse=parse,
+        section=section,
+    )  # fmt: skip
 
 
-SAMPLING = (
-    _of_run("n", int, "Completions per prompt; several are printed when all are done.", 1, flag="-n"),
+SAMPLING = options_in((
+    _of_run(
+        "n", int, "Completions per prompt; several are printed when all are done.", 1, flag="-n",
+        section="Sampling",
+    ),
     _of_run("beam_width", int, "Above 1: the completions are the best of a beam search of so many beams.", 1),
     _of_run(
         "length_penalty", float, "A beam's score is its logprob / (its tokens ^ this); above 0 favours long ones.", 1.0
@@ -98,7 +103,7 @@ SAMPLING = (
     _of_run("no_repeat_ngram_size", int, "Forbid tokens that complete so many tokens a second time; 0 is off.", 0),
     _of_run(
         "logit_bias", str, "Number added to the logit of a token id; -inf forbids it. May be repeated.",
-        metavar="TOKEN=BIAS", repeated=True, parse=parse_biases,
+        metavar="TOKEN=BIAS", repeated=True, parse=parse_biases, section="Tokens and ends",
     ),
     _of_run("bad_words", str, "Text that must not be generated. May be repeated.", flag="--bad-word", repeated=True),
     _of_run("stop", str, "Text after which generation ends. May be repeated.", repeated=True),
@@ -111,17 +116,26 @@ SAMPLING = (
     _of_run(
         "skip_special_tokens", bool, "Leave special tokens out of the text.", True, flag="--skip-special/--show-special"
     ),
-    _of_run("logprobs", int, "With --json: logprobs of the output's tokens, and of the k likeliest in each place."),
+    _of_run(
+        "logprobs", int, "With --json: logprobs of the output's tokens, and of the k likeliest in each place.",
+        section="Output",
+    ),
     _of_run(
         "prompt_logprobs", int, "With --json: logprobs of the prompt's tokens, and of the k likeliest in each place."
     ),
-    _of_run("truncate_prompt_tokens", int, "Use only the last k tokens of the prompt.", flag="--truncate-prompt"),
+    _of_run(
+        "truncate_prompt_tokens", int, "Use only the last k tokens of the prompt.", flag="--truncate-prompt",
+        section="Tokens and ends",
+    ),
     _of_run("timeout", float, "Seconds after which a prompt's generation ends. [default: no limit]"),
-)  # fmt: skip
+))  # fmt: skip
 """The options that are fields of SamplingParams."""
 
-GUIDED = (
-    _of_run("json", TextFile, "The output is JSON that the schema in FILE admits.", flag="--json-schema"),
+GUIDED = options_in((
+    _of_run(
+        "json", TextFile, "The output is JSON that the schema in FILE admits.", flag="--json-schema",
+        section="Guided decoding",
+    ),
     _of_run("json_object", bool, "The output is a JSON object.", False),
     _of_run(
         "whitespace_pattern", str, "With JSON: what may stand between its parts, '' for the shortest JSON.",
@@ -130,5 +144,5 @@ GUIDED = (
     _of_run("regex", str, "The output matches this regular expression."),
     _of_run("choice", str, "The output is one of these texts. May be repeated.", repeated=True),
     _of_run("grammar", TextFile, "The output is of the language of FILE, in EBNF (::=) or Lark."),
-)  # fmt: skip
+))  # fmt: skip
 """The options that are fields of GuidedDecodingParams."""

@@ -77,6 +77,7 @@ class ServerFields:
             "weight=2 priority=1 tokens_per_minute=60000'. May be repeated.",
             "--api-key",
         ),
+        section="Keys and access",
     )
     protect_metrics: bool = declare(False, at=_serve("Ask for a key at /metrics too."))
     max_body_size: int = declare(
@@ -84,6 +85,7 @@ class ServerFields:
         Size,
         rule=_POSITIVE,
         at=_served("The most bytes of a request's body; a larger one is answered 413.", default="4MiB"),
+        section="Limits of requests",
     )
     max_body_memory: int | None = declare(
         None,
@@ -105,6 +107,7 @@ class ServerFields:
         str,
         repeated=True,
         at=_serve('Origin of web pages that may call, or "*". May be repeated. [default: none]', "--cors-origin"),
+        section="Keys and access",
     )
     allowed_hosts: tuple[str, ...] = declare(
         (),
@@ -124,6 +127,7 @@ class ServerFields:
             "The most completions of one key at once; one more is answered 429. [default: with two keys or more half "
             "of --max-batch-size and --max-queue-size, else no limit]"
         ),
+        section="Limits of requests",
     )
     max_requests_per_address: int | None = declare(
         None,
@@ -138,6 +142,7 @@ class ServerFields:
         512,
         rule=_POSITIVE,
         at=_serve("The most requests that may wait for each pool of threads; one more is answered 429."),
+        section="Limits of requests",
     )
     max_job_seconds: float = declare(
         30.0, rule=SECONDS, at=_serve("Seconds that a thread may work on one request before /ready says 503.")
@@ -156,12 +161,15 @@ class ServerFields:
         },
     )
     shared_prefixes: bool = declare(
-        False, at=_serve("Share one prefix cache among all keys, in place of one for each key.")
+        False,
+        at=_serve("Share one prefix cache among all keys, in place of one for each key."),
+        section="Prefix cache",
     )
     max_stored_responses: int = declare(
         1024,
         rule=whole_number("an integer >= 0", low=0, high=math.inf),
         at=_serve("The most responses that are kept for previous_response_id; 0 keeps none."),
+        section="Stored responses",
     )
     max_stored_response_memory: int | None = declare(
         None,
@@ -174,6 +182,7 @@ class ServerFields:
     strict: bool = declare(
         False,
         at=_serve("Refuse fields of a body that this server does not know or use, in place of leaving them out."),
+        section="Server",
     )
     adapter_folder: str | None = declare(
         None,
@@ -183,8 +192,13 @@ class ServerFields:
             "[default: they cannot]",
             metavar="DIR",
         ),
+        section="Adapters",
     )
-    log_prompts: bool = declare(False, at=_serve("Write the bodies of requests into the log."))
+    log_prompts: bool = declare(
+        False,
+        at=_serve("Write the bodies of requests into the log."),
+        section="Server",
+    )
     quiet_probes: bool = declare(
         False, at=_served("Leave /health, /ready and /metrics out of the log where the answer was 200.")
     )
@@ -212,7 +226,11 @@ class NetworkFields:
     drain_timeout: the seconds that requests have to finish after the server is told to end.
     """
 
-    host: str = declare("127.0.0.1", at=_served("Address to listen on; 0.0.0.0 is that of all networks."))
+    host: str = declare(
+        "127.0.0.1",
+        at=_served("Address to listen on; 0.0.0.0 is that of all networks."),
+        section="Network",
+    )
     port: int = declare(
         8000,
         rule=Rule(f"from 0 to {MAX_PORT}", lambda value: is_int(value) and 0 <= value <= MAX_PORT),

@@ -42,6 +42,7 @@ class FleetFields:
         None,
         str,
         at=_simulate("A file of --save-costs whose steps count, in place of measuring or predicting.", metavar="FILE"),
+        section="Fleet",
     )
     replicas: int = declare(
         1,
@@ -65,6 +66,7 @@ class TrafficFields:
         int,
         rule=whole_number(f"a whole number from 1 to {MAX_REQUESTS}", high=MAX_REQUESTS),
         at=_simulate(f"Requests that are simulated. [default: {REQUESTS}, or as many as --arrival-file has]"),
+        section="Load",
     )
     rate: float | None = same_as(LoadTestFields, "rate")
     arrival: str | None = declare(

@@ -44,6 +44,7 @@ class TransferFields:
             "What this engine does: prefill computes prompts for other engines, decode fetches them and answers.",
             choices=ROLES,
         ),
+        section="Prefill and decode apart",
     )
     transfer_token_file: str | None = declare(
         None,
@@ -87,7 +88,11 @@ class RouterFields:
     """
 
     prefill: tuple[str, ...] = declare(
-        (), str, repeated=True, at=_route("Server of an engine that prefills. May be repeated.", metavar="URL")
+        (),
+        str,
+        repeated=True,
+        at=_route("Server of an engine that prefills. May be repeated.", metavar="URL"),
+        section="Prefill and decode apart",
     )
     decode: tuple[str, ...] = declare(
         (), str, repeated=True, at=_route("Server of an engine that decodes. May be repeated.", metavar="URL")

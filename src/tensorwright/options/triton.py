@@ -20,7 +20,9 @@ class ModelFields:
     """The parameters of a model in Triton."""
 
     engine: str = declare(
-        "", at={Door.TRITON: At("The engine's path, absolute or relative to the model's folder. Required.")}
+        "",
+        at={Door.TRITON: At("The engine's path, absolute or relative to the model's folder. Required.")},
+        section="Model in Triton",
     )
     interface: str = declare(
         "both",
@@ -63,7 +65,11 @@ class RepositoryFields:
     request; those of the LLM-API interface never have one. decoupled: False means that clients call `infer`.
     """
 
-    name: str = declare("tensorwright", at={Door.TRITON_REPO: At("The model's name. Run the command once per engine.")})
+    name: str = declare(
+        "tensorwright",
+        at={Door.TRITON_REPO: At("The model's name. Run the command once per engine.")},
+        section="Model repository",
+    )
     backend: str = declare(
         "python",
         choices=BACKENDS,

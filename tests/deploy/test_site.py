@@ -1,0 +1,55 @@
+"""The site has every page once, and its picture is of the figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from support.places import ROOT
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+SITE = ROOT / "deploy" / "site"
+MADE = {"index.md", "api.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE.md",
+        "models-pico.md"}  # fmt: skip
+"""The pages that pages.py adds."""
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def pages(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages(part)
+
+
+def test_the_site_has_every_page_once() -> None:
+    listed = list(pages(yaml.safe_load((SITE / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert len(listed) == len(set(listed))
+    written = {path.name for path in (ROOT / "docs").glob("*.md") if not path.name.endswith(".in.md")}
+    assert set(listed) == written | MADE
+
+
+def test_the_picture_is_of_the_measured_files() -> None:
+    made = load(ROOT / "docs" / "make_goodput.py")
+    assert made.PICTURE.read_text(encoding="utf-8") == made.draw(made.reports())
+    text = made.PICTURE.read_text(encoding="utf-8")
+    for report in made.reports().values():
+        assert not report["forced"], "a run on a busy machine is not for quoting"
+        assert not report["failed"]
+        assert report["load"]["profile"] in text
