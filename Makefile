@@ -11,6 +11,7 @@
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
 #   make site      the pages of docs/ as a site, with the reference of the Python API, in build/site
+#   make image     the image of `tensorwright serve` from the wheel in dist/, without Docker, in build/image
 #   make lint      linters, types and format alone
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
 PYTHON ?= python3
@@ -53,7 +54,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
-	check lint typed fast-tests one-build soak sanitize wheel site clean FORCE
+	check lint typed fast-tests one-build soak sanitize wheel image site clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -172,6 +173,9 @@ $(WHEEL_VENV)/.installed: $(VENV)/.installed $(PYTHON_FILES)
 WHEEL_PYTHONS ?= $(PYTHON)
 wheel:
 	$(PYTHON) deploy/wheel/make_wheels.py $(addprefix --python ,$(WHEEL_PYTHONS))
+
+image:
+	$(PYTHON) deploy/image/make_image.py $(wildcard dist/tensorwright-*-cp311-*.whl)
 
 # MkDocs in an environment of its own: nothing else needs it. A broken link or anchor is an error.
 SITE_VENV ?= .venv-site

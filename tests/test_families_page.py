@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -13,6 +12,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
+from support.modules import load_module
 from support.survey import REFUSED, WORKS, surveyed, try_family
 from support.survey_configs import tiny_config
 from support.survey_types import HELD_OUT, field
@@ -32,10 +32,7 @@ TRIED = (
 
 
 def make_families():
-    spec = importlib.util.spec_from_file_location("make_families", ROOT / "docs" / "make_families.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "docs" / "make_families.py")
 
 
 def test_the_page_is_that_of_the_record_and_the_code() -> None:

@@ -26,7 +26,8 @@ TOOLS = {"mmdebstrap": "mmdebstrap", "umoci": "umoci"}
 """Programs, and the Debian packages that have them."""
 SUITE, PYTHON = "bookworm", "3.11"
 """The release of Debian, and the Python that it has. The wheel must be for that."""
-INCLUDED = "python3-minimal,libpython3-stdlib,ca-certificates,zlib1g,libexpat1"
+INCLUDED = "base-files,python3-minimal,libpython3-stdlib,ca-certificates,libstdc++6"
+"""The packages of Debian. They are unpacked and not set up, so there is neither a shell nor a package manager."""
 USER = 10001
 MOST_BYTES = 300_000_000
 """A root of more bytes is refused: something is in it that should not be."""
@@ -40,6 +41,14 @@ NOT_NEEDED = (
 PACKAGES_LEAVE = ("__pycache__", "tests")
 """Folders of Python packages that are left out: bytecode, which cannot be kept on a root that is read-only and is as
 large as the source, and tests."""
+SETTINGS = {
+    "--config.user": f"{USER}:{USER}",
+    "--config.entrypoint": "tensorwright",
+    "--config.exposedports": "8000/tcp",
+    "--config.stopsignal": "SIGTERM",
+    "--config.workingdir": "/",
+}
+VARIABLES = ("PATH=/usr/bin:/bin", "HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8")
 LAUNCHER = f"""#!/usr/bin/python3 -P
 import sys
 
@@ -90,7 +99,7 @@ def install_packages(wheel: Path, extras: str, folder: Path) -> None:
 def make_root(packages: Path, root: Path) -> None:
     """Makes the file system of the image."""
     run(
-        "mmdebstrap", "--mode=auto", "--variant=custom", f"--include={INCLUDED}", "--quiet",
+        "mmdebstrap", "--mode=auto", "--variant=extract", f"--include={INCLUDED}", "--quiet",
         '--dpkgopt=path-exclude=/usr/share/doc/*', '--dpkgopt=path-exclude=/usr/share/man/*',
         '--dpkgopt=path-exclude=/usr/share/locale/*', SUITE, root,
     )  # fmt: skip
@@ -104,10 +113,12 @@ def make_root(packages: Path, root: Path) -> None:
     python = root / "usr" / "bin" / "python"
     if not python.exists():
         python.symlink_to("python3")
-    with (root / "etc" / "passwd").open("a") as users:
-        users.write(f"tensorwright:x:{USER}:{USER}::/tmp:/usr/sbin/nologin\n")
-    with (root / "etc" / "group").open("a") as groups:
-        groups.write(f"tensorwright:x:{USER}:\n")
+    (root / "etc" / "passwd").write_text(f"root:x:0:0::/:/none\ntensorwright:x:{USER}:{USER}::/tmp:/none\n")
+    (root / "etc" / "group").write_text(f"root:x:0:\ntensorwright:x:{USER}:\n")
+    known = sorted((root / "usr" / "share" / "ca-certificates" / "mozilla").glob("*.crt"))
+    bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"  # what the package would make when it is set up
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    bundle.write_text("".join(path.read_text() for path in known))
 
 
 def size_of(root: Path) -> int:
@@ -121,16 +132,8 @@ def make_image(root: Path, out: Path, name: str) -> None:
     image = f"{out}:{name}"
     run("umoci", "new", "--image", image)
     run("umoci", "insert", "--image", image, root, "/")
-    settings = {
-        "--config.user": f"{USER}:{USER}",
-        "--config.entrypoint": "tensorwright",
-        "--config.exposedports": "8000/tcp",
-        "--config.stopsignal": "SIGTERM",
-        "--config.workingdir": "/",
-    }
-    variables = ("PATH=/usr/bin:/bin", "HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8")
-    changes = [part for pair in settings.items() for part in pair]
-    for variable in variables:
+    changes = [part for pair in SETTINGS.items() for part in pair]
+    for variable in VARIABLES:
         changes += ["--config.env", variable]
     run("umoci", "config", "--image", image, *changes)
     run("umoci", "gc", "--layout", out)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from collections import Counter
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support.modules import load_module
 from support.places import ROOT
 from tensorwright.runtime.requests import metrics
 from tensorwright.runtime.serving.server.connections import CLOSED_EARLY
@@ -27,13 +26,7 @@ OF_ALL = {"instance", "model", "le"}
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_dashboard", FOLDER / "make_dashboard.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_module(FOLDER / "make_dashboard.py")
 
 
 def known() -> dict[str, set[str]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from support.modules import load_module
 from support.places import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
@@ -18,16 +15,6 @@ SITE = ROOT / "deploy" / "site"
 MADE = {"index.md", "api.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE.md",
         "models-pico.md"}  # fmt: skip
 """The pages that pages.py adds."""
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def pages(nav: Any) -> Iterator[str]:
@@ -46,7 +33,7 @@ def test_the_site_has_every_page_once() -> None:
 
 
 def test_the_picture_is_of_the_measured_files() -> None:
-    made = load(ROOT / "docs" / "make_goodput.py")
+    made = load_module(ROOT / "docs" / "make_goodput.py")
     assert made.PICTURE.read_text(encoding="utf-8") == made.draw(made.reports())
     text = made.PICTURE.read_text(encoding="utf-8")
     for report in made.reports().values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from support.modules import load_module
 from support.places import ROOT
 
 NEWEST = (2, 28)
@@ -20,12 +20,7 @@ MODULE = "tensorwright/runtime/_runtime.abi3.so"
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_wheels", ROOT / "deploy" / "wheel" / "make_wheels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "deploy" / "wheel" / "make_wheels.py")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ FOREIGN = {
     "tritonserver",
     "numactl",
     "docker",
+    "podman",
+    "skopeo",
     "kubectl",
     "serve",
     "taskset",

@@ -1,0 +1,49 @@
+"""The program that makes the image refuses what it cannot use, and makes the image that the manifests name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support.modules import load_module
+from support.places import ROOT
+
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    return load_module(DEPLOY / "image" / "make_image.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nothing.whl", "is no wheel: `make wheel` makes one"),
+        ("tensorwright-0.1.0.tar.gz", "is no wheel"),
+        ("tensorwright-0.1.0-cp312-abi3-manylinux_2_28_x86_64.whl", "is not for Python 3.11"),
+    ],
+)
+def test_a_wheel_that_does_not_fit_is_refused(maker: ModuleType, tmp_path: Path, name: str, says: str) -> None:
+    if name != "nothing.whl":
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(maker.ImageError, match=re.escape(says)):
+        maker.check_wheel(tmp_path / name)
+
+
+def test_missing_tools_are_named(maker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maker.shutil, "which", lambda program: None)
+    with pytest.raises(maker.ImageError, match="apt-get install mmdebstrap umoci"):
+        maker.check_tools()
+
+
+def test_it_is_the_image_of_the_dockerfile(maker: ModuleType) -> None:
+    written = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert f"USER {maker.USER}:{maker.USER}" in written
+    assert f"STOPSIGNAL {maker.SETTINGS['--config.stopsignal']}" in written
+    assert f'ENTRYPOINT ["{maker.SETTINGS["--config.entrypoint"]}"]' in written
+    assert f"EXPOSE {maker.SETTINGS['--config.exposedports'].partition('/')[0]}" in written
+    assert all(variable in " ".join(maker.VARIABLES) for variable in re.findall(r"(?m)^ENV (\S+) (\S+)$", written)[0])
