@@ -13,6 +13,12 @@ namespace tensorwright {
 
 namespace {
 
+// In place of the scores of tokens whose weight is 0: those are 700 and more below the largest.
+constexpr double kNoScore = -1000;
+// The bins of keep_typical(): so many for a distance of 1, and so many in all, up to a distance of 16.
+constexpr double kBinsPerUnit = 128;
+constexpr size_t kBins = 16 * 128;
+
 // Sorts keys[from, end). Many keys are sorted by their digits, in far fewer steps than by comparisons.
 void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
   constexpr size_t kMany = 1024, kDigits = 1 << 11;
@@ -37,6 +43,7 @@ void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* 
 }  // namespace
 
 double Candidates::weigh(float max) {
+  max_ = static_cast<double>(max);
   weights_.resize(scores.size());
   total_ = exp_below(scores, max, weights_.data());
   return total_;
@@ -59,6 +66,7 @@ Kept Candidates::keep_top_p(double top_p, const Total& total, size_t total_token
   double after = 0;
   size_t kept = 0, sorted = 0;
   kept_ids_.clear();
+  kept_scores_.clear();
   kept_weights_.clear();
   const auto more = [&](double sum) { return static_cast<float>((sum - after) / sum) > bound; };
   for (; kept < order_.size(); ++kept) {
@@ -71,10 +79,12 @@ Kept Candidates::keep_top_p(double top_p, const Total& total, size_t total_token
     const size_t i = key_index(order_[kept]);
     after += weights_[i];
     kept_ids_.push_back(ids[i]);
+    kept_scores_.push_back(scores[i]);
     kept_weights_.push_back(weights_[i]);
   }
   if (more_wanted && kept == order_.size() && more(total.high)) return Kept::all;
   ids.swap(kept_ids_);
+  scores.swap(kept_scores_);
   weights_.swap(kept_weights_);
   total_ = after;
   return Kept::yes;
@@ -98,13 +108,17 @@ template <typename Keeps>
 void Candidates::filter(const Keeps& keeps) {
   size_t kept = 0;
   double total = 0;
+  // There is no branch, as nothing can foresee who stays: 0 leaves the bits of a sum alone.
   for (size_t i = 0; i < weights_.size(); ++i) {
-    if (!keeps(i)) continue;
-    total += weights_[i];
+    const bool stays = keeps(i);
+    total += stays ? weights_[i] : 0;
     ids[kept] = ids[i];
-    weights_[kept++] = weights_[i];
+    scores[kept] = scores[i];
+    weights_[kept] = weights_[i];
+    kept += stays;
   }
   ids.resize(kept);
+  scores.resize(kept);
   weights_.resize(kept);
   total_ = total;
 }
@@ -115,42 +129,86 @@ void Candidates::keep_min_p(double min_p) {
   filter([&](size_t i) { return static_cast<float>(weights_[i]) >= floor; });
 }
 
-// The information of a token with the weight w is ln(total / w), and the entropy is its mean over the
-// distribution. So their difference is that of ln w and the mean of ln w.
+// The information of a token with the score s is a constant - s, and the entropy is its mean over the
+// distribution. So their difference is that of s and the mean of s. Scores are counted from the largest.
 void Candidates::keep_typical(double mass) {
-  distances_.resize(weights_.size());
-  double sum = 0;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    distances_[i] = weights_[i] > 0 ? std::log(weights_[i]) : 0;
-    sum += weights_[i] * distances_[i];
-  }
-  const double mean = sum / total_;
-  for (double& distance : distances_) distance = std::abs(distance - mean);
-  const double last = last_typical(mass);
-  filter([&](size_t i) { return weights_[i] > 0 && distances_[i] <= last; });
+  const double mean = mean_score();
+  std::optional<double> last = guess_last_typical(mass, mean);
+  if (!last) last = last_typical(mass, mean);
+  filter([&](size_t i) { return weights_[i] > 0 && distance(i, mean) <= *last; });
 }
 
-// Returns the distance of the candidate with which the nearest ones reach `mass`. It halves the candidates
-// among which that one is, and sorts none.
-double Candidates::last_typical(double mass) {
+// Returns the mean of the scores over the distribution. The products are summed in eight lanes by place, and then
+// in a fixed tree.
+double Candidates::mean_score() const {
+  constexpr size_t kLanes = 8;
+  double lanes[kLanes] = {};
+  // A weight of 0 takes a score that may be -inf.
+  const auto product = [&](size_t i) {
+    return weights_[i] * std::max(static_cast<double>(scores[i]) - max_, kNoScore);
+  };
+  const size_t whole = weights_.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += product(i + lane);
+  }
+  for (size_t i = whole; i < weights_.size(); ++i) lanes[i - whole] += product(i);
+  for (size_t width = kLanes / 2; width > 0; width /= 2) {
+    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0] / total_;
+}
+
+// Returns how far the candidate's score is from the mean. For a weight of 0 it is large, and means nothing.
+double Candidates::distance(size_t i, double mean) const {
+  return std::abs(std::max(static_cast<double>(scores[i]) - max_, kNoScore) - mean);
+}
+
+// Returns what last_typical() returns, if that does not depend on how the sums are rounded. Weights are added up
+// by their distance, in bins, and only the candidates of the bin in which the sum passes the mass are sorted. A
+// candidate that is further than the last bin hardly ever counts.
+std::optional<double> Candidates::guess_last_typical(double mass, double mean) {
+  const auto bin_of = [&](size_t i) { return static_cast<size_t>(distance(i, mean) * kBinsPerUnit); };
+  bins_.assign(kBins, 0);
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (const size_t bin = bin_of(i); bin < kBins) bins_[bin] += weights_[i];
+  }
+  // Both sums, of the definition and of the bins, are rounded once for each candidate.
+  const double error = total_ * static_cast<double>(weights_.size()) * 0x1p-51;
+  const double target = mass * total_;
+  size_t bin = 0;
+  double nearer = 0;  // the sum of the bins before
+  while (bin < kBins && nearer + bins_[bin] < target) nearer += bins_[bin++];
+  if (bin == kBins) return std::nullopt;
   nearest_.clear();
   for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] > 0) nearest_.emplace_back(distances_[i], weights_[i]);
+    if (bin_of(i) == bin && weights_[i] > 0) nearest_.emplace_back(distance(i, mean), weights_[i]);
   }
-  auto from = nearest_.begin(), to = nearest_.end();
-  double nearer = 0;  // the sum of the weights before `from`
-  while (to - from > 1) {
-    const auto middle = from + (to - from) / 2;
-    std::nth_element(from, middle, to);
-    double sum = nearer;
-    for (auto each = from; each != middle; ++each) sum += each->second;
-    if (sum >= mass * total_) {
-      to = middle;
-    } else {
-      from = middle, nearer = sum;
-    }
+  std::ranges::sort(nearest_);
+  double sum = nearer;
+  for (size_t first = 0; first < nearest_.size();) {  // candidates that are as far as each other, by turns
+    const double before = sum, far = nearest_[first].first;
+    for (; first < nearest_.size() && nearest_[first].first == far; ++first) sum += nearest_[first].second;
+    if (sum < target) continue;
+    if (before < target - error && sum > target + error) return far;
+    return std::nullopt;
   }
-  return from->first;
+  return std::nullopt;
+}
+
+// Returns the distance of the candidate with which the nearest ones reach `mass`, where they are summed in order
+// of their distance, of equal ones the lightest first. This is the definition.
+double Candidates::last_typical(double mass, double mean) {
+  ++typical_sorted_;
+  nearest_.clear();
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] > 0) nearest_.emplace_back(distance(i, mean), weights_[i]);
+  }
+  std::ranges::sort(nearest_);
+  double sum = 0;
+  for (const auto& [far, weight] : nearest_) {
+    if ((sum += weight) >= mass * total_) return far;
+  }
+  return nearest_.back().first;
 }
 
 void Candidates::exclude_top(double threshold) {
