@@ -214,7 +214,7 @@ int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks) {
   const auto tokens =
       std::span(fetch.tokens).first(static_cast<size_t>(blocks) * static_cast<size_t>(kv_.block_size()));
   PrefixNeeds needs;
-  visit_([&](EngineCore& core) { needs = core.transfer().begin(tokens, fetch.salt); }, 0);
+  visit_([&](EngineCore& core) { needs = core.transfer().begin(tokens, fetch.salt, true); }, 0);
   const auto leave = [&](EngineCore& core) { core.transfer().drop(needs.import); };
   try {
     std::vector<char> bytes;

@@ -76,7 +76,7 @@ void PrefixTransfer::read_state(std::span<const int32_t> tokens, std::string_vie
   executor_.read_state(path.back()->snapshot.id(), out.data());
 }
 
-PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_view salt) {
+PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_view salt, bool waited_for) {
   if (!kv_.remembers()) refuse("an engine that reuses no prefixes can take none; set enable_prefix_caching");
   const auto size = static_cast<int64_t>(tokens.size());
   if (size == 0 || size % kv_.block_size() != 0 || size >= executor_.facts().max_seq_len)
@@ -87,6 +87,7 @@ PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_v
   Import import;
   import.tokens.assign(tokens.begin(), tokens.end());
   import.salt = salt;
+  import.reserve = waited_for ? 0 : reserve_;
   import.blocks = kv_.blocks_for(size);
   import.arrived.resize(static_cast<size_t>(kv_.groups()));
   for (auto& blocks : import.arrived) blocks.resize(static_cast<size_t>(import.blocks));
@@ -135,7 +136,7 @@ void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> p
       refuse("block ", piece.index, " of group ", piece.group, " is no part of the prefix");
     BlockRef& arrived = import.arrived[static_cast<size_t>(piece.group)][static_cast<size_t>(piece.index)];
     if (arrived) refuse("block ", piece.index, " of group ", piece.group, " came twice");
-    if (kv_.available(piece.group) > reserve_) arrived = kv_.take_block(piece.group);
+    if (kv_.available(piece.group) > import.reserve) arrived = kv_.take_block(piece.group);
     if (!arrived) refuse("requests need the blocks that a prefix would take; compute the prefix here");
     if (block_bytes(piece.group) == 0) continue;
     executor_.write_block(piece.group, arrived.id(), from);
@@ -158,11 +159,10 @@ void PrefixTransfer::adopt(Import& import, std::span<const char> states) {
   kv_.adopt(import, write_state);
 }
 
-void PrefixTransfer::leave_room() {
-  if (imports_.empty()) return;
-  for (int32_t group = 0; group < kv_.groups(); ++group) {
-    if (kv_.available(group) < reserve_) return imports_.clear();
-  }
+bool PrefixTransfer::give_way() noexcept {
+  const bool any = !imports_.empty();
+  imports_.clear();
+  return any;
 }
 
 int64_t PrefixTransfer::held(int32_t group) const {

@@ -6,8 +6,9 @@
 // What is written comes from outside: whoever calls write() must have checked that an engine of the same plan
 // and weights computed it for the same tokens. Nobody sees it before finish().
 //
-// Blocks of imports count as used. They never come between the requests and the cache: take_blocks leaves as
-// many blocks as a step can need, and before a step that might lack blocks all imports are dropped.
+// Blocks of imports count as used. They never come between the requests and the cache: where a request that runs
+// lacks blocks, all imports are dropped (give_way). An import for a request that waits here and has blocks to start
+// may take all blocks, as the request would; any other leaves as many as a step can need.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_TRANSFER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_TRANSFER_H_
 
@@ -41,7 +42,7 @@ class PrefixTransfer {
   // The most imports that are under way at once.
   static constexpr size_t kMaxImports = 16;
 
-  // reserve: the blocks of each group that imports leave to the requests.
+  // reserve: the blocks of each group that imports leave to the requests, but those that a request waits for.
   PrefixTransfer(KvBlocks& kv, Executor& executor, int32_t reserve)
       : kv_(kv), executor_(executor), reserve_(reserve) {}
 
@@ -56,15 +57,16 @@ class PrefixTransfer {
   // Copies the states behind all of `tokens`, whole blocks: state_bytes bytes.
   void read_state(std::span<const int32_t> tokens, std::string_view salt, std::span<char> out) const;
 
-  // Begins to take a prefix of whole blocks.
-  PrefixNeeds begin(std::span<const int32_t> tokens, std::string_view salt);
+  // Begins to take a prefix of whole blocks. waited_for: whether a request waits for it that has the blocks to
+  // start.
+  PrefixNeeds begin(std::span<const int32_t> tokens, std::string_view salt, bool waited_for = false);
   void write(int64_t import, std::span<const PrefixPiece> pieces, std::span<const char> bytes);
   // Remembers the prefix. states: those behind it, or empty if none were needed.
   void finish(int64_t import, std::span<const char> states);
   void drop(int64_t import) { imports_.erase(import); }
 
-  // Drops all imports if a step could lack blocks because of them.
-  void leave_room();
+  // Drops all imports, because requests lack blocks. Returns whether there were any. Takes no memory.
+  bool give_way() noexcept;
   // Returns the number of blocks of a group that imports hold.
   int64_t held(int32_t group) const;
   size_t imports() const { return imports_.size(); }
@@ -72,6 +74,7 @@ class PrefixTransfer {
  private:
   struct Import : PrefixImport {
     bool wants_state = false;
+    int32_t reserve = 0;  // the blocks of each group that it leaves to the requests
   };
   int64_t block_bytes(int32_t group) const;
   int64_t bytes_of(std::span<const PrefixPiece> pieces) const;
