@@ -357,6 +357,7 @@ int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match,
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
+  ++sequence.starts;
   sequence.asked = false;
   sequence.snapshot_ends = {};
   if (kv_.keeps_snapshots()) {
@@ -447,11 +448,12 @@ bool Scheduler::preempt(int64_t id, int32_t completion) {
 void Scheduler::debug_preempt() {
   ++plans_;
   if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
-  // Only sequences that got a token since their last start are drawn: forced preemption could otherwise keep
-  // one from ever ending.
+  // Only sequences that got a token since their last start are drawn, and those that never get any after their
+  // first start: forced preemption could otherwise keep one from ever ending.
   std::vector<const Sequence*> grown;
   for (const auto& sequence : running_) {
-    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
+    const bool first = sequence->sampling->pools() && sequence->starts == 1 && sequence->computed > 0;
+    if (first || sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
   }
   if (grown.empty()) return;
   double draw = philox_uniform(limits_.debug_seed, plans_);

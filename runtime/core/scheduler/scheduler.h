@@ -89,7 +89,7 @@ struct SchedulerLimits {
   int32_t max_tokens = 1;  // tokens in a step; at least max_seqs
   int32_t max_chunk = 0;   // tokens of one sequence's prefill in a step; 0: no cap
   // For tests: every n-th step preempts a running sequence that is drawn by debug_seed, if one has grown
-  // since its last start.
+  // since its last start, or pools and has started once.
   int32_t debug_preempt_every = 0;
   uint64_t debug_seed = 0;
   // Prompt positions in a step whose logits are reported (prompt_logprobs), besides a row per sequence that
