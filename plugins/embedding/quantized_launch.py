@@ -19,6 +19,7 @@ from tensorwright.plugins.gpu.launch import (
     KernelSpec,
     Launch,
     Tensor,
+    ceil_div,
     column_block,
     column_grid,
     make_launch,

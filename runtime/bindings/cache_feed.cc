@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
-#include <array>
 #include <optional>
 #include <vector>
 
@@ -32,7 +31,7 @@ nb::object name_of(const std::optional<ArchiveKey>& key) {
 }
 
 CacheFeed::EventList to_list(const std::vector<CacheEvent>& events) {
-  nb::list list;
+  CacheFeed::EventList list;
   for (const CacheEvent& event : events) {
     nb::object tokens = nb::none();
     if (!event.tokens.empty()) {
@@ -44,7 +43,7 @@ CacheFeed::EventList to_list(const std::vector<CacheEvent>& events) {
                                hex_of(event.block), name_of(event.parent), name_of(event.origin.salt),
                                name_of(event.origin.adapter), tokens));
   }
-  return nb::borrow<CacheFeed::EventList>(list);
+  return list;
 }
 
 }  // namespace

@@ -160,7 +160,7 @@ TW_TEST(replayed_events_are_the_content_of_the_tree) {
     CacheLog log(40, kBlock);
     KvBlocks kv = make_cache();
     kv.archive(kNames, nullptr);
-    kv.log(log);
+    kv.log_to(log);
     std::mt19937 random(seed);
     Follower eager(log, kv, nullptr, 50), slow(log, kv, nullptr, 3), late(log, kv, nullptr, 7);
     live(kv, 400, seed, [&] {
@@ -183,7 +183,7 @@ TW_TEST(a_stored_block_says_what_it_is_behind_and_whose) {
   CacheLog log(8, kBlock);
   KvBlocks kv(1, 8, kBlock, true);
   kv.archive(kNames, nullptr);
-  kv.log(log);
+  kv.log_to(log);
   TW_CHECK_EQ(log.begin(), 0);
   for (uint32_t number = 0; number < 3; ++number) {
     SequenceBlocks held;
@@ -246,7 +246,7 @@ TW_TEST(tiers_tell_of_what_they_store_and_remove) {
   CacheLog log(1000, kBlock);
   KvBlocks kv(1, 8, kBlock, true);
   kv.archive(kNames, nullptr);
-  kv.log(log);
+  kv.log_to(log);
   {
     BlockTiers tiers(options, {100}, &log);
     Follower follower(log, kv, &tiers, 5);

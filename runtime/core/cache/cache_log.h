@@ -3,7 +3,7 @@
 //
 // Every event has a number, one more than the event before it. The last `capacity` of them are kept for those
 // who read. Who asks for events that are gone is told how many, and begins again with the whole content
-// (CacheContent), which is read page by page while events go on: what is behind the number at which the pages
+// (engine/cache_content.h), which is read page by page while events go on: what is behind the number at which the pages
 // began is told as events. An event says what became of one block in one tier, so it may be applied twice.
 //
 // While nobody reads, an event costs an increment: recording begins with the first read, and ends when as

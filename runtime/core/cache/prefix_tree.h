@@ -15,7 +15,7 @@
 // slot is wanted for another.
 //
 // With archive(), whoever keeps contents elsewhere is told of each block before the tree forgets it. With
-// log(), whoever follows the tree from outside is told of each block that it remembers and forgets.
+// log_to(), whoever follows the tree from outside is told of each block that it remembers and forgets.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 
@@ -51,7 +51,7 @@ class PrefixTree {
     int32_t children = 0;
     const Node* first = nullptr;  // the first block of its sequence, maybe itself
     std::string salt;             // set in a first block only; it holds for the blocks below too
-    CacheOrigin origin;           // what log() tells of the salt; likewise
+    CacheOrigin origin;           // what log_to() tells of the salt; likewise
     std::vector<int32_t> tokens;  // [block_size]
     std::vector<int32_t> blocks;  // [cache groups], kHole: evicted
     std::vector<uint8_t> idle;    // [cache groups], whether the block is remembered and no sequence holds it
@@ -80,10 +80,10 @@ class PrefixTree {
   }
   // Tells `log`, which must outlive the tree, of each block that is remembered or forgotten, except when the
   // tree is destroyed. It must be called behind archive(), and before the first insert().
-  void log(CacheLog& log) { log_ = &log; }
+  void log_to(CacheLog& log) { log_ = &log; }
   // Returns the name of a node's content, with archive(); empty for no node.
   static std::optional<ArchiveKey> name_of(const Node* node);
-  // With log(): calls `visit` with the nodes whose numbers are greater than `number`, in their order, until it
+  // With log_to(): calls `visit` with the nodes whose numbers are greater than `number`, in their order, until it
   // returns false. A node comes behind its parent.
   void visit_from(uint64_t number, const std::function<bool(const Node& node)>& visit) const;
   // Calls `visit` with the idle blocks of a group, the one that is evicted last first, until it returns
@@ -153,7 +153,7 @@ class PrefixTree {
   const ArchiveHash* archive_ = nullptr;
   Leaving leaving_;
   CacheLog* log_ = nullptr;
-  std::map<uint64_t, const Node*> by_number_;  // all nodes, with log()
+  std::map<uint64_t, const Node*> by_number_;  // all nodes, with log_to()
   uint64_t numbers_ = 0;
   int64_t evictions_ = 0;
 };

@@ -128,7 +128,7 @@ void EngineCore::make_log(const EngineOptions& options) {
       std::make_unique<CacheLog>(static_cast<size_t>(options.cache_events), executor_->facts().block_size);
   block_names_.emplace(options.tiers.secret);
   kv_->archive(*block_names_, nullptr);
-  kv_->log(*cache_log_);
+  kv_->log_to(*cache_log_);
 }
 
 CacheLog& EngineCore::cache_log() {

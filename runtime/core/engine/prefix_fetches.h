@@ -107,7 +107,7 @@ class PrefixFetches {
   void run();
   void fetch(Fetch& fetch);
   void tell(const Fetch& fetch);
-  int32_t bring(const Fetch& fetch, int32_t blocks);
+  int32_t bring(const Fetch& fetch, int32_t blocks, int32_t* brought);
   int32_t read_chunk(const Fetch& fetch, std::span<const PrefixPiece> pieces, std::vector<char>* bytes);
 
   KvBlocks& kv_;
