@@ -392,6 +392,7 @@ bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& 
 // of it is there already may be idle.
 int32_t Scheduler::promised_blocks(const Sequence& other_than, int32_t group) const {
   int32_t blocks = 0;
+  if (!waits_) return blocks;
   for (const auto& sequence : waiting_) {
     if (!sequence->fetching || sequence.get() == &other_than) continue;
     const int32_t all = kv_.blocks_for(sequence->size()), limit = kv_.shape(group).max_held;
