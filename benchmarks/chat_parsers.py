@@ -1,6 +1,6 @@
 """How fast the parsers of calls and of thinking are: characters a second, for each format, at once and in small pieces,
-and the longest time that one small piece takes. The formats are all of the registry, and their calls those of the tests'
-samples, with long values in place of short ones.
+and the longest time that one small piece takes. The formats are all of the registry, and their calls those of the
+tests' samples, with long values in place of short ones.
 
 python benchmarks/chat_parsers.py [CHARACTERS]
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "tests")]
 
 from support.chat_samples import CALLS, SAMPLES, TOOLS  # noqa: E402
-
 from tensorwright.runtime.chat_formats.chat_parser import ChatParser  # noqa: E402
 from tensorwright.runtime.chat_formats.registry import REASONING_FORMATS, TOOL_FORMATS  # noqa: E402
 from tensorwright.runtime.chat_formats.tools import read_tools  # noqa: E402

@@ -98,18 +98,22 @@ std::string CacheFeed::adapter_name(const std::string& key) const {
 }
 
 void bind_cache_feed(nb::module_& m) {
-  nb::class_<CacheFeed>(m, "CacheFeed",
-                        "The events of an engine's prefix cache, and its content. An event is a tuple: number, "
-                        "stored, tier (0 KV cache, 1 memory, 2 disk), group, block, parent, salt, adapter, token "
-                        "ids; names are 32 hexadecimal digits, and None stands for what there is not.")
+  nb::class_<CacheFeed>(
+      m, "CacheFeed",
+      "The events of an engine's prefix cache, and its content. An event is a tuple: number, "
+      "stored, tier (0 KV cache, 1 memory, 2 disk), group, block, parent, salt, adapter, token "
+      "ids; names are 32 hexadecimal digits, and None stands for what there is not.")
       .def_prop_ro("epoch", &CacheFeed::epoch, "What the numbers of this engine's events belong to.")
       .def("begin", &CacheFeed::begin, "The number of the last event; those behind it are kept from now on.")
       .def("read", &CacheFeed::read, "after"_a, "limit"_a, "timeout_s"_a,
-           "(events, next, lost): at most limit events behind number after, for the first of which it waits, and "
-           "the number to go on behind. If some of them are gone, none are returned, lost says how many there were, "
+           "(events, next, lost): at most limit events behind number after, for the first of which it waits, "
+           "and "
+           "the number to go on behind. If some of them are gone, none are returned, lost says how many "
+           "there were, "
            "and the content is to be read again.")
       .def("content", &CacheFeed::content, "place"_a, "limit"_a, "timeout_s"_a,
-           "(events, place): the next page of what is stored, and where the one after it begins: (0, 0, 0, 0) at "
+           "(events, place): the next page of what is stored, and where the one after it begins: (0, 0, 0, "
+           "0) at "
            "first, stage 4 at the end.")
       .def("salt_name", &CacheFeed::salt_name, "salt"_a, "What events call a cache_salt.")
       .def("adapter_name", &CacheFeed::adapter_name, "key"_a, "What events call an adapter with this key.");

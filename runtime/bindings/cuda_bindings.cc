@@ -113,11 +113,13 @@ void bind_cuda(nb::module_& m) {
       m, "CudaExecutor",
       "Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a "
       "time.")
-      .def(nb::init<const std::string&, const std::string&, int, const std::vector<std::string>&, bool, int>(),
-           "plan_path"_a, "weights_path"_a, "device"_a, "cublaslt"_a, "graphs"_a = true, "threads"_a = 1,
-           "cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are "
-           "replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises "
-           "EngineError, MissingDependencyError, OutOfMemoryError.")
+      .def(
+          nb::init<const std::string&, const std::string&, int, const std::vector<std::string>&, bool, int>(),
+          "plan_path"_a, "weights_path"_a, "device"_a, "cublaslt"_a, "graphs"_a = true, "threads"_a = 1,
+          "cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode "
+          "steps are "
+          "replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises "
+          "EngineError, MissingDependencyError, OutOfMemoryError.")
       .def("facts", &executor_facts, "Facts of the model, the limits of a step, and the GPU's name and sm.")
       .def(
           "free_memory", [](const PyCudaExecutor& self) { return self.get().free_memory(); },

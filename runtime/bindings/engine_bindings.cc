@@ -582,7 +582,8 @@ void bind_engine(nb::module_& m) {
            "What the tiers of the prefix cache have to tell people since the last call.")
       .def("prefix_transfers", &PyEngine::prefix_transfers,
            "What gives prefixes of the cache to other engines and takes theirs.")
-      .def("cache_feed", &PyEngine::cache_feed, "What tells which blocks the prefix cache stores and removes.")
+      .def("cache_feed", &PyEngine::cache_feed,
+           "What tells which blocks the prefix cache stores and removes.")
       .def_prop_ro("stopped", &PyEngine::stopped)
       .def_prop_ro("cause", &PyEngine::cause, "Why it stopped; empty while it has not.")
       .def_prop_ro(

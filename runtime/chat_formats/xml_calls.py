@@ -85,9 +85,7 @@ class Tags:
         reader.record()
         properties = tools.parameters.get(name, {}).get("properties", {})
         arguments = JsonObject(reader, output, properties, lines=self.lines)
-        if not (
-            yield from arguments.pairs(self.parameter, lambda: read_key(reader, self.tag_end), self.parameter_end)
-        ):
+        if not (yield from arguments.pairs(self.parameter, lambda: read_key(reader, self.tag_end), self.parameter_end)):
             return
         yield from reader.accept(self.function_end)
         yield from reader.space()

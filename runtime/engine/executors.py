@@ -286,8 +286,10 @@ def _resolve_events(options: RuntimeOptions, engine: EngineDir) -> int:
 
 
 def _check_blocks_count(options: RuntimeOptions, engine: EngineDir, name: str, done: str) -> None:
-    """Raises InvalidOptionError unless the engine has a prefix cache whose blocks alone are of use to a prompt. name: the
-    option that needs it. done: what becomes of the blocks, and not of the states of recurrent layers."""
+    """Raises InvalidOptionError unless the engine has a prefix cache whose blocks alone are of use to a prompt.
+
+    name: the option that needs it. done: what becomes of the blocks, and not of the states of recurrent layers.
+    """
     if options.enable_prefix_caching is False or not TARGETS[engine.target].shares_prefixes:
         raise InvalidOptionError(
             f"{name} is of the prefix cache, which is off, or which engines of this target do not have: leave it out"

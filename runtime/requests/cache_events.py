@@ -61,7 +61,7 @@ class CacheEvents:
     """Events, and where to go on.
 
     events: in their order. next: the cursor with which the events behind these are asked for. lost: how many events
-    since the last answer are not told, because the reader was too slow; None means that nobody can say how many, because
+    since the last answer are not told, because the reader was too slow; None means that nobody can say how many, for
     another engine has taken the place of the one that was read. If it is not 0, the events begin with "cleared".
     more: whether there is more to read at once.
     """
@@ -122,7 +122,7 @@ def _read_cursor(text: str) -> _Cursor:
         raise InvalidRequestError(f'after must be "next" of an answer with events, got {text!r:.100}')
     epoch, number, *place = found.groups()
     places = None if place[0] is None else tuple(map(int, place))
-    if max(int(number), *(places or ())) >= _MOST:
+    if max([int(number), *(places or ())]) >= _MOST:
         raise InvalidRequestError(f'after must be "next" of an answer with events, got {text!r:.100}')
     return _Cursor(int(epoch, 16), int(number), places)  # type: ignore[arg-type]
 

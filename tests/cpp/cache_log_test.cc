@@ -195,8 +195,10 @@ TW_TEST(a_stored_block_says_what_it_is_behind_and_whose) {
     const std::vector<CacheEvent> events = log.read(2 * number, 8, 0).events;
     TW_CHECK_EQ(events.size(), 2u);
     TW_CHECK(!events[0].parent && events[1].parent == events[0].block);
-    TW_CHECK(events[0].tokens == (std::vector<int32_t>{1, 2}) && events[1].tokens == (std::vector<int32_t>{3, 4}));
-    TW_CHECK(events[1].block == kNames.child(kNames.child(kNames.root(salt), events[0].tokens), events[1].tokens));
+    TW_CHECK(events[0].tokens == (std::vector<int32_t>{1, 2}) &&
+             events[1].tokens == (std::vector<int32_t>{3, 4}));
+    TW_CHECK(events[1].block ==
+             kNames.child(kNames.child(kNames.root(salt), events[0].tokens), events[1].tokens));
     for (const CacheEvent& event : events) {
       TW_CHECK(event.stored && event.tier == CacheTier::kCache);
       TW_CHECK_EQ(event.origin.salt.has_value(), number > 0);
@@ -241,7 +243,7 @@ TW_TEST(tiers_tell_of_what_they_store_and_remove) {
   std::string folder = (fs::temp_directory_path() / "eventsXXXXXX").string();
   TW_CHECK(mkdtemp(folder.data()) != nullptr);
   TierOptions options;
-  options.memory_bytes = 6 * 100, options.disk = folder, options.disk_bytes = 3000;
+  options.memory_bytes = 6 * 100, options.disk = folder, options.disk_bytes = 1 << 20;
   options.secret = std::string(ArchiveHash::kSecretBytes, 's');
   CacheLog log(1000, kBlock);
   KvBlocks kv(1, 8, kBlock, true);
@@ -259,7 +261,7 @@ TW_TEST(tiers_tell_of_what_they_store_and_remove) {
     const std::set<Place> followed = places(follower.finish());
     const TierStats stats = tiers.stats();
     TW_CHECK_EQ(stats.memory_blocks, 0);
-    TW_CHECK(stats.disk.evicted > 0 && stats.disk.blocks > 0);
+    TW_CHECK_EQ(stats.disk.blocks, 60);
     TW_CHECK_EQ(static_cast<int64_t>(followed.size()), stats.disk.blocks);
     for (const auto& [tier, group, high, low] : followed) {
       TW_CHECK_EQ(tier, static_cast<int>(CacheTier::kDisk));
@@ -267,6 +269,29 @@ TW_TEST(tiers_tell_of_what_they_store_and_remove) {
     }
     TW_CHECK(places(Follower(log, kv, &tiers, 2).finish()) == followed);
     TW_CHECK_EQ(follower.lost(), 0);
+  }
+  fs::remove_all(folder);
+}
+
+TW_TEST(a_disk_tells_of_the_blocks_of_files_that_give_way) {
+  namespace fs = std::filesystem;
+  std::string folder = (fs::temp_directory_path() / "eventsXXXXXX").string();
+  TW_CHECK(mkdtemp(folder.data()) != nullptr);
+  CacheLog log(1000, kBlock);
+  Notices notices;
+  {
+    DiskTier disk(folder, 1000, 0, {1, 1}, {100}, notices, &log);
+    TW_CHECK_EQ(log.begin(), 0);
+    for (uint64_t i = 1; i <= 20; ++i)
+      disk.write({{BlockId{{i, i}, 0}, 0, 100, std::shared_ptr<const char[]>(new char[100]())}});
+    std::set<uint64_t> followed;
+    for (const CacheEvent& event : log.read(0, 1000, 0).events) {
+      TW_CHECK(event.tier == CacheTier::kDisk);
+      TW_CHECK(event.stored ? followed.insert(event.block.high).second : followed.erase(event.block.high) == 1);
+    }
+    TW_CHECK(disk.stats().evicted > 0 && !followed.empty());
+    TW_CHECK_EQ(static_cast<int64_t>(followed.size()), disk.stats().blocks);
+    for (const uint64_t i : followed) TW_CHECK(disk.has({{i, i}, 0}));
   }
   fs::remove_all(folder);
 }
@@ -311,7 +336,8 @@ TW_TEST(an_engine_can_be_followed_while_it_runs) {
     for (const CacheEvent& event : core.read_content(&from, 5)) whole[place_of(event)] = 1;
   }
   TW_CHECK(core.stats().tiers.memory_blocks > 0 && core.stats().cached_blocks > 0);
-  TW_CHECK_EQ(static_cast<int64_t>(whole.size()), core.stats().tiers.memory_blocks + core.stats().cached_blocks);
+  TW_CHECK_EQ(static_cast<int64_t>(whole.size()),
+              core.stats().tiers.memory_blocks + core.stats().cached_blocks);
   TW_CHECK(whole == followed);
 }
 

@@ -43,8 +43,8 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
   }
 }
 
-// A pooled request never lacks blocks once it runs, so nothing but a forced preemption, or a step that fails in
-// company, makes it begin again. It must add no row twice and leave none out.
+// A pooled request never lacks blocks once it runs, so nothing but a forced preemption, or a step that fails
+// in company, makes it begin again. It must add no row twice and leave none out.
 TW_TEST(pooled_rows_are_those_of_a_run_alone_though_prompts_begin_again) {
   std::mt19937 random(5);
   int64_t preemptions = 0, kept = 0;
@@ -55,7 +55,8 @@ TW_TEST(pooled_rows_are_those_of_a_run_alone_though_prompts_begin_again) {
     behaviour.fail_every = round % 5 == 4 ? 3 : 0;
     std::vector<Request> requests;
     for (int64_t id = 0; id < 12; ++id) {
-      Request r = request(id, numbers(static_cast<int32_t>(random() % 3), 1 + static_cast<int32_t>(random() % 90)), 1);
+      Request r = request(
+          id, numbers(static_cast<int32_t>(random() % 3), 1 + static_cast<int32_t>(random() % 90)), 1);
       r.sampling.pooling = random() % 2 ? Pooling::mean : Pooling::last;
       if (random() % 3 == 0) r.sampling.pooled_columns = {7, 0, 3};
       requests.push_back(std::move(r));

@@ -233,8 +233,8 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
   TW_CHECK(resumed > 0 && kept > 0 && computed > 0);
 }
 
-// A preempted request has its turn when blocks for all of its tokens are there, in a cache that is full otherwise:
-// then it gets its own blocks back.
+// A preempted request has its turn when blocks for all of its tokens are there, in a cache that is full
+// otherwise: then it gets its own blocks back.
 TW_TEST(preempted_requests_get_their_blocks_back_in_a_full_cache) {
   int64_t kept = 0, computed = 0, failed = 0, fetched = 0;
   for (const FakeBehaviour& behaviour : families()) {
@@ -242,7 +242,8 @@ TW_TEST(preempted_requests_get_their_blocks_back_in_a_full_cache) {
     o.max_batch_size = 6;
     Engine engine(fake(behaviour), o);
     std::vector<Request> requests;
-    for (int64_t id = 1; id <= 8; ++id) requests.push_back(told(id, numbers(static_cast<int32_t>(id), 50), 50));
+    for (int64_t id = 1; id <= 8; ++id)
+      requests.push_back(told(id, numbers(static_cast<int32_t>(id), 50), 50));
     const Outcomes outcomes = run_all(engine, requests);
     for (const Request& r : requests) TW_CHECK(same(outcomes.at(r.id), alone(r, behaviour)));
     const EngineStats stats = engine.stats();
@@ -250,7 +251,8 @@ TW_TEST(preempted_requests_get_their_blocks_back_in_a_full_cache) {
     fetched += stats.fetches.resumed, failed += stats.fetches.failed;
     TW_CHECK_EQ(stats.invariant_violations, 0);
   }
-  std::printf("kept %d computed %d fetched %d failed %d\n", (int)kept, (int)computed, (int)fetched, (int)failed);
+  std::printf("kept %d computed %d fetched %d failed %d\n", (int)kept, (int)computed, (int)fetched,
+              (int)failed);
   TW_CHECK(fetched > failed);
   TW_CHECK(kept > computed);
 }

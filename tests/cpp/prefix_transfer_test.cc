@@ -291,7 +291,8 @@ TW_TEST(an_import_that_a_request_waits_for_takes_all_blocks_and_gives_its_last_o
   EngineCore full = make_core({}, 30);
   const PrefixNeeds first = full.transfer().begin(tokens, "other", true);
   for (size_t i = 0; i < 20; ++i)
-    full.transfer().write(first.import, std::span(&first.pieces[i], 1), read_piece(prefill, tokens, first.pieces[i]));
+    full.transfer().write(first.import, std::span(&first.pieces[i], 1),
+                          read_piece(prefill, tokens, first.pieces[i]));
   const PrefixNeeds second = full.transfer().begin(tokens, "", true);
   size_t written = 0;
   while (written < 25 && full.transfer().write(second.import, std::span(&second.pieces[written], 1),

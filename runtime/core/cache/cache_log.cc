@@ -96,9 +96,8 @@ int64_t CacheLog::begin() {
 CacheLog::News CacheLog::read(int64_t after, size_t limit, double timeout_s) {
   std::unique_lock lock(mutex_);
   if (after < 0 || after > last_)
-    throw Error("InvalidRequestError",
-                concat("[cache_log] events are asked for behind one of the ", last_, " so far, got number ", after,
-                       "; begin again without one"));
+    throw Error("InvalidRequestError", concat("[cache_log] events are asked for behind one of the ", last_,
+                                              " so far, got number ", after, "; begin again without one"));
   const int64_t oldest = std::max(first_, last_ - static_cast<int64_t>(capacity_) + 1);
   const int64_t lost = recording_ && after + 1 >= oldest ? 0 : last_ - after;
   record();

@@ -3,8 +3,9 @@
 //
 // Every event has a number, one more than the event before it. The last `capacity` of them are kept for those
 // who read. Who asks for events that are gone is told how many, and begins again with the whole content
-// (engine/cache_content.h), which is read page by page while events go on: what is behind the number at which the pages
-// began is told as events. An event says what became of one block in one tier, so it may be applied twice.
+// (engine/cache_content.h), which is read page by page while events go on: what is behind the number at which
+// the pages began is told as events. An event says what became of one block in one tier, so it may be applied
+// twice.
 //
 // While nobody reads, an event costs an increment: recording begins with the first read, and ends when as
 // many events as are kept have come since the last one.
@@ -39,7 +40,7 @@ ArchiveKey adapter_name(const ArchiveHash& hash, std::string_view key);
 CacheOrigin origin_of(const ArchiveHash& hash, std::string_view salt);
 
 struct CacheEvent {
-  int64_t number = 0;  // from 1 on
+  int64_t number = 0;   // from 1 on
   bool stored = false;  // false: removed
   CacheTier tier = CacheTier::kCache;
   int32_t group = 0;  // the cache group
@@ -89,8 +90,8 @@ class CacheLog {
   int waiting_ = 0;
   std::vector<CacheEvent> ring_;  // [capacity]: event n lies at n % capacity; empty: never recorded
   bool recording_ = false;
-  int64_t first_ = 1;   // the first event of the recording
-  int64_t last_ = 0;    // the number of the last event, recorded or not
+  int64_t first_ = 1;    // the first event of the recording
+  int64_t last_ = 0;     // the number of the last event, recorded or not
   int64_t read_at_ = 0;  // last_, when somebody read
 };
 

@@ -1,5 +1,5 @@
-// Joins what keeps the prefixes of two requests apart, the adapter and the salt of the caller, to one salt, and
-// takes it apart again.
+// Joins what keeps the prefixes of two requests apart, the adapter and the salt of the caller, to one salt,
+// and takes it apart again.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_SALT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_SALT_H_
 

@@ -83,8 +83,8 @@ class PrefixTree {
   void log_to(CacheLog& log) { log_ = &log; }
   // Returns the name of a node's content, with archive(); empty for no node.
   static std::optional<ArchiveKey> name_of(const Node* node);
-  // With log_to(): calls `visit` with the nodes whose numbers are greater than `number`, in their order, until it
-  // returns false. A node comes behind its parent.
+  // With log_to(): calls `visit` with the nodes whose numbers are greater than `number`, in their order,
+  // until it returns false. A node comes behind its parent.
   void visit_from(uint64_t number, const std::function<bool(const Node& node)>& visit) const;
   // Calls `visit` with the idle blocks of a group, the one that is evicted last first, until it returns
   // false.

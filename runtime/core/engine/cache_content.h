@@ -23,8 +23,9 @@ struct ContentPlace {
   BucketPlace buckets;  // in a part of the tiers
 };
 
-// Returns the next page of one stage, of about `limit` blocks, and moves `place` behind it. For kCache nothing
-// may change the cache meanwhile; the other stages may be read by any thread. tiers: null if there are none.
+// Returns the next page of one stage, of about `limit` blocks, and moves `place` behind it. For kCache
+// nothing may change the cache meanwhile; the other stages may be read by any thread. tiers: null if there
+// are none.
 std::vector<CacheEvent> read_content(const KvBlocks& kv, const BlockTiers* tiers, ContentPlace* place,
                                      size_t limit);
 

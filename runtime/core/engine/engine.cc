@@ -128,7 +128,8 @@ std::vector<CacheEvent> Engine::read_content(ContentPlace* place, size_t limit, 
   core_.cache_log();
   if (place->stage != ContentPlace::kCache) return core_.read_content(place, limit);
   std::vector<CacheEvent> page;
-  const size_t bytes = limit * (sizeof(CacheEvent) + static_cast<size_t>(facts_.block_size) * sizeof(int32_t));
+  const size_t bytes =
+      limit * (sizeof(CacheEvent) + static_cast<size_t>(facts_.block_size) * sizeof(int32_t));
   between_steps([&](EngineCore& core) { page = core.read_content(place, limit); }, bytes, timeout_s);
   return page;
 }

@@ -58,7 +58,8 @@ class Engine : private MaskSource {
   void between_steps(const std::function<void(EngineCore&)>& work, size_t bytes, double timeout_s);
   static constexpr size_t kVisitBytes = size_t{4} << 20;
   static constexpr size_t kMaxVisits = 64;
-  // With cache_events; without, these throw Error{"InvalidRequestError"}. Any thread may use what they return.
+  // With cache_events; without, these throw Error{"InvalidRequestError"}. Any thread may use what they
+  // return.
   CacheLog& cache_log() { return core_.cache_log(); }
   const ArchiveHash& block_names() {
     core_.cache_log();

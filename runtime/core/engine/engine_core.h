@@ -131,8 +131,8 @@ class EngineCore {
   // Gives prefixes to other engines and takes theirs, between two calls of step().
   PrefixTransfer& transfer() { return *transfer_; }
   PrefixPins& pins() { return *pins_; }
-  // With cache_events: what tells of the blocks that the prefix cache stores and removes, and what names them.
-  // Any thread may use both. Throws Error{"InvalidRequestError"} without.
+  // With cache_events: what tells of the blocks that the prefix cache stores and removes, and what names
+  // them. Any thread may use both. Throws Error{"InvalidRequestError"} without.
   CacheLog& cache_log();
   const ArchiveHash& block_names() const { return *block_names_; }
   // As read_content.
@@ -237,9 +237,9 @@ class EngineCore {
 
   std::unique_ptr<Executor> executor_;
   std::vector<GroupShape> shapes_;
-  std::unique_ptr<CacheLog> cache_log_;      // null: nobody can know what the prefix cache has
-  std::optional<ArchiveHash> block_names_;   // with cache_log_
-  std::unique_ptr<BlockTiers> tiers_;  // null: forgotten blocks are gone
+  std::unique_ptr<CacheLog> cache_log_;     // null: nobody can know what the prefix cache has
+  std::optional<ArchiveHash> block_names_;  // with cache_log_
+  std::unique_ptr<BlockTiers> tiers_;       // null: forgotten blocks are gone
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler>
       scheduler_;  // destroyed before kv_, because sequences give their blocks back to it

@@ -207,8 +207,8 @@ void PrefixFetches::tell(const Fetch& fetch) {
   }
 }
 
-// Brings the first `blocks` blocks, fewer if requests need the room. Returns -1, or the number of a block that no tier
-// has whole any more. brought: is set to the blocks that the cache remembers now.
+// Brings the first `blocks` blocks, fewer if requests need the room. Returns -1, or the number of a block
+// that no tier has whole any more. brought: is set to the blocks that the cache remembers now.
 int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks, int32_t* brought) {
   const auto tokens =
       std::span(fetch.tokens).first(static_cast<size_t>(blocks) * static_cast<size_t>(kv_.block_size()));

@@ -158,13 +158,14 @@ void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> p
 int32_t PrefixTransfer::finish(int64_t import, std::span<const char> states) {
   Import found = std::move(find(import));
   drop(import);
-  if (found.blocks == 0) refuse("requests needed all blocks of a prefix that was on its way; compute the prefix here");
+  if (found.blocks == 0)
+    refuse("requests needed all blocks of a prefix that was on its way; compute the prefix here");
   adopt(found, states);
   return found.blocks;
 }
 
-// Returns whether the beginning of an import is of use alone: a group with a window needs other blocks then, and
-// states are those behind the whole.
+// Returns whether the beginning of an import is of use alone: a group with a window needs other blocks then,
+// and states are those behind the whole.
 bool PrefixTransfer::can_be_cut(const Import& import) const noexcept {
   bool windows = false;
   for (int32_t group = 0; group < kv_.groups(); ++group) windows |= kv_.shape(group).window > 0;
@@ -193,8 +194,8 @@ bool PrefixTransfer::give_way() noexcept {
   for (auto& [id, import] : imports_) {
     for (int32_t last = import.blocks; last-- > 0;) {
       const auto i = static_cast<size_t>(last);
-      const bool holds =
-          std::ranges::any_of(import.arrived, [&](const auto& arrived) { return static_cast<bool>(arrived[i]); });
+      const bool holds = std::ranges::any_of(
+          import.arrived, [&](const auto& arrived) { return static_cast<bool>(arrived[i]); });
       if (!holds) continue;
       cut(import, last, kv_.block_size());
       return true;

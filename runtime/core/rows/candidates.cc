@@ -138,8 +138,8 @@ void Candidates::keep_typical(double mass) {
   filter([&](size_t i) { return weights_[i] > 0 && distance(i, mean) <= *last; });
 }
 
-// Returns the mean of the scores over the distribution. The products are summed in eight lanes by place, and then
-// in a fixed tree.
+// Returns the mean of the scores over the distribution. The products are summed in eight lanes by place, and
+// then in a fixed tree.
 double Candidates::mean_score() const {
   constexpr size_t kLanes = 8;
   double lanes[kLanes] = {};
@@ -163,9 +163,9 @@ double Candidates::distance(size_t i, double mean) const {
   return std::abs(std::max(static_cast<double>(scores[i]) - max_, kNoScore) - mean);
 }
 
-// Returns what last_typical() returns, if that does not depend on how the sums are rounded. Weights are added up
-// by their distance, in bins, and only the candidates of the bin in which the sum passes the mass are sorted. A
-// candidate that is further than the last bin hardly ever counts.
+// Returns what last_typical() returns, if that does not depend on how the sums are rounded. Weights are added
+// up by their distance, in bins, and only the candidates of the bin in which the sum passes the mass are
+// sorted. A candidate that is further than the last bin hardly ever counts.
 std::optional<double> Candidates::guess_last_typical(double mass, double mean) {
   const auto bin_of = [&](size_t i) { return static_cast<size_t>(distance(i, mean) * kBinsPerUnit); };
   bins_.assign(kBins, 0);
@@ -195,8 +195,8 @@ std::optional<double> Candidates::guess_last_typical(double mass, double mean) {
   return std::nullopt;
 }
 
-// Returns the distance of the candidate with which the nearest ones reach `mass`, where they are summed in order
-// of their distance, of equal ones the lightest first. This is the definition.
+// Returns the distance of the candidate with which the nearest ones reach `mass`, where they are summed in
+// order of their distance, of equal ones the lightest first. This is the definition.
 double Candidates::last_typical(double mass, double mean) {
   ++typical_sorted_;
   nearest_.clear();

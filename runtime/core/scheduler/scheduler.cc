@@ -307,8 +307,8 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
   return true;
 }
 
-// Starts a waiting sequence, if it has a place, blocks and a share of the step. may_wait: whether it may be made to
-// wait for blocks of its prefix first.
+// Starts a waiting sequence, if it has a place, blocks and a share of the step. may_wait: whether it may be
+// made to wait for blocks of its prefix first.
 Scheduler::Admission Scheduler::admit(size_t waiting_index, StepPlan& plan, bool may_wait) {
   Sequence& sequence = *waiting_[waiting_index];
   if (!has_place_for(sequence)) return Admission::kStaysBehind;
@@ -339,8 +339,8 @@ bool Scheduler::has_place_for(const Sequence& sequence) const {
   return pace_.places == 0 || running_.empty() || taken <= pace_.places;
 }
 
-// Returns whether a waiting sequence has blocks in all groups. One that would run alone always has: it finds them
-// chunk by chunk.
+// Returns whether a waiting sequence has blocks in all groups. One that would run alone always has: it finds
+// them chunk by chunk.
 bool Scheduler::has_blocks(const Sequence& sequence, const KvBlocks::Match& match) {
   bool enough = true, any = true;
   for (int32_t group = 0; group < kv_.groups(); ++group) {
@@ -388,8 +388,8 @@ bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& 
                         promised_blocks(sequence, group);
 }
 
-// Returns the blocks that the other sequences need which wait for their prefix: all that they will hold, as what
-// of it is there already may be idle.
+// Returns the blocks that the other sequences need which wait for their prefix: all that they will hold, as
+// what of it is there already may be idle.
 int32_t Scheduler::promised_blocks(const Sequence& other_than, int32_t group) const {
   int32_t blocks = 0;
   if (!waits_) return blocks;
@@ -449,8 +449,8 @@ bool Scheduler::preempt(int64_t id, int32_t completion) {
 void Scheduler::debug_preempt() {
   ++plans_;
   if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
-  // Only sequences that got a token since their last start are drawn, and those that never get any after their
-  // first start: forced preemption could otherwise keep one from ever ending.
+  // Only sequences that got a token since their last start are drawn, and those that never get any after
+  // their first start: forced preemption could otherwise keep one from ever ending.
   std::vector<const Sequence*> grown;
   for (const auto& sequence : running_) {
     const bool first = sequence->sampling->pools() && sequence->starts == 1 && sequence->computed > 0;

@@ -26,10 +26,11 @@
 // the states of its sequences, which then start again from the queue, behind the longest prefix with a
 // snapshot. Chunks end where a snapshot is taken: at most twice after each start.
 //
-// A waiting sequence that could start, as it has a place and blocks, may have to wait until blocks of its prefix
-// come into the cache (on_start): others pass it meanwhile, as far as they leave the blocks for all its tokens,
-// and it is the first again when they have come. A sequence asks once for each start. Blocks that others hold for
-// what is on its way (on_lack) give way before anybody is preempted, and to a sequence that would run alone.
+// A waiting sequence that could start, as it has a place and blocks, may have to wait until blocks of its
+// prefix come into the cache (on_start): others pass it meanwhile, as far as they leave the blocks for all
+// its tokens, and it is the first again when they have come. A sequence asks once for each start. Blocks that
+// others hold for what is on its way (on_lack) give way before anybody is preempted, and to a sequence that
+// would run alone.
 //
 // The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token

@@ -13,9 +13,9 @@ struct BucketPlace {
   uint64_t at = 0;       // the next bucket
 };
 
-// Calls `visit` with the keys of the next page: it ends with the bucket in which buckets and keys make `limit`.
-// Returns whether the table is at its end. A key that is there from the first page to the last is on one at
-// least; where the table has grown meanwhile, the pages begin again, and keys come twice.
+// Calls `visit` with the keys of the next page: it ends with the bucket in which buckets and keys make
+// `limit`. Returns whether the table is at its end. A key that is there from the first page to the last is on
+// one at least; where the table has grown meanwhile, the pages begin again, and keys come twice.
 template <typename Table, typename Visit>
 bool visit_page(const Table& table, BucketPlace* place, size_t limit, const Visit& visit) {
   if (place->buckets != table.bucket_count()) *place = {table.bucket_count(), 0};

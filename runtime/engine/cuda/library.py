@@ -41,7 +41,8 @@ def require_cublaslt() -> None:
             ctypes.CDLL(name)
             return
     raise MissingDependencyError(
-        f"engines of target cuda need NVIDIA's cuBLASLt, and none of {', '.join(names)} can be loaded: {install('cuda')}"
+        "engines of target cuda need NVIDIA's cuBLASLt, and none of the names it may have can be loaded "
+        f"({', '.join(names)}): {install('cuda')}"
     )
 
 

@@ -19,8 +19,8 @@ class ApiKey:
     weight: the share of the engine that the key's requests have where those of others wait too, next to the others'
     weights. priority: the priority of its requests, and the highest that they may ask for; None means 0, and
     --max-priority. tokens_per_minute: how many tokens of prompts and answers it may have; None means no bound.
-    pinned_prefixes: how many prefixes it may have pinned; 0 means that it has no right to pin. cache_events: which events
-    of the prefix cache it may read, HASHES or TOKENS; None means none.
+    pinned_prefixes: how many prefixes it may have pinned; 0 means that it has no right to pin. cache_events: which
+    events of the prefix cache it may read, HASHES or TOKENS; None means none.
     """
 
     key: str

@@ -1,7 +1,8 @@
 """Answers GET /v1/cache_events: which blocks the prefix cache of a model stores and removes, at once or as a stream.
 
 With keys, a key needs the right to it. "hashes" tells of all blocks by their names, which are made with a secret of the
-engine; "tokens" tells the tokens of stored blocks too, those of other keys included. Without keys nobody is told tokens.
+engine; "tokens" tells the tokens of stored blocks too, those of other keys included. Without keys nobody is told
+tokens.
 """
 
 from __future__ import annotations
@@ -159,8 +160,7 @@ def _may_read_tokens(request: Request) -> bool:
         return False
     if key.cache_events is None:
         raise HTTPException(
-            403, f"this key may read no events: cache_events={HASHES} or cache_events={TOKENS} behind a key is the right to"
+            403,
+            f"this key may read no events: cache_events={HASHES} or cache_events={TOKENS} behind a key is the right to",
         )
     return key.cache_events == TOKENS
-
-

@@ -9,7 +9,7 @@ from tensorwright.options.declare import SECONDS, At, Door, Size, declare, path_
 DISK_SIZE = 20 << 30
 """The most bytes of the prefix cache on disk, unless the user says otherwise."""
 MAX_CACHE_EVENTS = 1 << 20
-"""The most events of the prefix cache that an engine keeps. runtime/core/engine/engine_options.cc has the same number."""
+"""The most events of the prefix cache that an engine keeps; runtime/core/engine/engine_options.cc has the same."""
 _TIERS = {door: At() for door in (Door.LLM, Door.RUN, Door.SERVE, Door.TRITON_REPO, Door.TRITON)}
 """A benchmark computes every prompt, and a simulation has no tiers."""
 
@@ -58,7 +58,7 @@ class PrefixCacheFields:
         None,
         int,
         rule=whole_number(f"a whole number of events from 1 to {MAX_CACHE_EVENTS}", high=MAX_CACHE_EVENTS),
-        help="Events of the prefix cache that are kept for those who read them, such as 10000: a reader may be behind by so "
-        "many. [default: none]",
+        help="Events of the prefix cache that are kept for those who read them, such as 10000: a reader may be behind "
+        "by so many. [default: none]",
         at=_PINS,
     )

@@ -135,7 +135,9 @@ def test_a_wait_ends_with_the_first_event_or_its_time(llm: LLM) -> None:
     handle.result()
 
 
-@pytest.mark.parametrize("after", ["", "x", "0123456789abcdef", "0123456789abcdef-1-9-0-0-0", "-".join(["0" * 16, "9" * 19])])
+@pytest.mark.parametrize(
+    "after", ["", "x", "0123456789abcdef", "0123456789abcdef-1-9-0-0-0", "-".join(["0" * 16, "9" * 19])]
+)
 def test_what_is_no_cursor_is_refused(llm: LLM, after: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"after must be \"next\" of an answer"):
         llm.cache_events(after)
