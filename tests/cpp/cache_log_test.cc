@@ -287,7 +287,8 @@ TW_TEST(a_disk_tells_of_the_blocks_of_files_that_give_way) {
     std::set<uint64_t> followed;
     for (const CacheEvent& event : log.read(0, 1000, 0).events) {
       TW_CHECK(event.tier == CacheTier::kDisk);
-      TW_CHECK(event.stored ? followed.insert(event.block.high).second : followed.erase(event.block.high) == 1);
+      TW_CHECK(event.stored ? followed.insert(event.block.high).second
+                            : followed.erase(event.block.high) == 1);
     }
     TW_CHECK(disk.stats().evicted > 0 && !followed.empty());
     TW_CHECK_EQ(static_cast<int64_t>(followed.size()), disk.stats().blocks);

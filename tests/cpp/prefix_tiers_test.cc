@@ -251,8 +251,6 @@ TW_TEST(preempted_requests_get_their_blocks_back_in_a_full_cache) {
     fetched += stats.fetches.resumed, failed += stats.fetches.failed;
     TW_CHECK_EQ(stats.invariant_violations, 0);
   }
-  std::printf("kept %d computed %d fetched %d failed %d\n", (int)kept, (int)computed, (int)fetched,
-              (int)failed);
   TW_CHECK(fetched > failed);
   TW_CHECK(kept > computed);
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr double kNoScore = -1000;
 // The bins of keep_typical(): so many for a distance of 1, and so many in all, up to a distance of 16.
 constexpr double kBinsPerUnit = 128;
-constexpr size_t kBins = 16 * 128;
+constexpr int32_t kBins = 16 * 128;
 
 // Sorts keys[from, end). Many keys are sorted by their digits, in far fewer steps than by comparisons.
 void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
@@ -106,15 +106,19 @@ size_t Candidates::sort_more(size_t sorted) {
 
 template <typename Keeps>
 void Candidates::filter(const Keeps& keeps) {
+  const size_t count = weights_.size();
   size_t kept = 0;
   double total = 0;
+  int32_t* const id = ids.data();
+  float* const score = scores.data();
+  double* const weight = weights_.data();
   // There is no branch, as nothing can foresee who stays: 0 leaves the bits of a sum alone.
-  for (size_t i = 0; i < weights_.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const bool stays = keeps(i);
-    total += stays ? weights_[i] : 0;
-    ids[kept] = ids[i];
-    scores[kept] = scores[i];
-    weights_[kept] = weights_[i];
+    total += stays ? weight[i] : 0;
+    id[kept] = id[i];
+    score[kept] = score[i];
+    weight[kept] = weight[i];
     kept += stays;
   }
   ids.resize(kept);
@@ -133,9 +137,17 @@ void Candidates::keep_min_p(double min_p) {
 // distribution. So their difference is that of s and the mean of s. Scores are counted from the largest.
 void Candidates::keep_typical(double mass) {
   const double mean = mean_score();
-  std::optional<double> last = guess_last_typical(mass, mean);
-  if (!last) last = last_typical(mass, mean);
-  filter([&](size_t i) { return weights_[i] > 0 && distance(i, mean) <= *last; });
+  bin_distances(mean);
+  if (const std::optional<Nearest> last = guess_last_typical(mass, mean)) {
+    const int32_t* const bin = bins_of_.data();
+    filter([&](size_t i) {
+      return bin[i] < last->bin ||
+             (bin[i] == last->bin && weights_[i] > 0 && distance(i, mean) <= last->distance);
+    });
+  } else {
+    const double far = last_typical(mass, mean);
+    filter([&](size_t i) { return weights_[i] > 0 && distance(i, mean) <= far; });
+  }
 }
 
 // Returns the mean of the scores over the distribution. The products are summed in eight lanes by place, and
@@ -143,15 +155,17 @@ void Candidates::keep_typical(double mass) {
 double Candidates::mean_score() const {
   constexpr size_t kLanes = 8;
   double lanes[kLanes] = {};
+  const size_t count = weights_.size(), whole = count / kLanes * kLanes;
+  const double* const weight = weights_.data();
+  const float* const score = scores.data();
   // A weight of 0 takes a score that may be -inf.
   const auto product = [&](size_t i) {
-    return weights_[i] * std::max(static_cast<double>(scores[i]) - max_, kNoScore);
+    return weight[i] * std::max(static_cast<double>(score[i]) - max_, kNoScore);
   };
-  const size_t whole = weights_.size() / kLanes * kLanes;
   for (size_t i = 0; i < whole; i += kLanes) {
     for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += product(i + lane);
   }
-  for (size_t i = whole; i < weights_.size(); ++i) lanes[i - whole] += product(i);
+  for (size_t i = whole; i < count; ++i) lanes[i - whole] += product(i);
   for (size_t width = kLanes / 2; width > 0; width /= 2) {
     for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }
@@ -160,28 +174,40 @@ double Candidates::mean_score() const {
 
 // Returns how far the candidate's score is from the mean. For a weight of 0 it is large, and means nothing.
 double Candidates::distance(size_t i, double mean) const {
-  return std::abs(std::max(static_cast<double>(scores[i]) - max_, kNoScore) - mean);
+  return std::abs(std::max(static_cast<double>(scores.data()[i]) - max_, kNoScore) - mean);
 }
 
-// Returns what last_typical() returns, if that does not depend on how the sums are rounded. Weights are added
-// up by their distance, in bins, and only the candidates of the bin in which the sum passes the mass are
+// Puts each candidate into the bin of its distance. A weight of 0 is further than all bins: its score is 700
+// below the largest at least, and the mean is not below minus the logarithm of the number of tokens.
+void Candidates::bin_distances(double mean) {
+  const size_t count = weights_.size();
+  bins_of_.resize(count);
+  int32_t* const bin = bins_of_.data();
+  for (size_t i = 0; i < count; ++i) bin[i] = static_cast<int32_t>(distance(i, mean) * kBinsPerUnit);
+}
+
+// Returns the last candidate that stays, if it does not depend on how the sums of the definition are rounded.
+// Weights are added up by their bins, and only the candidates of the bin in which the sum passes the mass are
 // sorted. A candidate that is further than the last bin hardly ever counts.
-std::optional<double> Candidates::guess_last_typical(double mass, double mean) {
-  const auto bin_of = [&](size_t i) { return static_cast<size_t>(distance(i, mean) * kBinsPerUnit); };
-  bins_.assign(kBins, 0);
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (const size_t bin = bin_of(i); bin < kBins) bins_[bin] += weights_[i];
+std::optional<Candidates::Nearest> Candidates::guess_last_typical(double mass, double mean) {
+  const size_t count = weights_.size();
+  const double* const weight = weights_.data();
+  const int32_t* const bin_of = bins_of_.data();
+  sums_.assign(kBins, 0);
+  double* const sums = sums_.data();
+  for (size_t i = 0; i < count; ++i) {
+    if (bin_of[i] < kBins) sums[bin_of[i]] += weight[i];
   }
   // Both sums, of the definition and of the bins, are rounded once for each candidate.
-  const double error = total_ * static_cast<double>(weights_.size()) * 0x1p-51;
+  const double error = total_ * static_cast<double>(count) * 0x1p-51;
   const double target = mass * total_;
-  size_t bin = 0;
+  int32_t bin = 0;
   double nearer = 0;  // the sum of the bins before
-  while (bin < kBins && nearer + bins_[bin] < target) nearer += bins_[bin++];
+  while (bin < kBins && nearer + sums[bin] < target) nearer += sums[bin++];
   if (bin == kBins) return std::nullopt;
   nearest_.clear();
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (bin_of(i) == bin && weights_[i] > 0) nearest_.emplace_back(distance(i, mean), weights_[i]);
+  for (size_t i = 0; i < count; ++i) {
+    if (bin_of[i] == bin && weight[i] > 0) nearest_.emplace_back(distance(i, mean), weight[i]);
   }
   std::ranges::sort(nearest_);
   double sum = nearer;
@@ -189,7 +215,7 @@ std::optional<double> Candidates::guess_last_typical(double mass, double mean) {
     const double before = sum, far = nearest_[first].first;
     for (; first < nearest_.size() && nearest_[first].first == far; ++first) sum += nearest_[first].second;
     if (sum < target) continue;
-    if (before < target - error && sum > target + error) return far;
+    if (before < target - error && sum > target + error) return Nearest{bin, far};
     return std::nullopt;
   }
   return std::nullopt;
@@ -213,28 +239,32 @@ double Candidates::last_typical(double mass, double mean) {
 
 void Candidates::exclude_top(double threshold) {
   const double bar = threshold * total_;
-  size_t last = weights_.size(), above = 0;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] < bar || weights_[i] <= 0) continue;
+  const double* const weight = weights_.data();
+  const size_t count = weights_.size();
+  size_t last = count, above = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (weight[i] < bar || weight[i] <= 0) continue;
     ++above;
-    const bool later = last == weights_.size() || weights_[i] < weights_[last] ||
-                       (weights_[i] == weights_[last] && ids[i] < ids[last]);
+    const bool later =
+        last == count || weight[i] < weight[last] || (weight[i] == weight[last] && ids[i] < ids[last]);
     if (later) last = i;
   }
   if (above < 2) return;
-  filter([&](size_t i) { return i == last || (weights_[i] < bar && weights_[i] > 0); });
+  filter([&](size_t i) { return i == last || (weight[i] < bar && weight[i] > 0); });
 }
 
 int32_t Candidates::draw(double uniform) const {
   const double target = uniform * total_;
+  const double* const weight = weights_.data();
   double sum = 0;
-  size_t last = 0;  // rounding never picks a token of weight zero
   for (size_t i = 0; i < weights_.size(); ++i) {
-    sum += weights_[i];
+    sum += weight[i];
     if (sum > target) return ids[i];
-    if (weights_[i] > 0) last = i;
   }
-  return ids[last];
+  // Rounding never picks a token of weight zero.
+  size_t last = weights_.size();
+  while (last > 1 && weight[last - 1] <= 0) --last;
+  return ids[last - 1];
 }
 
 }  // namespace tensorwright

@@ -58,9 +58,15 @@ class Candidates {
   // Leaves the candidates of those places for which keeps(place) is true.
   template <typename Keeps>
   void filter(const Keeps& keeps);
+  // How far from the entropy the last candidate is that stays, and the bin of that distance.
+  struct Nearest {
+    int32_t bin;
+    double distance;
+  };
   double mean_score() const;
   double distance(size_t i, double mean) const;
-  std::optional<double> guess_last_typical(double mass, double mean);
+  void bin_distances(double mean);
+  std::optional<Nearest> guess_last_typical(double mass, double mean);
   double last_typical(double mass, double mean);
 
   std::vector<double> weights_;  // [size]
@@ -70,7 +76,8 @@ class Candidates {
   std::vector<int32_t> kept_ids_;
   std::vector<float> kept_scores_;
   std::vector<double> kept_weights_;
-  std::vector<double> bins_;                        // [kBins]: weights by their distance from the entropy
+  std::vector<int32_t> bins_of_;                    // [size]: by distance from the entropy
+  std::vector<double> sums_;                        // [kBins]: weights by their bins
   std::vector<std::pair<double, double>> nearest_;  // (distance, weight)
 
  protected:
