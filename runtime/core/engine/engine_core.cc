@@ -90,16 +90,18 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows,
                             options.ageing_s});
-  // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
-  // full step.
+  // What is imported for nobody who waits here leaves as many blocks of a group as a step can take: one that
+  // each sequence's chunk begins in, and those of a full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
   transfer_ = std::make_unique<PrefixTransfer>(*kv_, *executor_, reserve);
+  scheduler_->on_lack([this] { return transfer_->give_way(); });
   pins_ = std::make_unique<PrefixPins>(*kv_, pinned_room(facts, options), facts.block_bytes);
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
     forced_ =
         std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, options.max_prompt_rows);
   }
+  if (options.cache_events > 0) make_log(options);
   if (options.tiers.enabled()) make_tiers(options.tiers);
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
@@ -117,13 +119,32 @@ std::vector<GroupShape> EngineCore::groups_for_requests() const {
   return groups;
 }
 
+void EngineCore::make_log(const EngineOptions& options) {
+  if (!kv_->remembers() || executor_->facts().state_bytes > 0)
+    throw Error(
+        "InvalidOptionError",
+        "[engine] events tell of the blocks of a prefix cache of a model without recurrent layers; set "
+        "enable_prefix_caching, or leave cache_events out");
+  cache_log_ =
+      std::make_unique<CacheLog>(static_cast<size_t>(options.cache_events), executor_->facts().block_size);
+  block_names_.emplace(options.tiers.secret);
+  kv_->archive(*block_names_, nullptr);
+  kv_->log_to(*cache_log_);
+}
+
+CacheLog& EngineCore::cache_log() {
+  if (cache_log_) return *cache_log_;
+  throw Error("InvalidRequestError",
+              "[engine] this engine tells no events of its prefix cache; start it with cache_events");
+}
+
 void EngineCore::make_tiers(const TierOptions& options) {
   const ModelFacts& model = executor_->facts();
   if (!kv_->remembers() || model.state_bytes > 0 || model.block_bytes.empty())
     throw Error("InvalidOptionError",
                 "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers; set "
                 "enable_prefix_caching, or leave prefix_cache_memory and prefix_cache_disk out");
-  tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes);
+  tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes, cache_log_.get());
   kv_->archive(tiers_->hash(), [this](const PrefixTree::Node& node, size_t group) {
     const auto number = static_cast<int32_t>(group);
     tiers_->put({node.archived, number}, node.priority, executor_->facts().block_bytes[group],
@@ -378,7 +399,6 @@ void EngineCore::take_step(std::vector<Event>* events) {
     forced_->await_masks(*scheduler_, events);
     if (idle()) return;  // what was alive has ended meanwhile
   }
-  transfer_->leave_room();
   try {
     scheduler_->set_pace(pace_.pace());
     plan = scheduler_->plan();
