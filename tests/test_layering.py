@@ -308,6 +308,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
         *_BASE, "runtime/core/cache", "runtime/core/scheduler", "runtime/core/engine", "runtime/core/tiers",
     },
     "runtime/c_interface/include": set(),
+    "runtime/c_interface/triton": set(),  # a program of the interface, whose headers it finds as others do
     "runtime/c_interface": {
         *_BASE, "runtime/c_interface/include", "runtime/core/executor", "runtime/core/scheduler", "runtime/core/engine",
     },

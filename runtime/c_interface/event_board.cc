@@ -98,6 +98,7 @@ void EventBoard::take_from(Requests::iterator found, std::vector<News>* taken) {
 // Fetches the engine's events while the lock is free.
 void EventBoard::fetch(std::unique_lock<std::mutex>& lock, double timeout_s) {
   fetching_ = true;
+  if (!unsorted_.empty()) timeout_s = 0;  // there is something to sort
   std::vector<Event> fetched;
   bool stopped = false;
   lock.unlock();

@@ -1,9 +1,8 @@
 #include "runtime/c_interface/open_options.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
 #include <iterator>
-#include <limits>
 #include <string>
 
 namespace tensorwright {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -116,6 +117,10 @@ void set_biases(const Json& value, const char* name, std::vector<std::pair<int32
                                        : read_number(bias, kRequest, std::string("a number of ") + name));
   }
   std::ranges::sort(member);
+  const auto same = [](const auto& a, const auto& b) { return a.first == b.first; };
+  if (const auto twice = std::ranges::adjacent_find(member, same); twice != member.end())
+    refuse(kRequest, std::string(name) + " must have each token once", std::to_string(twice->first) + " twice",
+           "leave one out");
 }
 
 void set_words(const Json& value, const char* name, BannedWords& member) {

@@ -95,19 +95,16 @@ tw_finish finish_of(const std::string& name) {
   return found == std::end(kFinishes) ? TW_FINISH_ERROR : found->finish;
 }
 
-// The error of a call for which there is no memory to make one.
-tw_error& no_memory_error() {
-  static auto* const error =
-      new tw_error{TW_OUT_OF_MEMORY, "OutOfMemoryError", "the process can get no more memory"};
-  return *error;
-}
+// The error of a call for which there is no memory to make one. It is made when the library is loaded.
+tw_error* const kNoMemory =
+    new tw_error{TW_OUT_OF_MEMORY, "OutOfMemoryError", "the process can get no more memory"};
 
 tw_status fail(tw_error** error, tw_status status, const char* type, const char* message) noexcept {
   if (error) {
     try {
       *error = new tw_error{status, type, message};
     } catch (const std::bad_alloc&) {
-      *error = &no_memory_error();
+      *error = kNoMemory;
     }
   }
   return status;
@@ -263,7 +260,7 @@ const char* tw_error_type(const tw_error* error) { return error ? error->type.c_
 const char* tw_error_message(const tw_error* error) { return error ? error->message.c_str() : ""; }
 
 void tw_error_free(tw_error* error) {
-  if (error != &no_memory_error()) delete error;
+  if (error != kNoMemory) delete error;
 }
 
 tw_status tw_open(const char* path, const char* options, tw_engine** engine, tw_error** error) {

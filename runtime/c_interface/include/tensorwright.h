@@ -1,20 +1,19 @@
-/* The C interface of Tensorwright: it opens an engine of target cpu and runs requests of token ids.
- *
- * docs/c-interface.md explains it with examples; tensorwright.hpp wraps it for C++17.
- *
- * Errors: a function that can fail returns a tw_status, TW_OK or what went wrong. Its last parameter, unless it
- * is NULL, gets an error object with the message, which the caller frees with tw_error_free(); it gets NULL where
- * nothing failed. No C++ exception crosses this interface.
- *
- * Threads: any thread may call any function at any time, also for the same engine. tw_wait() and tw_close() may
- * take long, tw_open() reads all weights, and all others return soon. Events and errors belong to the caller:
- * two threads must not use one of them at the same time while one of the two frees it.
- *
- * Versions: functions are added, never changed or removed, while TW_ABI_VERSION stays. Structs begin with `size`,
- * which the caller sets to sizeof of the struct that it was compiled with: members are added only at the end, and
- * the library neither reads nor writes beyond that size. Values of enums are added only at their end, so a caller
- * must expect values that it does not know.
- */
+// The C interface of Tensorwright: it opens an engine of target cpu and runs requests of token ids.
+//
+// docs/c-interface.md explains it with examples; tensorwright.hpp wraps it for C++17.
+//
+// Errors: a function that can fail returns a tw_status, TW_OK or what went wrong. Its last parameter, unless it
+// is NULL, gets an error object with the message, which the caller frees with tw_error_free(); it gets NULL where
+// nothing failed. No C++ exception crosses this interface.
+//
+// Threads: any thread may call any function at any time, also for the same engine. tw_wait() and tw_close() may
+// take long, tw_open() reads all weights, and all others return soon. Events and errors belong to the caller:
+// two threads must not use one of them at the same time while one of the two frees it.
+//
+// Versions: functions are added, never changed or removed, while TW_ABI_VERSION stays. Structs begin with `size`,
+// which the caller sets to sizeof of the struct that it was compiled with: members are added only at the end, and
+// the library neither reads nor writes beyond that size. Values of enums are added only at their end, so a caller
+// must expect values that it does not know.
 #ifndef TENSORWRIGHT_H_
 #define TENSORWRIGHT_H_
 

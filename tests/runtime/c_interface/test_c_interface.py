@@ -159,6 +159,7 @@ def test_max_tokens_null_is_the_room_that_is_left(library: Library, tmp_path: Pa
         ('{"stop_token_ids": [' + "1," * 256 + "1]}", "must be an array of at most 256 token ids, got an array of 257"),
         ('{"logit_bias": {"x": 1}}', "keys of logit_bias must be token ids"),
         ('{"logit_bias": {"1": "inf"}}', "a number of logit_bias must be a number"),
+        ('{"logit_bias": {"1": 1, "01": 2}}', "logit_bias must have each token once, got 1 twice"),
         ('{"bad_words": ["word"]}', "this interface has no tokenizer"),
         ('{"bad_words": [[]]}', "must have at least one token"),
         ('{"dry_multiplier": 1}', "dry_sequence_breakers must be []"),
