@@ -311,6 +311,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "runtime/c_interface/triton": set(),  # a program of the interface, whose headers it finds as others do
     "runtime/c_interface": {
         *_BASE, "runtime/c_interface/include", "runtime/core/executor", "runtime/core/scheduler", "runtime/core/engine",
+        "runtime/core/speculation",
     },
 }  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

@@ -66,6 +66,14 @@
   FIELD(jump_forward, std::optional<bool>, flag, std::nullopt, "") \
 
 
+// Numbers of the option speculative: name, default, least, greatest, methods that have it.
+#define TENSORWRIGHT_SPECULATION(FIELD) \
+  FIELD(tokens, 0, 1, 16, "ngram|suffix") \
+  FIELD(rows, 64, 1, 4096, "ngram|suffix") \
+  FIELD(min_match, 2, 2, 32, "ngram|suffix") \
+  FIELD(remembered, 524288, 1024, 67108864, "suffix") \
+
+
 namespace tensorwright {
 
 inline constexpr char kFormat[] = "tensorwright-engine";
@@ -75,6 +83,7 @@ inline constexpr char kGenerationConfigFile[] = "generation_config.json";
 inline constexpr char kPlanFile[] = "cpu/plan.bin";
 inline constexpr char kWeightsFile[] = "cpu/weights.bin";
 inline constexpr char kRemedy[] = "build the engine again, or copy it again from where it came";
+inline constexpr char kProposers[] = "ngram|suffix";
 inline constexpr int32_t kFormatVersion = 1;
 inline constexpr int32_t kDefaultMaxBatchSize = 64;
 inline constexpr int32_t kDefaultMaxNumTokens = 512;
@@ -114,7 +123,6 @@ inline constexpr Named kRefusedOptions[] = {
     {"rank_timeout", "this interface runs engines of one rank"},
     {"devices", "this interface runs engines of target cpu"},
     {"gpu_memory", "this interface runs engines of target cpu"},
-    {"speculative", "what proposes tokens is set up in Python"},
     {"adapters", "adapters are loaded in Python"},
     {"max_loras", "adapters are loaded in Python"},
     {"max_lora_rank", "adapters are loaded in Python"},

@@ -18,6 +18,7 @@ from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.engine_config import FORMAT, FORMAT_VERSION
 from tensorwright.options.declare import Door, Duration, Option, Size, options_at
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
+from tensorwright.options.speculation import METHODS, NUMBERS, Speculation
 from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.requests.generation_defaults import GENERATION_FIELDS
 from tensorwright.runtime.requests.native_params import NATIVE_PARAMS
@@ -47,6 +48,10 @@ NATIVE_OPTIONS = (
     "state_snapshots", "jump_forward",
 )  # fmt: skip
 """The options of engines that the C interface takes."""
+OWN_OPTIONS = ("speculative",)
+"""The options that open_options.cc reads with code of their own."""
+PROPOSERS = ("ngram", "suffix")
+"""The methods of speculation that it has: the others open an engine, or need files, by Python."""
 _PYTHON = "it is a part of the Python API and of the server"
 _TIERS = "the secret of the blocks that are kept, and their identity, are made in Python"
 REFUSED_OPTIONS = {
@@ -56,7 +61,6 @@ REFUSED_OPTIONS = {
     "rank_timeout": "this interface runs engines of one rank",
     "devices": "this interface runs engines of target cpu",
     "gpu_memory": "this interface runs engines of target cpu",
-    "speculative": "what proposes tokens is set up in Python",
     "adapters": "adapters are loaded in Python",
     "max_loras": "adapters are loaded in Python",
     "max_lora_rank": "adapters are loaded in Python",
@@ -100,7 +104,7 @@ FOOTER = """\
 
 def render() -> str:
     """Returns the text of the header."""
-    parts = [_params(), _options(), ["namespace tensorwright {", ""], _constants(), _tables(), [FOOTER]]
+    parts = [_params(), _options(), _speculation(), ["namespace tensorwright {", ""], _constants(), _tables(), [FOOTER]]
     return "\n".join([HEADER, *(line for part in parts for line in part)])
 
 
@@ -139,6 +143,16 @@ def _options() -> list[str]:
     return _macro(comment, "TENSORWRIGHT_OPTIONS", rows)
 
 
+def _speculation() -> list[str]:
+    standard = Speculation("")
+    rows = []
+    for name, (low, high) in NUMBERS.items():
+        methods = "|".join(method for method in PROPOSERS if name in METHODS[method])
+        rows.append(f"FIELD({name}, {getattr(standard, name)}, {low}, {high}, {_quoted(methods)})")
+    comment = "// Numbers of the option speculative: name, default, least, greatest, methods that have it."
+    return _macro(comment, "TENSORWRIGHT_SPECULATION", rows)
+
+
 def _form(option: Option) -> tuple[str, str]:
     """Returns the type of C++ for an option's value, and the name of what reads it."""
     kinds: dict[type, tuple[str, str]] = {
@@ -160,7 +174,7 @@ def _constants() -> list[str]:
     texts = {
         "kFormat": FORMAT, "kConfigFile": file_names.CONFIG, "kChecksumsFile": file_names.CHECKSUMS,
         "kGenerationConfigFile": file_names.GENERATION_CONFIG, "kPlanFile": file_names.CPU_PLAN,
-        "kWeightsFile": file_names.CPU_WEIGHTS, "kRemedy": REMEDY,
+        "kWeightsFile": file_names.CPU_WEIGHTS, "kRemedy": REMEDY, "kProposers": "|".join(PROPOSERS),
     }  # fmt: skip
     numbers = {
         "kFormatVersion": FORMAT_VERSION,

@@ -88,6 +88,12 @@ Json parse_object(std::string_view text, const JsonPlace& place, const std::stri
   return value;
 }
 
+const Named* find_named(std::span<const Named> table, std::string_view name) {
+  for (const Named& each : table)
+    if (name == each.name) return &each;
+  return nullptr;
+}
+
 std::string shown(const Json& value) {
   if (value.is_string())
     return cut(Json(cut(value.get_ref<const std::string&>())).dump(-1, ' ', false, Json::error_handler_t::replace));

@@ -12,8 +12,17 @@
 
 namespace tensorwright {
 
+// Who proposes tokens, and one member for each number of declarations.h.
+struct ReadSpeculation {
+  std::string method;
+#define MEMBER(name, standard, low, high, methods) int32_t name = standard;
+  TENSORWRIGHT_SPECULATION(MEMBER)
+#undef MEMBER
+};
+
 // One member for each option of declarations.h. None leaves the choice to the engine.
 struct OpenOptions {
+  std::optional<ReadSpeculation> speculative;
 #define MEMBER(name, kind, form, standard, choices) kind name = standard;
   TENSORWRIGHT_OPTIONS(MEMBER)
 #undef MEMBER

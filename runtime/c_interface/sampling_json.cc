@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -152,8 +151,7 @@ void check_when(When when, const char* name, const Json& value, const Json& stan
 void refuse_unknown(const Json& params, const Json& known) {
   for (const auto& [name, value] : params.items()) {
     if (known.contains(name)) continue;
-    const auto why = std::ranges::find_if(kRefusedParams, [&](const Named& each) { return name == each.name; });
-    if (why != std::end(kRefusedParams))
+    if (const Named* why = find_named(kRefusedParams, name))
       refuse(kRequest, name + " must be left out of the C interface", shown(value), why->text);
     refuse(kRequest, "parameters must be those of SamplingParams", shown(Json(name)),
            "tw_facts() lists them all under sampling_params");

@@ -15,6 +15,7 @@
 #include "runtime/core/engine/cache_size.h"
 #include "runtime/core/engine/stats_fields.h"
 #include "runtime/core/executor/cpu_executor.h"
+#include "runtime/core/speculation/ngram_proposer.h"
 
 namespace tensorwright {
 namespace {
@@ -48,6 +49,10 @@ void resolve(OpenOptions* options, const EngineFiles& files) {
     throw Error("InvalidOptionError",
                 "[engine] jump_forward must be left out for a model with recurrent layers, got true; states "
                 "cannot be taken back where a step has to wait for a mask");
+  if (o.speculative && has_states)
+    throw Error("InvalidOptionError",
+                "[engine] speculative must be left out for a model with recurrent layers, got '" +
+                    o.speculative->method + "'; states cannot be taken back behind a wrong proposal");
   o.jump_forward = o.jump_forward.value_or(true) && !has_states;
   for (const auto& [name, count] : {std::pair("max_batch_size", *o.max_batch_size),
                                     std::pair("max_num_tokens", *o.max_num_tokens),
@@ -90,7 +95,17 @@ EngineOptions size_engine(OpenOptions* options, const CacheNeeds& needs, int64_t
   sized.itl_goal_s = o.itl_goal.value_or(0);
   sized.ageing_s = o.priority_ageing.value_or(0);
   sized.max_chunk = *o.max_prefill_chunk;
+  if (o.speculative) {
+    sized.speculation.tokens = o.speculative->tokens;
+    sized.speculation.max_rows = o.speculative->rows;
+  }
   return sized;
+}
+
+std::unique_ptr<Proposer> make_proposer(const std::optional<ReadSpeculation>& asked) {
+  if (!asked) return nullptr;
+  if (asked->method == "ngram") return std::make_unique<NgramProposer>(asked->min_match);
+  return std::make_unique<NgramProposer>(asked->min_match, asked->remembered);
 }
 
 Json model_defaults(const EngineFiles& files) {
@@ -137,7 +152,7 @@ ServedEngine::ServedEngine(const std::string& path, std::string_view text) : pro
   auto cpu = std::make_unique<CpuExecutor>(files.plan(), files.weights(), executor);
   files.check_unchanged();
   files.check_plan(cpu->facts());
-  engine_ = std::make_unique<Engine>(std::move(cpu), sized);
+  engine_ = std::make_unique<Engine>(std::move(cpu), sized, make_proposer(options.speculative));
   board_ = std::make_unique<EventBoard>(*engine_);
   eos_token_ids_ = files.eos_token_ids();
   facts_ = facts_text(files, options, *engine_);

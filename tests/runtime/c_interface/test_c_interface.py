@@ -115,6 +115,18 @@ def test_who_waits_for_all_leaves_the_others_what_they_wait_for(engine: Handle) 
         pass
 
 
+@pytest.mark.parametrize("speculative", ["ngram", {"method": "suffix", "tokens": 3, "min_match": 2}], ids=["ngram", "suffix"])
+def test_proposals_change_nothing(
+    library: Library, engine: Handle, toy_engine: Path, speculative: str | dict[str, Any]
+) -> None:
+    params = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+    with library.open(toy_engine, kv_cache_memory="32MiB", speculative=speculative) as proposing:
+        assert answered(proposing, REPEATING, params) == answered(engine, REPEATING, params)
+        # How many ngram proposes is left to the engine, which may find that none pay.
+        assert speculative == "ngram" or proposing.json("tw_stats")["draft_tokens"] > 0
+        assert proposing.json("tw_facts")["options"]["speculative"]["min_match"] == 2
+
+
 def test_company_changes_nothing(engine: Handle) -> None:
     params: dict[str, Any] = {"max_tokens": 30, "seed": 3, "logprobs": 1}
     alone = answered(engine, PROMPT, params)
@@ -209,7 +221,7 @@ def test_the_tables_are_those_of_python() -> None:
     assert path.read_text() == declarations.render(), "run python -m tensorwright.runtime.c_interface.declarations"
     params = [*NATIVE_PARAMS, *declarations.OWN_PARAMS, *declarations.REFUSED_PARAMS]
     assert sorted(params) == sorted(field.name for field in fields(SamplingParams))
-    options = [*declarations.NATIVE_OPTIONS, *declarations.REFUSED_OPTIONS]
+    options = [*declarations.NATIVE_OPTIONS, *declarations.OWN_OPTIONS, *declarations.REFUSED_OPTIONS]
     assert sorted(options) == sorted(declarations.engine_options())
 
 
@@ -238,6 +250,9 @@ def test_every_status_stands_for_a_class_of_errors() -> None:
         ({"itl_goal": "soon"}, 'itl_goal must be a positive number or a text like "50ms"'),
         ({"threads": 5000}, "threads"),
         ({"max_queue_size": None}, "max_queue_size must be a whole number"),
+        ({"speculative": "draft"}, "the method of speculative must be one of ngram, suffix"),
+        ({"speculative": {"method": "ngram", "remembered": 5000}}, "what method ngram takes"),
+        ({"speculative": {"method": "suffix", "tokens": 17}}, "speculative: tokens must be a whole number from 1 to 16"),
     ],
 )
 def test_wrong_options_are_refused(library: Library, toy_engine: Path, options: dict[str, Any], says: str) -> None:
