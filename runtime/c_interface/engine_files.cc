@@ -42,7 +42,8 @@ constexpr size_t kMaxTextBytes = size_t{64} << 20;  // of a text file of an engi
 // A file that is open for reading.
 class OpenFile {
  public:
-  explicit OpenFile(const std::string& path) : path_(path), number_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit OpenFile(const std::string& path)
+      : path_(path), number_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
     if (number_ < 0) refuse_unreadable(path, errno);
   }
   ~OpenFile() { close(number_); }
@@ -122,7 +123,8 @@ std::string EngineFiles::weights() const { return path_of(kWeightsFile); }
 // The version comes before the checksums: another version may check itself in another way.
 void EngineFiles::read_config() {
   const std::string folder = folder_.string();
-  if (folder.empty()) throw Error("EngineError", "[engine] an engine directory must be named, got an empty text");
+  if (folder.empty())
+    throw Error("EngineError", "[engine] an engine directory must be named, got an empty text");
   struct stat status;
   if (stat(folder.c_str(), &status) != 0)
     refuse_file(folder, "no such engine directory; build one with: build-engine MODEL " + folder);
@@ -164,12 +166,12 @@ void EngineFiles::read_checksums() {
     uint64_t size = 0;
     const bool cut = line.size() > 34 && line.compare(32, 2, "  ") == 0 && second != std::string::npos;
     const char* end = cut ? line.data() + second : line.data();
-    const bool holds = cut && second + 2 < line.size() &&
-                       line.find_first_not_of("0123456789abcdef") == 32 &&
+    const bool holds = cut && second + 2 < line.size() && line.find_first_not_of("0123456789abcdef") == 32 &&
                        std::from_chars(line.data() + 34, end, size).ptr == end;
     if (!holds) refuse_damaged(path, "'" + line.substr(0, 200) + "' is not '<xxh3_128>  <bytes>  <path>'");
     const std::filesystem::path name = line.substr(second + 2);
-    if (name.is_absolute() || std::any_of(name.begin(), name.end(), [](const auto& part) { return part == ".."; }))
+    if (name.is_absolute() ||
+        std::any_of(name.begin(), name.end(), [](const auto& part) { return part == ".."; }))
       refuse_damaged(path, "'" + name.string() + "' leads out of the engine directory");
     sums_[name.string()] = {line.substr(0, 32), size};
   }
@@ -189,7 +191,8 @@ void EngineFiles::check_sizes() const {
     if (!S_ISREG(status.st_mode)) refuse_damaged(path, "missing");
     if (const auto size = static_cast<uint64_t>(status.st_size); size != expected.size) {
       refuse_damaged(path, std::string(size < expected.size ? "truncated" : "altered") + ", it has " +
-                               std::to_string(size) + " bytes and must have " + std::to_string(expected.size));
+                               std::to_string(size) + " bytes and must have " +
+                               std::to_string(expected.size));
     }
   }
 }
@@ -234,21 +237,24 @@ void EngineFiles::check_kind() const {
                             shown(*ranks) + "; run it in Python, or build the model once more without it");
   }
   if (const auto pooling = config_.find("pooling"); pooling != config_.end() && !pooling->is_null()) {
-    throw Error("TaskError", "[engine] " + path +
-                                 ": the C interface draws tokens, and this engine was built for embeddings or "
-                                 "scores; run it in Python, or build the checkpoint with --task generate");
+    throw Error("TaskError",
+                "[engine] " + path +
+                    ": the C interface draws tokens, and this engine was built for embeddings or "
+                    "scores; run it in Python, or build the checkpoint with --task generate");
   }
 }
 
 void EngineFiles::read_limits() {
   const std::string path = path_of(kConfigFile);
   const Json& limits = config_["limits"];
-  const bool has_states = limits.is_object() && limits.contains("state_bytes") && !limits["state_bytes"].is_null();
+  const bool has_states =
+      limits.is_object() && limits.contains("state_bytes") && !limits["state_bytes"].is_null();
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   needs_.weight_bytes = static_cast<int64_t>(sums_.at(kWeightsFile).size);
   needs_.block_bytes = positive(config_, path, "limits", "kv_block_bytes", has_states);
   needs_.state_bytes = has_states ? positive(config_, path, "limits", "state_bytes") : 0;
-  needs_.max_seq_len = static_cast<int32_t>(std::min(kMost, positive(config_, path, "limits", "max_seq_len")));
+  needs_.max_seq_len =
+      static_cast<int32_t>(std::min(kMost, positive(config_, path, "limits", "max_seq_len")));
   needs_.block_size = static_cast<int32_t>(std::min(kMost, positive(config_, path, "limits", "block_size")));
 }
 
@@ -287,9 +293,10 @@ void EngineFiles::check_unchanged() const {
     const std::string path = path_of(name);
     const bool there = stat(path.c_str(), &status) == 0;
     if (!there || Mark::of(status) != marks_.at(name))
-      refuse_file(path,
-                  "was changed or replaced while the engine was opened; open it again, and put an engine in the "
-                  "place of another by renaming folders, as build-engine --force does");
+      refuse_file(
+          path,
+          "was changed or replaced while the engine was opened; open it again, and put an engine in the "
+          "place of another by renaming folders, as build-engine --force does");
   }
 }
 

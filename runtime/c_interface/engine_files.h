@@ -1,4 +1,5 @@
-// Opens an engine's folder and checks every file against checksums.txt, as engine_format/engine_folder.py does.
+// Opens an engine's folder and checks every file against checksums.txt, as engine_format/engine_folder.py
+// does.
 #ifndef TENSORWRIGHT_RUNTIME_C_INTERFACE_ENGINE_FILES_H_
 #define TENSORWRIGHT_RUNTIME_C_INTERFACE_ENGINE_FILES_H_
 

@@ -39,7 +39,8 @@ std::vector<News> EventBoard::wait(int64_t request, double timeout_s) {
   using Seconds = std::chrono::duration<double>;
   using SteadyClock = std::chrono::steady_clock;
   const double bounded = std::isnan(timeout_s) ? 0 : timeout_s < 0 ? kForever : std::min(timeout_s, kForever);
-  const auto deadline = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(Seconds(bounded));
+  const auto deadline =
+      SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(Seconds(bounded));
   std::unique_lock lock(mutex_);
   for (;;) {
     if (auto taken = take(request)) return std::move(*taken);
@@ -71,16 +72,16 @@ std::optional<std::vector<News>> EventBoard::take(int64_t request) {
       if (!found->second.claimed) take_from(found, &taken);
     }
     if (unclaimed == 0 && ended_)
-      throw Error("EngineStoppedError",
-                  "[engine] events must come from a running engine, got one that " + engine_.cause() +
-                      "; open the engine again");
+      throw Error("EngineStoppedError", "[engine] events must come from a running engine, got one that " +
+                                            engine_.cause() + "; open the engine again");
   } else if (const auto found = requests_.find(request); found != requests_.end()) {
     found->second.claimed = true;
     taken.reserve(found->second.events.size());
     take_from(found, &taken);
   } else {
     throw Error("InvalidRequestError",
-                "[request] a request must have events that nobody has fetched, got " + std::to_string(request) +
+                "[request] a request must have events that nobody has fetched, got " +
+                    std::to_string(request) +
                     ", which has ended or never was; wait for requests until their last event");
   }
   if (taken.empty()) return std::nullopt;

@@ -28,10 +28,11 @@ class EventBoard {
   // Submits a request of n completions to the engine, and keeps its events until they are fetched. Throws
   // what the engine throws.
   void submit(Request request);
-  // Returns the events so far of one request, or with kAny of all requests that nobody has waited for by their
-  // number, each completion's merged into one. Waits up to `timeout_s` for the first one, without limit if it is negative. Throws
-  // Error{"InvalidRequestError"} for a request that never was or whose last event was fetched, and for kAny
-  // Error{"EngineStoppedError"} once the engine has stopped and all of them were fetched.
+  // Returns the events so far of one request, or with kAny of all requests that nobody has waited for by
+  // their number, each completion's merged into one. Waits up to `timeout_s` for the first one, without limit
+  // if it is negative. Throws Error{"InvalidRequestError"} for a request that never was or whose last event
+  // was fetched, and for kAny Error{"EngineStoppedError"} once the engine has stopped and all of them were
+  // fetched.
   std::vector<News> wait(int64_t request, double timeout_s);
   static constexpr int64_t kAny = 0;
 

@@ -96,7 +96,8 @@ const Named* find_named(std::span<const Named> table, std::string_view name) {
 
 std::string shown(const Json& value) {
   if (value.is_string())
-    return cut(Json(cut(value.get_ref<const std::string&>())).dump(-1, ' ', false, Json::error_handler_t::replace));
+    return cut(
+        Json(cut(value.get_ref<const std::string&>())).dump(-1, ' ', false, Json::error_handler_t::replace));
   if (has_large_part(value))
     return std::string(value.is_object() ? "an object" : "an array") + " of " + std::to_string(value.size());
   return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -110,8 +111,7 @@ int64_t read_integer(const Json& value, const JsonPlace& place, const std::strin
     const auto number = value.get<int64_t>();
     if (number >= low && number <= high) return number;
   }
-  refuse(place,
-         name + " must be a whole number from " + std::to_string(low) + " to " + std::to_string(high),
+  refuse(place, name + " must be a whole number from " + std::to_string(low) + " to " + std::to_string(high),
          shown(value), "choose one in this range");
 }
 

@@ -1,5 +1,5 @@
-// Knows the engines of this process that are open, each by a number that is never used again, and ends them when
-// the process exits.
+// Knows the engines of this process that are open, each by a number that is never used again, and ends them
+// when the process exits.
 #ifndef TENSORWRIGHT_RUNTIME_C_INTERFACE_OPEN_ENGINES_H_
 #define TENSORWRIGHT_RUNTIME_C_INTERFACE_OPEN_ENGINES_H_
 

@@ -48,13 +48,14 @@ std::optional<ReadSpeculation> read_speculation(const Json& value) {
   read.method = read_choice(given.value("method", Json()), "the method of speculative", kProposers);
   for (const auto& [name, number] : given.items()) {
     bool known = name == "method";
-#define READ_NUMBER(field, standard, low, high, methods)                                             \
-  if (name == #field && lists_name(methods, read.method)) {                                          \
-    known = true;                                                                                    \
-    const bool as_many_as_pay = name == "tokens" && number == "auto";                                \
-    read.field = as_many_as_pay ? 0                                                                  \
-                                : static_cast<int32_t>(read_integer(number, kOption,                 \
-                                                                    "speculative: " + name, low, high)); \
+#define READ_NUMBER(field, standard, low, high, methods)                                              \
+  if (name == #field && lists_name(methods, read.method)) {                                           \
+    known = true;                                                                                     \
+    const bool as_many_as_pay = name == "tokens" && number == "auto";                                 \
+    read.field =                                                                                      \
+        as_many_as_pay                                                                                \
+            ? 0                                                                                       \
+            : static_cast<int32_t>(read_integer(number, kOption, "speculative: " + name, low, high)); \
   }
     TENSORWRIGHT_SPECULATION(READ_NUMBER)
 #undef READ_NUMBER
@@ -113,8 +114,8 @@ OpenOptions read_options(std::string_view text) {
            "tw_facts() lists them all under options");
   }
   // null is the default of an option whose choice is left open, and of no other.
-#define READ(name, kind, form, standard, choices)                                    \
-  if (const auto value = given.find(#name); value != given.end())                    \
+#define READ(name, kind, form, standard, choices)                 \
+  if (const auto value = given.find(#name); value != given.end()) \
     if (!value->is_null() || !known[#name].is_null()) options.name = read_##form(*value, #name, choices);
   TENSORWRIGHT_OPTIONS(READ)
 #undef READ

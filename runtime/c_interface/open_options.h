@@ -1,4 +1,5 @@
-// The options with which an engine is opened, read from JSON with the names and defaults of the keywords of LLM.
+// The options with which an engine is opened, read from JSON with the names and defaults of the keywords of
+// LLM.
 #ifndef TENSORWRIGHT_RUNTIME_C_INTERFACE_OPEN_OPTIONS_H_
 #define TENSORWRIGHT_RUNTIME_C_INTERFACE_OPEN_OPTIONS_H_
 

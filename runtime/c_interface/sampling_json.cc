@@ -52,14 +52,15 @@ void set_seed(const Json& value, const char* name, std::optional<uint64_t>& memb
   member.reset();
   if (value.is_null()) return;
   if (!value.is_number_unsigned())
-    refuse(kRequest, std::string(name) + " must be a whole number from 0 to 2**64 - 1, or null",
-           shown(value), "use one in range");
+    refuse(kRequest, std::string(name) + " must be a whole number from 0 to 2**64 - 1, or null", shown(value),
+           "use one in range");
   member = value.get<uint64_t>();
 }
 
 // Returns the number of characters of a text in UTF-8.
 int64_t characters(const std::string& text) {
-  return std::ranges::count_if(text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; });
+  return std::ranges::count_if(text,
+                               [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; });
 }
 
 void set_salt(const Json& value, const char* name, std::string& member) {
@@ -80,7 +81,8 @@ void set_early_stopping(const Json& value, const char* name, EarlyStopping& memb
   } else if (value == "never") {
     member = EarlyStopping::never;
   } else {
-    refuse(kRequest, std::string(name) + " must be true, false or \"never\"", shown(value), "use one of them");
+    refuse(kRequest, std::string(name) + " must be true, false or \"never\"", shown(value),
+           "use one of them");
   }
 }
 
@@ -118,8 +120,8 @@ void set_biases(const Json& value, const char* name, std::vector<std::pair<int32
   std::ranges::sort(member);
   const auto same = [](const auto& a, const auto& b) { return a.first == b.first; };
   if (const auto twice = std::ranges::adjacent_find(member, same); twice != member.end())
-    refuse(kRequest, std::string(name) + " must have each token once", std::to_string(twice->first) + " twice",
-           "leave one out");
+    refuse(kRequest, std::string(name) + " must have each token once",
+           std::to_string(twice->first) + " twice", "leave one out");
 }
 
 void set_words(const Json& value, const char* name, BannedWords& member) {
@@ -200,7 +202,8 @@ ReadParams read_params(std::string_view text) {
   if (const Json& most = params["max_tokens"]; !most.is_null())
     read.max_tokens = static_cast<int32_t>(read_integer(most, kRequest, "max_tokens", 1, kMaxInt));
   if (const Json& last = params["truncate_prompt_tokens"]; !last.is_null())
-    read.truncate_prompt = static_cast<int32_t>(read_integer(last, kRequest, "truncate_prompt_tokens", 1, kMaxInt));
+    read.truncate_prompt =
+        static_cast<int32_t>(read_integer(last, kRequest, "truncate_prompt_tokens", 1, kMaxInt));
   read_list(params["dry_sequence_breakers"], kRequest, "dry_sequence_breakers", kMaxBadWords, "texts");
   const bool looks_back = sampling.dry_multiplier != 0 && sampling.dry_penalty_last_n != 0;
   if (const Json& breakers = params["dry_sequence_breakers"]; looks_back && !breakers.empty())

@@ -14,9 +14,9 @@
 namespace tensorwright {
 
 struct ReadParams {
-  Sampling sampling;                        // without end-of-sequence tokens and max_tokens
-  std::optional<int32_t> max_tokens;        // none: as many as there is room for
-  std::optional<int32_t> truncate_prompt;   // only the last so many tokens of the prompt count
+  Sampling sampling;                       // without end-of-sequence tokens and max_tokens
+  std::optional<int32_t> max_tokens;       // none: as many as there is room for
+  std::optional<int32_t> truncate_prompt;  // only the last so many tokens of the prompt count
 };
 
 // Throws Error{"InvalidRequestError"} for a text that is no object of JSON, an unknown parameter, one that

@@ -54,10 +54,9 @@ void resolve(OpenOptions* options, const EngineFiles& files) {
                 "[engine] speculative must be left out for a model with recurrent layers, got '" +
                     o.speculative->method + "'; states cannot be taken back behind a wrong proposal");
   o.jump_forward = o.jump_forward.value_or(true) && !has_states;
-  for (const auto& [name, count] : {std::pair("max_batch_size", *o.max_batch_size),
-                                    std::pair("max_num_tokens", *o.max_num_tokens),
-                                    std::pair("max_prefill_chunk", *o.max_prefill_chunk),
-                                    std::pair("threads", o.threads.value_or(1))}) {
+  for (const auto& [name, count] :
+       {std::pair("max_batch_size", *o.max_batch_size), std::pair("max_num_tokens", *o.max_num_tokens),
+        std::pair("max_prefill_chunk", *o.max_prefill_chunk), std::pair("threads", o.threads.value_or(1))}) {
     if (count < 1)
       throw Error("InvalidOptionError", std::string("[engine] ") + name + " must be at least 1, got " +
                                             std::to_string(count) + "; raise it");
@@ -65,9 +64,10 @@ void resolve(OpenOptions* options, const EngineFiles& files) {
   if (!o.threads) o.threads = default_threads();
   if (numa_of(o.numa) == Numa::split || numa_of(o.numa) == Numa::interleave) {
     if (o.load != "copy")
-      throw Error("InvalidOptionError", "[engine] numa must be auto or off with load 'map', got '" + o.numa +
-                                            "'; pages of a mapped file belong to all processes that map it, so "
-                                            "they cannot be placed: set load to \"copy\"");
+      throw Error("InvalidOptionError",
+                  "[engine] numa must be auto or off with load 'map', got '" + o.numa +
+                      "'; pages of a mapped file belong to all processes that map it, so "
+                      "they cannot be placed: set load to \"copy\"");
   }
 }
 
@@ -210,9 +210,10 @@ bool ServedEngine::is_here() const { return process_ == getpid(); }
 
 void ServedEngine::check_process() const {
   if (is_here()) return;
-  throw Error("ForkedEngineError",
-              "[engine] an engine must be used in the process that opened it, got a call from a fork, where its "
-              "threads do not run; open the engine after the fork");
+  throw Error(
+      "ForkedEngineError",
+      "[engine] an engine must be used in the process that opened it, got a call from a fork, where its "
+      "threads do not run; open the engine after the fork");
 }
 
 }  // namespace tensorwright

@@ -85,7 +85,7 @@ struct NameOfFinish {
   tw_finish finish;
 };
 constexpr NameOfFinish kFinishes[] = {
-    {"", TW_FINISH_NONE},     {"stop", TW_FINISH_STOP},       {"length", TW_FINISH_LENGTH},
+    {"", TW_FINISH_NONE},       {"stop", TW_FINISH_STOP},       {"length", TW_FINISH_LENGTH},
     {"abort", TW_FINISH_ABORT}, {"timeout", TW_FINISH_TIMEOUT}, {"error", TW_FINISH_ERROR},
 };
 
@@ -147,7 +147,8 @@ std::shared_ptr<ServedEngine> engine_of(const tw_engine* handle, const char* fun
 
 template <typename Pointer>
 void require(const Pointer* pointer, const char* function, const char* name) {
-  if (!pointer) refuse_argument(function, std::string(name) + " must not be NULL, got NULL; pass its address");
+  if (!pointer)
+    refuse_argument(function, std::string(name) + " must not be NULL, got NULL; pass its address");
 }
 
 // The sizes of the structs of version 1, which no caller's struct is smaller than, and one that none exceeds.
@@ -181,8 +182,9 @@ tw_request known_part(const tw_request* given) {
 
 MaskWords words_of(const uint32_t* words, size_t count, const char* function, const char* name) {
   if ((words == nullptr) != (count == 0))
-    refuse_argument(function, std::string(name) + " must come with its number of words, got one without the "
-                                                  "other; pass both, or NULL and 0");
+    refuse_argument(function, std::string(name) +
+                                  " must come with its number of words, got one without the "
+                                  "other; pass both, or NULL and 0");
   return words ? MaskWords(words, words + count) : MaskWords();
 }
 

@@ -1,7 +1,5 @@
-// tensorwright.h as a program of C sees it: an engine in a folder, requests from several threads, wrong arguments,
-// and handles of engines that are closed. The core is linked besides to write the engine.
-#include "runtime/c_interface/include/tensorwright.h"
-
+// tensorwright.h as a program of C sees it: an engine in a folder, requests from several threads, wrong
+// arguments, and handles of engines that are closed. The core is linked besides to write the engine.
 #include <stdlib.h>
 
 #include <cstddef>
@@ -16,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/c_interface/include/tensorwright.h"
 #include "runtime/core/base/xxh3.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/toy_plan.h"
@@ -35,12 +34,13 @@ class EngineFolder {
     const std::vector<std::byte> bytes = plan.bytes();
     write("cpu/plan.bin", std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
     write("cpu/weights.bin", std::string(plan.data.data(), plan.data.size()));
-    const std::string block =
-        std::to_string(ToyPlan::kBlock * ToyPlan::kHeads * ToyPlan::kHeadDim * 4 * 2);
+    const std::string block = std::to_string(ToyPlan::kBlock * ToyPlan::kHeads * ToyPlan::kHeadDim * 4 * 2);
     write("config.json", R"({"format": "tensorwright-engine", "format_version": 1, "target": "cpu",
       "tensorwright_version": "0", "dtype": "float32", "build_options": {},
-      "model": {"vocab_size": )" + std::to_string(ToyPlan::kVocab) + R"(, "eos_token_ids": [36]},
-      "limits": {"max_seq_len": )" + std::to_string(ToyPlan::kMaxLen) + R"(, "block_size": )" +
+      "model": {"vocab_size": )" +
+                             std::to_string(ToyPlan::kVocab) + R"(, "eos_token_ids": [36]},
+      "limits": {"max_seq_len": )" +
+                             std::to_string(ToyPlan::kMaxLen) + R"(, "block_size": )" +
                              std::to_string(ToyPlan::kBlock) + R"(, "kv_block_bytes": )" + block + "}}");
     seal();
   }
@@ -67,7 +67,8 @@ class EngineFolder {
   std::map<std::string, std::string> files_;
 };
 
-tw_engine* open_engine(const EngineFolder& folder, const char* options = R"({"threads": 2, "kv_cache_memory": "1MiB"})") {
+tw_engine* open_engine(const EngineFolder& folder,
+                       const char* options = R"({"threads": 2, "kv_cache_memory": "1MiB"})") {
   tw_engine* engine = nullptr;
   tw_error* error = nullptr;
   if (tw_open(folder.path().c_str(), options, &engine, &error) != TW_OK)
@@ -191,8 +192,10 @@ TW_TEST(closing_wakes_who_waits_and_the_handle_means_nothing_then) {
   int alive = 1;
   TW_CHECK_EQ(failure([&](tw_error** error) { return tw_stats(engine, &json, error); }), TW_CLOSED);
   TW_CHECK_EQ(failure([&](tw_error** error) { return tw_facts(engine, &json, error); }), TW_CLOSED);
-  TW_CHECK_EQ(failure([&](tw_error** error) { return tw_wait(engine, number, 0, &events, error); }), TW_CLOSED);
-  TW_CHECK_EQ(failure([&](tw_error** error) { return tw_cancel(engine, number, -1, &alive, error); }), TW_CLOSED);
+  TW_CHECK_EQ(failure([&](tw_error** error) { return tw_wait(engine, number, 0, &events, error); }),
+              TW_CLOSED);
+  TW_CHECK_EQ(failure([&](tw_error** error) { return tw_cancel(engine, number, -1, &alive, error); }),
+              TW_CLOSED);
   TW_CHECK_EQ(failure([&](tw_error** error) { return tw_close(engine, 0, error); }), TW_CLOSED);
   TW_CHECK_EQ(alive, 0);
   TW_CHECK_EQ(tw_close(nullptr, 0, nullptr), TW_OK);
@@ -265,16 +268,18 @@ TW_TEST(masks_of_the_caller_choose_the_tokens) {
   TW_CHECK_EQ(tw_set_mask(engine, number, 0, 1, only_33, 2, &alive, nullptr), TW_OK);
   TW_CHECK_EQ(alive, 1);
   TW_CHECK(tokens_of(engine, number) == std::vector<int32_t>({7, 33}));
-  TW_CHECK_EQ(failure([&](tw_error** error) { return tw_set_mask(engine, number, 0, 1, only_33, 1, &alive, error); }),
-              TW_INVALID_REQUEST);
+  TW_CHECK_EQ(
+      failure([&](tw_error** error) { return tw_set_mask(engine, number, 0, 1, only_33, 1, &alive, error); }),
+      TW_INVALID_REQUEST);
   tw_close(engine, 0, nullptr);
 }
 
 TW_TEST(damaged_engines_are_refused) {
   tw_engine* engine = nullptr;
   const auto open_fails = [&](const EngineFolder& folder) {
-    TW_CHECK_EQ(failure([&](tw_error** error) { return tw_open(folder.path().c_str(), nullptr, &engine, error); }),
-                TW_ENGINE_ERROR);
+    TW_CHECK_EQ(
+        failure([&](tw_error** error) { return tw_open(folder.path().c_str(), nullptr, &engine, error); }),
+        TW_ENGINE_ERROR);
     TW_CHECK(engine == nullptr);
   };
   {

@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
     for (const tw::Event& event : engine.generate(tokens, argv[2])) {
       for (const int32_t token : event.tokens) std::cout << token << std::endl;
       if (event.finished())
-        std::cerr << event.prompt_tokens << " tokens of prompt, " << event.cached_tokens << " of them cached\n";
+        std::cerr << event.prompt_tokens << " tokens of prompt, " << event.cached_tokens
+                  << " of them cached\n";
     }
   } catch (const tw::Error& error) {
     std::cerr << error.type() << ": " << error.what() << "\n";

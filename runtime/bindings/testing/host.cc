@@ -1,4 +1,6 @@
 // What the core finds of the machine and divides of its memory, for tests that compare it with Python's.
+#include "runtime/core/base/host.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -11,7 +13,6 @@
 #include <tuple>
 
 #include "runtime/bindings/kernel_bindings.h"
-#include "runtime/core/base/host.h"
 #include "runtime/core/base/xxh3.h"
 #include "runtime/core/engine/cache_size.h"
 

@@ -1,5 +1,5 @@
-// The C++17 form of tensorwright.h: engines that close themselves, errors as exceptions, and events to iterate
-// over. It is a header alone; programs link libtensorwright.so.
+// The C++17 form of tensorwright.h: engines that close themselves, errors as exceptions, and events to
+// iterate over. It is a header alone; programs link libtensorwright.so.
 //
 //   tw::Engine engine("out/pico", R"({"threads": 4})");
 //   for (const tw::Event& event : engine.generate(tokens, R"({"max_tokens": 32})"))

@@ -1,5 +1,5 @@
-// The functions by which Triton Inference Server loads the backend and its models, and hands requests over. They
-// use tensorwright.h alone.
+// The functions by which Triton Inference Server loads the backend and its models, and hands requests over.
+// They use tensorwright.h alone.
 #include <cstddef>
 #include <memory>
 #include <string>

@@ -93,8 +93,9 @@ class Response {
     void* buffer = nullptr;
     check(TRITONBACKEND_OutputBuffer(output, &buffer, bytes, &memory, &device));
     if (memory != TRITONSERVER_MEMORY_CPU && memory != TRITONSERVER_MEMORY_CPU_PINNED)
-      throw Failure(TRITONSERVER_ERROR_UNSUPPORTED,
-                    std::string("output ") + name + " must be in the memory of the host, got that of a device");
+      throw Failure(
+          TRITONSERVER_ERROR_UNSUPPORTED,
+          std::string("output ") + name + " must be in the memory of the host, got that of a device");
     return buffer;
   }
   // Sends the response. error: null, or what the request ends with, which is freed here.

@@ -17,14 +17,17 @@ using Json = nlohmann::json;
 // nobody asks anything.
 constexpr double kBusyWait = 0.1, kIdleWait = 1.0;
 
-[[noreturn]] void refuse(const std::string& message) { throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message);
+}
 
 // A request whose completions are one response can have one completion.
 void require_one_completion(const std::string& params) {
   const Json read = Json::parse(params, nullptr, false);
   if (read.is_object() && read.contains("n") && read["n"] != 1)
-    refuse("n must be 1, for this model answers a request with one response: set decoupled in its "
-           "model_transaction_policy for several");
+    refuse(
+        "n must be 1, for this model answers a request with one response: set decoupled in its "
+        "model_transaction_policy for several");
 }
 
 void delete_factory(TRITONBACKEND_ResponseFactory* factory) {
@@ -46,11 +49,14 @@ ModelSettings read_settings(const std::string& config) {
   const Json read = Json::parse(config);
   ModelSettings settings;
   if (read.value("max_batch_size", 0) != 0)
-    refuse("max_batch_size must be 0 in config.pbtxt: the engine batches requests itself, by its option max_batch_size");
+    refuse(
+        "max_batch_size must be 0 in config.pbtxt: the engine batches requests itself, by its option "
+        "max_batch_size");
   settings.decoupled = read.value("/model_transaction_policy/decoupled"_json_pointer, false);
   settings.engine = read.value("/parameters/engine/string_value"_json_pointer, "");
   settings.options = read.value("/parameters/options/string_value"_json_pointer, "{}");
-  if (settings.engine.empty()) refuse("config.pbtxt must name the engine's folder in the parameter \"engine\"");
+  if (settings.engine.empty())
+    refuse("config.pbtxt must name the engine's folder in the parameter \"engine\"");
   return settings;
 }
 

@@ -24,7 +24,8 @@ struct ModelSettings {
   bool decoupled = false;      // whether each event is a response of its own
 };
 
-// config: the model's configuration as JSON. Throws Failure for one that names no engine, or batches requests.
+// config: the model's configuration as JSON. Throws Failure for one that names no engine, or batches
+// requests.
 ModelSettings read_settings(const std::string& config);
 
 class Model {

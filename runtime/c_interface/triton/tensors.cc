@@ -13,7 +13,9 @@ struct Tensor {
   std::string bytes;
 };
 
-[[noreturn]] void refuse(const std::string& message) { throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message);
+}
 
 Tensor read_tensor(TRITONBACKEND_Input* input) {
   const char* name = nullptr;
@@ -58,8 +60,8 @@ bool is_wanted(const std::set<std::string>& wanted, const char* name) {
 }
 
 template <typename Value>
-void write(Response& response, const std::set<std::string>& wanted, const char* name, TRITONSERVER_DataType type,
-           const std::vector<Value>& values) {
+void write(Response& response, const std::set<std::string>& wanted, const char* name,
+           TRITONSERVER_DataType type, const std::vector<Value>& values) {
   if (!is_wanted(wanted, name)) return;
   const size_t bytes = values.size() * sizeof(Value);
   void* to = response.add(name, type, static_cast<int64_t>(values.size()), bytes);

@@ -13,8 +13,8 @@
 namespace tw_triton {
 
 struct Inputs {
-  std::vector<int32_t> ids;   // input_ids: INT32 [tokens]
-  std::string params = "{}";  // params: BYTES [1], an object of JSON
+  std::vector<int32_t> ids;       // input_ids: INT32 [tokens]
+  std::string params = "{}";      // params: BYTES [1], an object of JSON
   std::set<std::string> outputs;  // the names of the outputs that are wanted; empty: all
 };
 

@@ -1,6 +1,7 @@
-// Declares the part of Triton Inference Server's backend API that the backend of this folder uses. The names and
-// values are those of tritonbackend.h and tritonserver.h (github.com/triton-inference-server/core), version 1 of
-// the API. The server has the functions when it loads the backend, so nothing of Triton is needed to compile it.
+// Declares the part of Triton Inference Server's backend API that the backend of this folder uses. The names
+// and values are those of tritonbackend.h and tritonserver.h (github.com/triton-inference-server/core),
+// version 1 of the API. The server has the functions when it loads the backend, so nothing of Triton is
+// needed to compile it.
 #ifndef TENSORWRIGHT_RUNTIME_C_INTERFACE_TRITON_TRITON_API_H_
 #define TENSORWRIGHT_RUNTIME_C_INTERFACE_TRITON_TRITON_API_H_
 
@@ -77,11 +78,13 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseNewFromFactory(TRITONBACKEND_Response*
                                                          TRITONBACKEND_ResponseFactory* factory);
 TRITONSERVER_Error* TRITONBACKEND_ResponseNew(TRITONBACKEND_Response** response,
                                               TRITONBACKEND_Request* request);
-TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response* response, TRITONBACKEND_Output** output,
-                                                 const char* name, TRITONSERVER_DataType type,
-                                                 const int64_t* shape, uint32_t dims);
-TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output* output, void** buffer, uint64_t byte_size,
-                                               TRITONSERVER_MemoryType* memory_type, int64_t* memory_type_id);
+TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response* response,
+                                                 TRITONBACKEND_Output** output, const char* name,
+                                                 TRITONSERVER_DataType type, const int64_t* shape,
+                                                 uint32_t dims);
+TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output* output, void** buffer,
+                                               uint64_t byte_size, TRITONSERVER_MemoryType* memory_type,
+                                               int64_t* memory_type_id);
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(TRITONBACKEND_Response* response, uint32_t flags,
                                                TRITONSERVER_Error* error);
 TRITONSERVER_Error* TRITONBACKEND_ResponseDelete(TRITONBACKEND_Response* response);

@@ -164,7 +164,8 @@ uint64_t merge(const Lanes& acc, size_t secret, uint64_t start) {
 }
 
 Hash128 hash_long(const char* in, size_t size) {
-  Lanes acc = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3, kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
+  Lanes acc = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
+               kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
   const size_t blocks = (size - 1) / kBlock;
   for (size_t block = 0; block < blocks; ++block) {
     for (size_t stripe = 0; stripe < kBlock / kStripe; ++stripe)
@@ -176,8 +177,7 @@ Hash128 hash_long(const char* in, size_t size) {
   for (size_t stripe = 0; stripe < stripes; ++stripe)
     accumulate(acc, rest + stripe * kStripe, stripe * kStep);
   accumulate(acc, in + size - kStripe, kSecret.size() - kStripe - 7);
-  return {merge(acc, 11, size * kPrime64_1),
-          merge(acc, kSecret.size() - kStripe - 11, ~(size * kPrime64_2))};
+  return {merge(acc, 11, size * kPrime64_1), merge(acc, kSecret.size() - kStripe - 11, ~(size * kPrime64_2))};
 }
 
 Hash128 hash(const char* in, size_t size) {

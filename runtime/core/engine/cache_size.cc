@@ -8,11 +8,12 @@
 namespace tensorwright {
 namespace {
 
-constexpr double kShare = 0.5;              // of the memory beside the weights
-constexpr double kSnapshotShare = 0.25;     // of the cache
+constexpr double kShare = 0.5;           // of the memory beside the weights
+constexpr double kSnapshotShare = 0.25;  // of the cache
 constexpr int64_t kSnapshotsPerSequence = 4;
 constexpr int64_t kMaxDefaultSnapshots = 1 << 20;
-constexpr int64_t kPositionsPerState = 1024;  // that each sequence gets beside its states where memory is short
+constexpr int64_t kPositionsPerState =
+    1024;  // that each sequence gets beside its states where memory is short
 constexpr int64_t kMaxPopulated = int64_t{1} << 30;
 constexpr double kPopulatedShare = 1.0 / 8;
 

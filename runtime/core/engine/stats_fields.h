@@ -69,7 +69,8 @@ void visit_stats(const EngineStats& s, int32_t block_size, const Visit& visit) {
   visit("drafts", s.speculation.drafts);
   visit("draft_tokens", s.speculation.proposed);
   visit("accepted_tokens", s.speculation.accepted);
-  visit("accepted_at", std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end()));
+  visit("accepted_at",
+        std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end()));
   visit("draft_failures", s.speculation.failures);
   visit("draft_seconds", s.speculation.propose_s);
   visit("pinned_prefixes", s.pins.prefixes);

@@ -104,13 +104,14 @@ def test_minus_infinity_forbids_a_token(engine: Handle, toy_llm: LLM) -> None:
 
 
 def test_who_waits_for_all_leaves_the_others_what_they_wait_for(engine: Handle) -> None:
-    claimed, other = (engine.submit(PROMPT, max_tokens=20, ignore_eos=True) for _ in range(2))
+    claimed, other = (engine.submit(PROMPT, max_tokens=tokens, ignore_eos=True) for tokens in (ENDLESS, 20))
     engine.wait(claimed, 0)
     heard, goes_on = set(), True
     while goes_on:
         for number, _, goes_on, _ in engine.wait(0):
             heard.add(number)
     assert heard == {other}
+    assert engine.cancel(claimed)
     while engine.wait(claimed)[-1][2]:
         pass
 

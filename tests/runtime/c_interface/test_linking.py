@@ -77,7 +77,7 @@ def test_the_examples_give_the_tokens_of_llm(
 def test_the_library_shows_the_functions_of_its_header_alone() -> None:
     (library,) = Path(get_library_dir()).glob("libtensorwright.so.*")
     header = (Path(get_include()) / "tensorwright.h").read_text()
-    declared = set(re.findall(r"^TW_API [\w ]+?[ *](tw_\w+)\(", header, re.MULTILINE))
+    declared = set(re.findall(r"^TW_API [\w *]+?[ *](tw_\w+)\(", header, re.MULTILINE))
     shown = set(re.findall(r" [A-Z] (\w+)(?:@|$)", run("nm", "-D", "--defined-only", library), re.MULTILINE))
     assert shown - {"TENSORWRIGHT_1"} == declared
     abi = re.search(r"#define TW_ABI_VERSION (\d+)", header)
