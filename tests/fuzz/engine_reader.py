@@ -132,7 +132,8 @@ class Reader:
         except TensorwrightError as error:
             return f"{type(error).__name__}: {error}"
         except CallError as error:
-            assert hasattr(errors, error.kind), f"an error of no class: {error}"
+            if not hasattr(errors, error.kind):
+                raise
             return str(error)
         finally:
             watchdog.cancel()
@@ -142,7 +143,6 @@ class Reader:
             output = llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=2, seed=1, logprobs=1))
             assert output.finished
         return "ran"
-
 
     def _open_in_c(self, library: Library) -> str:
         with library.open(self.engine, max_batch_size=2, max_num_tokens=8) as engine:

@@ -143,7 +143,8 @@ class Handle:
         while goes_on:
             news = self.wait(number)
             assert news, "the request does not end"
-            for _, completion, goes_on, new in news:
+            goes_on = news[-1][2]
+            for _, completion, _, new in news:
                 one = made.setdefault(completion, Completion())
                 one.tokens += new.tokens
                 one.logprobs += new.logprobs

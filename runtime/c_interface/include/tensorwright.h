@@ -63,8 +63,7 @@ typedef enum tw_status {
 /* Why a completion ended. */
 typedef enum tw_finish {
   TW_FINISH_NONE = 0, /* it goes on */
-  TW_FINISH_STOP =
-      1, /* an end-of-sequence token, or one of stop_token_ids, which is the last of its tokens */
+  TW_FINISH_STOP = 1, /* an end-of-sequence token, or one of stop_token_ids: the last of its tokens */
   TW_FINISH_LENGTH = 2,
   TW_FINISH_ABORT = 3,   /* tw_cancel(), or tw_close() */
   TW_FINISH_TIMEOUT = 4, /* the parameter timeout */
@@ -81,9 +80,8 @@ typedef struct tw_request {
    * SamplingParams, such as {"max_tokens": 32, "temperature": 0}; NULL for all defaults. tw_facts() lists
    * them. */
   const char* params;
-  /* For a request whose tokens are masked by the caller: bit t % 32 of word t / 32 says whether token t may
-   * be the first one, ceil(vocab_size / 32) words. NULL and 0 for a request without masks. See tw_set_mask().
-   */
+  /* For a request whose tokens the caller masks: bit t % 32 of word t / 32 says whether token t may be the
+   * first one, in ceil(vocab_size / 32) words. NULL and 0 without masks. See tw_set_mask(). */
   const uint32_t* first_mask;
   size_t first_mask_words;
 } tw_request;

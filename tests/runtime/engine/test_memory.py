@@ -14,10 +14,10 @@ import pytest
 
 from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
-from tensorwright.runtime.base import host
-from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime import _testing
+from tensorwright.runtime.base import host
 from tensorwright.runtime.engine import memory
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.memory import CacheShares, check_kv_bytes
 from tensorwright.sizes import format_size, parse_size
 
