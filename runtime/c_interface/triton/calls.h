@@ -22,6 +22,11 @@ class Failure : public std::runtime_error {
   TRITONSERVER_Error_Code code_;
 };
 
+// Throws Failure for what a client or config.pbtxt says that cannot be.
+[[noreturn]] inline void refuse(const std::string& message) {
+  throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message);
+}
+
 // Throws Failure if a call of the server failed.
 inline void check(TRITONSERVER_Error* error) {
   if (!error) return;

@@ -17,10 +17,6 @@ using Json = nlohmann::json;
 // nobody asks anything.
 constexpr double kBusyWait = 0.1, kIdleWait = 1.0;
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message);
-}
-
 // A request whose completions are one response can have one completion.
 void require_one_completion(const std::string& params) {
   const Json read = Json::parse(params, nullptr, false);

@@ -13,10 +13,6 @@ struct Tensor {
   std::string bytes;
 };
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Failure(TRITONSERVER_ERROR_INVALID_ARG, message);
-}
-
 Tensor read_tensor(TRITONBACKEND_Input* input) {
   const char* name = nullptr;
   const int64_t* shape = nullptr;
