@@ -20,7 +20,7 @@
   FIELD(early_stopping, early_stopping, early_stopping, kBeams, "false") \
   FIELD(min_tokens, min_tokens, integer, kAlways, "0") \
   FIELD(temperature, temperature, number, kDrawing, "1.0") \
-  FIELD(top_k, top_k, integer, kDrawing, "0") \
+  FIELD(top_k, top_k, limit, kDrawing, "0") \
   FIELD(top_p, top_p, number, kDrawing, "1.0") \
   FIELD(min_p, min_p, number, kDrawing, "0.0") \
   FIELD(typical_p, typical_p, number, kDrawing, "1.0") \

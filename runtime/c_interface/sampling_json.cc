@@ -25,6 +25,11 @@ void set_integer(const Json& value, const char* name, int32_t& member) {
   member = static_cast<int32_t>(read_integer(value, kRequest, name));
 }
 
+// 0 and -1 both mean no limit.
+void set_limit(const Json& value, const char* name, int32_t& member) {
+  member = std::max(0, static_cast<int32_t>(read_integer(value, kRequest, name, -1)));
+}
+
 void set_number(const Json& value, const char* name, double& member) {
   member = read_number(value, kRequest, name);
 }

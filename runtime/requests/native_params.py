@@ -19,6 +19,7 @@ class NativeParam(NamedTuple):
 
 FORMS: dict[str, Callable[[Any], Any]] = {
     "integer": int,
+    "limit": lambda value: max(0, int(value)),
     "number": float,
     "flag": bool,
     "optional_seconds": lambda value: -1.0 if value is None else float(value),
@@ -38,7 +39,7 @@ NATIVE_PARAMS: dict[str, NativeParam] = {
     "early_stopping": NativeParam("early_stopping", "early_stopping"),
     "min_tokens": NativeParam("min_tokens", "integer"),
     "temperature": NativeParam("temperature", "number"),
-    "top_k": NativeParam("top_k", "integer"),
+    "top_k": NativeParam("top_k", "limit"),
     "top_p": NativeParam("top_p", "number"),
     "min_p": NativeParam("min_p", "number"),
     "typical_p": NativeParam("typical_p", "number"),

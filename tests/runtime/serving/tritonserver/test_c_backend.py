@@ -31,7 +31,7 @@ def config(engine: Path, decoupled: bool) -> str:
     ]
     options = json.dumps({"threads": 1, "kv_cache_memory": "32MiB", "max_batch_size": 1}).replace('"', '\\"')
     return f"""
-backend: "tensorwright_c"
+backend: "native_tensorwright"
 max_batch_size: 0
 model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}
 input [
@@ -52,11 +52,11 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if folder is None:
         pytest.skip("the module was not compiled here")
     with building():
-        command = [find_tool("cmake"), "--build", str(folder), "--target", "tensorwright_triton"]
+        command = [find_tool("cmake"), "--build", str(folder), "--target", "triton_backend"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
-    (library,) = folder.rglob("libtriton_tensorwright_c.so")
-    place = tmp_path_factory.mktemp("backends") / "tensorwright_c"
+    (library,) = folder.rglob("libtriton_native_tensorwright.so")
+    place = tmp_path_factory.mktemp("backends") / "native_tensorwright"
     place.mkdir()
     (place / library.name).symlink_to(library)
     return place.parent
