@@ -35,7 +35,7 @@ comma := ,
 # torch would take seconds more.
 INSTALL := --disable-pip-version-check install -q --compile
 PIP := $(BIN)/python -m pip $(INSTALL) -c constraints.txt
-NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' 2>/dev/null)
+NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.map' -o -name CMakeLists.txt 2>/dev/null)
 TRITON_PIP := $(TRITON_VENV)/bin/python -m pip --disable-pip-version-check
 define TRITON_NEEDS
 import tomllib
@@ -46,7 +46,7 @@ export TRITON_NEEDS
 # mypy looks for packages in folders, and here they are folders only once installed: show it the same as links.
 TYPED := build/typed/tensorwright
 ROOMS := engine_format models ir plugins passes builder runtime insight
-CPP_FILES = $(shell git ls-files '*.cc' '*.h')
+CPP_FILES = $(shell git ls-files '*.cc' '*.h' '*.hpp' 'docs/examples/*.c' 'docs/examples/*.cpp')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 # Sources keep their bytecode too, and tests what pytest makes of their asserts: each worker and each process that a test starts
@@ -65,7 +65,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	@echo "== Setting up $(VENV): torch, transformers and the tools (about 1 GB, some minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip $(INSTALL) --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
-	@$(PIP) scikit-build-core nanobind cmake ninja
+	@$(PIP) scikit-build-core nanobind nlohmann-json cmake ninja
 	@$(if $(findstring tensorrt-rtx,$(GPU_EXTRAS)),$(PIP) 'tensorrt-rtx-cu13>=1.7$(comma)<2')
 	@touch $@
 
@@ -266,10 +266,10 @@ one-build: setup
 
 # Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these tests.
 SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
-	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF \
+	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thread_team_test timeline_test executor_test token_masks_test \
-	guided_engine_test ranks_test prefix_transfer_test prefix_tiers_test
+	guided_engine_test ranks_test prefix_transfer_test prefix_tiers_test c_interface_test
 
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined

@@ -49,7 +49,7 @@ RUNTIME_LAYERS = (
     ("engine",),
     ("guided",),
     ("requests",),
-    ("api",),
+    ("api", "c_interface"),
     ("transfer",),
     ("tools", "serving/server", "serving/triton", "serving/load_test"),
     ("serving/ray",),
@@ -306,6 +306,12 @@ MAY_INCLUDE: dict[str, set[str]] = {
     },
     "runtime/core/simulation": {
         *_BASE, "runtime/core/cache", "runtime/core/scheduler", "runtime/core/engine", "runtime/core/tiers",
+    },
+    "runtime/c_interface/include": set(),
+    "runtime/c_interface/triton": set(),  # a program of the interface, whose headers it finds as others do
+    "runtime/c_interface": {
+        *_BASE, "runtime/c_interface/include", "runtime/core/executor", "runtime/core/scheduler", "runtime/core/engine",
+        "runtime/core/speculation",
     },
 }  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ WORK = ROOT / "build" / "wheels"
 TOOLS = (
     "scikit-build-core>=1.1,<2",
     "nanobind>=3.1,<4",
+    "nlohmann-json>=3.11,<4",
     "cmake>=3.26",
     "ninja>=1.11",
     "auditwheel>=6.4",
@@ -34,6 +36,8 @@ TOOLS = (
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
 MOST_BYTES = 15_000_000
 """A wheel of more bytes is refused: something is in it that should not be."""
+LIBRARY = "tensorwright/lib/libtensorwright.so"
+"""The library of the C interface: a script for linkers, and beside it the library, whose name ends with a version."""
 EXTRA = "serve"
 """The SBOM lists what `pip install tensorwright[serve]` installs."""
 
@@ -95,20 +99,27 @@ def make_wheel(python: str, out: Path, epoch: str) -> Path:
 
 
 def check_wheel(wheel: Path) -> None:
-    """Raises ReleaseError for a wheel that is too large, or that auditwheel put libraries into."""
+    """Raises ReleaseError for a wheel that is too large, that lacks what it must hold, or that auditwheel put libraries
+    into."""
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         raise ReleaseError(f"{wheel.name} has {size} bytes, at most {MOST_BYTES} are allowed")
     names = zipfile.ZipFile(wheel).namelist()
     if grafted := [name for name in names if ".libs/" in name]:
         raise ReleaseError(f"{wheel.name} needs libraries that not every Linux has: {', '.join(grafted)}")
-    modules = [name for name in names if name.endswith(".so")]
+    compiled = [name for name in names if re.search(r"\.so(\.[0-9]+)*$", name)]
+    modules = [name for name in compiled if not name.startswith(LIBRARY)]
     if len(modules) != 1:
         raise ReleaseError(f"{wheel.name} must hold one compiled module, it holds {', '.join(modules) or 'none'}")
+    if len(compiled) != 3:
+        raise ReleaseError(
+            f"{wheel.name} must hold {LIBRARY} and the library that it leads to, it holds "
+            f"{', '.join(name for name in compiled if name not in modules) or 'neither'}"
+        )
 
 
 def make_source(python: str, out: Path, epoch: str) -> Path:
-    interpreter = environment(python, "tools-source", *TOOLS[:2], "build>=1.2")
+    interpreter = environment(python, "tools-source", *TOOLS[:3], "build>=1.2")
     folder = WORK / "source"
     shutil.rmtree(folder, ignore_errors=True)
     run(interpreter, "-m", "build", "--sdist", "--no-isolation", "-o", folder, ".", SOURCE_DATE_EPOCH=epoch)

@@ -1,4 +1,7 @@
-"""Finds how much memory and how many processors this process may use, within the limits of its containers."""
+"""Finds how much memory and how many processors this process may use, within the limits of its containers.
+
+runtime/core/base/host.h finds the same for the C interface; tests/runtime/engine/test_memory.py compares.
+"""
 
 from __future__ import annotations
 

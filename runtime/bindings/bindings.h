@@ -9,7 +9,6 @@
 #include <map>
 #include <string>
 
-#include "runtime/core/base/mapped_file.h"
 #include "runtime/core/base/work_cut.h"
 #include "runtime/core/executor/profile.h"
 
@@ -27,8 +26,6 @@ void bind_ranks(nanobind::module_& m);       // the ranks of a parallel engine
 void bind_engine(nanobind::module_& m);      // the served engine
 void bind_simulation(nanobind::module_& m);  // engines on a virtual clock
 void bind_step(nanobind::module_& m);        // the step that an executor written in Python runs
-
-LoadMode load_mode(const std::string& name);  // throws Error{"InvalidOptionError"}
 
 // A WorkCut by the names of its fields. work_cut() takes the defaults for those that are left out, and throws
 // Error{"InvalidOptionError"} for another name, and for a number that is out of range.

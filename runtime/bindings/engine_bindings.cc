@@ -1,6 +1,6 @@
 // Engine, its options and its events in Python. The GIL is free wherever a call may wait; the engine's own
 // thread touches Python only where the executor is written in Python. It has more than 500 lines because each
-// field of the options, of a request and of the statistics is bound by a line with its words.
+// field of the options and of an event is bound by a line with its words.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -19,6 +19,7 @@
 #include "runtime/bindings/rank_options.h"
 #include "runtime/bindings/spans.h"
 #include "runtime/core/engine/engine.h"
+#include "runtime/core/engine/stats_fields.h"
 #include "runtime/core/executor/cpu_executor.h"
 #include "runtime/core/speculation/draft_heads.h"
 #include "runtime/core/speculation/draft_model.h"
@@ -258,106 +259,34 @@ class PyEngine {
   std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
 };
 
-Facts PyEngine::stats() const {
-  EngineStats s = running_->engine->stats();
-  Facts d;
-  d["total_blocks"] = s.total_blocks;
-  d["free_blocks"] = s.free_blocks;
-  d["cached_blocks"] = s.cached_blocks;
-  d["used_blocks"] = s.used_blocks;
-  d["block_size"] = running_->engine->facts().block_size;
-  nb::list groups;
-  for (const EngineStats::Blocks& blocks : s.groups) {
-    nb::dict group;
-    group["window"] = blocks.window;
-    group["chunked"] = blocks.chunked;
-    group["sink_tokens"] = blocks.sink_tokens;
-    group["total_blocks"] = blocks.total;
-    group["free_blocks"] = blocks.free;
-    group["cached_blocks"] = blocks.cached;
-    group["used_blocks"] = blocks.used;
-    groups.append(group);
+// Puts each value that it is called with into a dict, by name.
+struct IntoDict {
+  Facts& dict;
+
+  template <typename Value>
+  void operator()(const char* name, const Value& value) const {
+    dict[name] = value;
   }
-  d["groups"] = groups;
-  d["waste_slots"] = s.waste_slots;
-  d["max_waste_slots_per_sequence"] = s.steps.max_waste_slots;
-  d["running"] = s.running;
-  d["waiting"] = s.waiting;
-  d["evictions"] = s.evictions;
-  d["requests_finished"] = s.finished;
-  d["requests_aborted"] = s.aborted;
-  d["requests_timed_out"] = s.timed_out;
-  d["requests_failed"] = s.failed;
-  d["steps"] = s.steps.steps;
-  d["steps_rolled_back"] = s.steps.rolled_back;
-  d["preemptions"] = s.steps.preemptions;
-  d["resumed_kept_tokens"] = s.steps.resumed_kept_tokens;
-  d["resumed_computed_tokens"] = s.steps.resumed_computed_tokens;
-  d["resumed_fetches"] = s.fetches.resumed;
-  d["resumed_passed_over"] = s.fetches.resumed_passed_over;
-  d["generated_tokens"] = s.generated_tokens;
-  d["sat_out"] = s.sat_out;
-  d["forced_tokens"] = s.forced_tokens;
-  d["requests_late"] = s.late;
-  d["steps_over_itl_goal"] = s.steps_over_goal;
-  d["prefill_share"] = s.pace.prefill;
-  d["paced_places"] = s.pace.places;
-  d["state_slots"] = s.state_slots;
-  d["used_state_slots"] = s.used_state_slots;
-  d["state_snapshots"] = s.state_snapshots;
-  d["state_snapshots_taken"] = s.snapshots.taken;
-  d["state_snapshots_evicted"] = s.snapshots.evicted;
-  d["state_snapshot_hits"] = s.steps.snapshot_hits;
-  d["invariant_checks"] = s.invariant_checks;
-  d["invariant_violations"] = s.invariant_violations;
-  d["prefill_tokens"] = s.steps.prefill_tokens;
-  d["decode_tokens"] = s.steps.decode_tokens;
-  d["prefix_lookup_tokens"] = s.steps.prefix_lookup_tokens;
-  d["prefix_hit_tokens"] = s.steps.prefix_hit_tokens;
-  d["drafts"] = s.speculation.drafts;
-  d["draft_tokens"] = s.speculation.proposed;
-  d["accepted_tokens"] = s.speculation.accepted;
-  d["accepted_at"] = std::vector<int64_t>(s.speculation.accepted_at.begin(), s.speculation.accepted_at.end());
-  d["draft_failures"] = s.speculation.failures;
-  d["draft_seconds"] = s.speculation.propose_s;
-  d["pinned_prefixes"] = s.pins.prefixes;
-  d["pinned_bytes"] = s.pins.bytes;
-  d["pinned_room"] = s.pins.room;
-  d["tier_memory_bytes"] = s.tiers.memory_bytes;
-  d["tier_memory_blocks"] = s.tiers.memory_blocks;
-  d["tier_memory_hits"] = s.tiers.memory_hits;
-  d["tier_memory_evicted"] = s.tiers.memory_evicted;
-  d["tier_disk_bytes"] = s.tiers.disk.bytes;
-  d["tier_disk_blocks"] = s.tiers.disk.blocks;
-  d["tier_disk_hits"] = s.tiers.disk_hits;
-  d["tier_disk_evicted"] = s.tiers.disk.evicted;
-  d["tier_disk_read_bytes"] = s.tiers.disk.read_bytes;
-  d["tier_disk_written_bytes"] = s.tiers.disk.written_bytes;
-  d["tier_disk_failed_writes"] = s.tiers.disk.failed_writes;
-  d["tier_disk_dropped"] = s.tiers.disk.dropped;
-  d["tier_lost"] = s.tiers.lost;
-  d["prefix_fetches"] = s.fetches.fetches;
-  d["prefix_fetches_failed"] = s.fetches.failed;
-  d["prefix_fetches_passed_over"] = s.fetches.passed_over;
-  d["prefix_fetch_tokens"] = s.fetches.tokens;
-  d["prefix_fetch_seconds"] = s.fetches.seconds;
+  void operator()(const char* name, const std::vector<EngineStats::Blocks>& groups) const {
+    nb::list all;
+    for (const EngineStats::Blocks& blocks : groups) {
+      Facts group;
+      visit_blocks(blocks, IntoDict{group});
+      all.append(group);
+    }
+    dict[name] = all;
+  }
+};
+
+Facts PyEngine::stats() const {
+  Facts d;
+  visit_stats(running_->engine->stats(), running_->engine->facts().block_size, IntoDict{d});
   return d;
 }
 
 Facts PyEngine::facts() const {
-  const ModelFacts& f = running_->engine->facts();
   Facts d;
-  d["vocab_size"] = f.vocab_size;
-  d["max_seq_len"] = f.max_seq_len;
-  d["block_size"] = f.block_size;
-  d["block_bytes"] = f.block_bytes;
-  d["group_windows"] = f.group_windows;
-  d["state_bytes"] = f.state_bytes;
-  d["draft_vocab"] = f.draft_vocab;
-  d["hidden_width"] = f.hidden_width;
-  Ints blocks;
-  for (const GroupShape& group : running_->engine->groups()) blocks.push_back(group.blocks);
-  d["blocks"] = blocks;
+  visit_facts(*running_->engine, IntoDict{d});
   return d;
 }
 

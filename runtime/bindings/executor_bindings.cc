@@ -220,12 +220,6 @@ class PyCpuExecutor {
 
 }  // namespace
 
-LoadMode load_mode(const std::string& name) {
-  if (name == "map") return LoadMode::map;
-  if (name == "copy") return LoadMode::copy;
-  throw Error("InvalidOptionError", concat("load must be 'map' or 'copy', is '", name, "'"));
-}
-
 WorkCutValues work_cut_values(const WorkCut& cut) {
   WorkCutValues values;
   for (const WorkCutField& field : kWorkCutFields) values[field.name] = cut.*(field.field);

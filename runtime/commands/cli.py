@@ -314,6 +314,19 @@ def merge_lora(model: str, adapter: str, out: str, as_json: bool) -> None:
     run_merge_lora(model, adapter, out, as_json)
 
 
+@cli.command("c-interface")
+@click.option("--cflags", is_flag=True, help="Flags for compilers of C and C++: where the headers are.")
+@click.option("--libs", is_flag=True, help="Flags for linkers: the library, and where it is, also when programs run.")
+@click.option("--cmake-dir", is_flag=True, help="The folder of the CMake package, for -Dtensorwright_DIR=.")
+@click.option("--pkgconfig-dir", is_flag=True, help="The folder for PKG_CONFIG_PATH.")
+def c_interface(**asked: bool) -> None:
+    """Print what builds need to compile and link programs of C and C++ that run engines (tensorwright.h)."""
+    with nothing_begun:
+        from tensorwright.runtime.commands.c_interface import print_places
+
+    print_places(asked)
+
+
 @cli.command("eval")
 @click.argument("engine")
 @click.argument("files", metavar="[FILE...]", nargs=-1, type=click.Path(exists=True, dir_okay=False))

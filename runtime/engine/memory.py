@@ -1,6 +1,7 @@
 """Computes the size of the KV cache: the size that the user asks for, or a share of the free memory.
 
 In a model with recurrent layers, the states of the running sequences and the snapshots of states are a part of it.
+runtime/core/engine/cache_size.h computes the same for the C interface; tests/runtime/engine/test_memory.py compares.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tensorwright.options.engine import EngineFields
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.requests.sampling_params import DRAWING, AtMost, SamplingParams
 
-_FIELDS = {
+GENERATION_FIELDS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
 }  # fmt: skip
@@ -24,7 +24,7 @@ _FIELDS = {
 def named_defaults(engine: EngineDir) -> dict[str, Any]:
     """Returns the fields of SamplingParams that the file names, with the file's unchecked values; {} without a file."""
     config = engine.read_json(GENERATION_CONFIG)
-    return {field: config[name] for name, field in _FIELDS.items() if config.get(name) is not None}
+    return {field: config[name] for name, field in GENERATION_FIELDS.items() if config.get(name) is not None}
 
 
 def check_generation_config(generation_config: Any) -> None:

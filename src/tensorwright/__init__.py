@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tensorwright.builder.build import build as build
+    from tensorwright.runtime.api.c_library import get_cmake_dir as get_cmake_dir
+    from tensorwright.runtime.api.c_library import get_include as get_include
+    from tensorwright.runtime.api.c_library import get_library_dir as get_library_dir
     from tensorwright.runtime.api.llm import LLM as LLM
     from tensorwright.runtime.guided.params import GuidedDecodingParams as GuidedDecodingParams
     from tensorwright.runtime.requests.outputs import CompletionOutput as CompletionOutput
@@ -28,9 +31,23 @@ _HOMES = {
     "CompletionOutput": "tensorwright.runtime.requests.outputs",
     "Logprob": "tensorwright.runtime.requests.outputs",
     "build": "tensorwright.builder.build",
+    "get_cmake_dir": "tensorwright.runtime.api.c_library",
+    "get_include": "tensorwright.runtime.api.c_library",
+    "get_library_dir": "tensorwright.runtime.api.c_library",
 }
 
-__all__ = ["LLM", "CompletionOutput", "GuidedDecodingParams", "Logprob", "RequestOutput", "SamplingParams", "build"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "GuidedDecodingParams",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "build",
+    "get_cmake_dir",
+    "get_include",
+    "get_library_dir",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from tensorwright.errors import InvalidOptionError
 from tensorwright.number_checks import real
 
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*")
 
 
@@ -20,8 +20,8 @@ def parse_duration(value: Any, name: str) -> float:
     """
     seconds = real(value)
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is not None and match[2] in _UNITS:
-        seconds = float(match[1]) * _UNITS[match[2]]
+    if match is not None and match[2] in UNITS:
+        seconds = float(match[1]) * UNITS[match[2]]
     if 0 < seconds < math.inf:
         return float(seconds)
     raise InvalidOptionError(f'{name} must be a positive number of seconds or a text like "50ms", got {value!r}')

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 
-_UNITS = {"": 1, "b": 1} | {
+UNITS = {"": 1, "b": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("kmgt", start=1)
     for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
@@ -25,8 +25,8 @@ def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
     if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is not None and match[2].lower() in _UNITS:
-        size = float(match[1]) * _UNITS[match[2].lower()]
+    if match is not None and match[2].lower() in UNITS:
+        size = float(match[1]) * UNITS[match[2].lower()]
         if 1 <= size < math.inf:
             return int(size)
     raise InvalidOptionError(f'{name} must be a positive number of bytes or a text like "512MiB", got {value!r}')

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def cpp_build() -> Path:
     with building():
         new = [] if (BUILD / "CMakeCache.txt").exists() else [
             "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release",
-            "-DTENSORWRIGHT_PYTHON=OFF",
+            "-DTENSORWRIGHT_PYTHON=OFF", f"-DPython_EXECUTABLE={sys.executable}",
         ]  # fmt: skip
         call(find_tool("cmake"), "-S", str(ROOT), "-B", str(BUILD), "-DTENSORWRIGHT_TESTS=ON", *new)
         call(find_tool("cmake"), "--build", str(BUILD), "--target", "cpp_tests")

@@ -5,6 +5,7 @@ Runs as a process of its own, for a crash must not take the tests along; the inp
 
     python -P tests/fuzz/engine_reader.py WORK --seed 1 --count 100000      longer than the tests do
     python -P tests/fuzz/engine_reader.py WORK --replay tests/fuzz/corpus/NAME.json
+    ... --c-interface                                           opens them by libtensorwright.so in place of LLM
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from support.c_library import CallError, Library
 from support.fake_runtime import write_checksums
 from support.toy_engine import FILES, make_toy, write_toy_engine
-from tensorwright import LLM, SamplingParams
+from tensorwright import LLM, SamplingParams, errors
 from tensorwright.errors import TensorwrightError
 
 MUTATED = ("cpu/plan.bin", "config.json", "generation_config.json", "checksums.txt")
@@ -105,10 +107,11 @@ def random_case(rng: random.Random, sound: dict[str, bytes]) -> dict[str, Any]:
 
 
 class Reader:
-    """Opens altered engines in one folder."""
+    """Opens altered engines in one folder. library: opens them by the C interface; None by LLM."""
 
-    def __init__(self, work: Path):
+    def __init__(self, work: Path, library: Library | None = None):
         self.work = work
+        self.library = library
         self.engine = write_toy_engine(work / "engine", make_toy(window=20))
         self.sound = {name: (self.engine / name).read_bytes() for name in (*FILES, "checksums.txt")}
 
@@ -125,9 +128,13 @@ class Reader:
         watchdog = threading.Timer(LIMIT_S, hang)
         watchdog.start()
         try:
-            return self._open()
+            return self._open() if self.library is None else self._open_in_c(self.library)
         except TensorwrightError as error:
             return f"{type(error).__name__}: {error}"
+        except CallError as error:
+            if not hasattr(errors, error.kind):
+                raise
+            return str(error)
         finally:
             watchdog.cancel()
 
@@ -135,6 +142,11 @@ class Reader:
         with LLM(self.engine, kv_cache_memory="1MiB", threads=1, max_batch_size=2, max_num_tokens=8) as llm:
             output = llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=2, seed=1, logprobs=1))
             assert output.finished
+        return "ran"
+
+    def _open_in_c(self, library: Library) -> str:
+        with library.open(self.engine, max_batch_size=2, max_num_tokens=8) as engine:
+            assert all(one.finish for one in engine.generate([1, 2, 3], max_tokens=2, seed=1, logprobs=1))
         return "ran"
 
 
@@ -151,9 +163,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--replay", type=Path, action="append", help="a file of the corpus instead")
+    parser.add_argument("--c-interface", action="store_true")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # a plan that asks for a terabyte must not get it
-    reader = Reader(arguments.work)
+    reader = Reader(arguments.work, Library() if arguments.c_interface else None)
     if arguments.replay:
         for path in arguments.replay:
             print(f"{path.name}\t{reader.outcome(json.loads(path.read_text()))}", flush=True)

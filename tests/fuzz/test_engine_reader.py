@@ -34,11 +34,12 @@ def fuzz(work: Path, *arguments: str) -> str:
 
 
 @pytest.mark.timeout(900 + COUNT / 5)
-def test_mutated_engines_are_refused_or_run(tmp_path: Path) -> None:
-    counts = json.loads(fuzz(tmp_path, "--seed", str(SEED), "--count", str(COUNT)))
-    assert sum(counts.values()) == COUNT
-    assert counts["EngineError"] > COUNT / 2
-    assert counts["ran"] > COUNT / 100  # else the mutations are so coarse that they test only the first check
+@pytest.mark.parametrize(("interface", "count"), [((), COUNT), (("--c-interface",), COUNT // 3)], ids=["LLM", "C"])
+def test_mutated_engines_are_refused_or_run(tmp_path: Path, interface: tuple[str, ...], count: int) -> None:
+    counts = json.loads(fuzz(tmp_path, "--seed", str(SEED), "--count", str(count), *interface))
+    assert sum(counts.values()) == count
+    assert counts["EngineError"] > count / 2
+    assert counts["ran"] > count / 100  # else the mutations are so coarse that they test only the first check
 
 
 def test_the_corpus_ends_as_it_says(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.places import ROOT
 
 NEWEST = (2, 28)
 MODULE = "tensorwright/runtime/_runtime.abi3.so"
+LIBRARY = ("tensorwright/lib/libtensorwright.so", "tensorwright/lib/libtensorwright.so.1")
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +27,16 @@ def maker() -> ModuleType:
 @pytest.mark.parametrize(
     ("names", "size", "says"),
     [
-        ((MODULE,), 1000, ""),
-        ((MODULE,), 16_000_000, "at most 15000000 are allowed"),
+        ((MODULE, *LIBRARY), 1000, ""),
+        ((MODULE, *LIBRARY), 16_000_000, "at most 15000000 are allowed"),
         (
             (MODULE, "tensorwright.libs/libgomp.so.1"),
             1000,
             "needs libraries that not every Linux has: tensorwright.libs",
         ),
         (("tensorwright/__init__.py",), 1000, "must hold one compiled module, it holds none"),
+        ((MODULE, *LIBRARY, "tensorwright/other.so"), 1000, "must hold one compiled module, it holds "),
+        ((MODULE, LIBRARY[0]), 1000, "and the library that it leads to, it holds tensorwright/lib/libtensorwright.so"),
     ],
 )
 def test_a_wheel_that_may_not_be_published_is_refused(

@@ -23,6 +23,8 @@ FOREIGN = {
     "mpirun",
     "pip",
     "make",
+    "cmake",
+    "gcc",
     "python3",
     "curl",
     "tritonserver",

@@ -58,6 +58,12 @@ void read_exactly(int file, const std::string& path, char* to, size_t bytes, siz
 
 }  // namespace
 
+LoadMode load_mode(const std::string& name) {
+  if (name == "map") return LoadMode::map;
+  if (name == "copy") return LoadMode::copy;
+  throw Error("InvalidOptionError", concat("load must be 'map' or 'copy', is '", name, "'"));
+}
+
 MappedFile::MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team,
                        std::span<const int> page_nodes) {
   const File file(path);

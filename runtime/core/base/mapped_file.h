@@ -18,6 +18,9 @@ enum class LoadMode {
   copy,  // huge pages, placed by the threads that read them; survives whatever happens to the file
 };
 
+// Throws Error{"InvalidOptionError"} for another name than "map" and "copy".
+LoadMode load_mode(const std::string& name);
+
 class MappedFile {
  public:
   // The bytes of a huge page, which lies on one NUMA node.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <iterator>
 #include <new>
 #include <stdexcept>
 
@@ -10,6 +9,7 @@
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
 #include "runtime/core/base/start_thread.h"
+#include "runtime/core/engine/merge_events.h"
 #include "runtime/core/interface/fatal_error.h"
 
 namespace tensorwright {
@@ -27,25 +27,6 @@ constexpr double kFetchWait = 60;
 
 // The most seconds in which an engine that ends writes the prefix cache to disk.
 constexpr double kSaveSeconds = 10;
-
-// Puts the elements of `list` before those of `later`, and the result into `list`, which must have room.
-template <typename T>
-void join(std::vector<T>& list, std::vector<T>* later) {
-  std::ranges::move(*later, std::back_inserter(list));
-  later->swap(list);
-}
-
-// Merges a later event into the event of the same completion that nobody has fetched yet. If it throws,
-// nothing has changed.
-void merge(Event&& later, Event* event) {
-  make_room(event->tokens, later.tokens.size());
-  make_room(event->logprobs, later.logprobs.size());
-  make_room(event->prompt_logprobs, later.prompt_logprobs.size());
-  join(event->tokens, &later.tokens);
-  join(event->logprobs, &later.logprobs);
-  join(event->prompt_logprobs, &later.prompt_logprobs);
-  *event = std::move(later);  // a pooled row comes in the last event alone, so that none is lost
-}
 
 auto duration(double seconds) {
   double bounded = seconds > 0 ? std::min(seconds, kForever) : 0.0;  // 0 for NaN too
@@ -73,7 +54,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options,
 Engine::~Engine() { shutdown(false, 0); }
 
 void Engine::submit(Request request) {
-  validate_request(request, facts_, groups_, max_seqs_);
+  check(request);
   if (const SharedAdapter& adapter = request.sampling.adapter; adapter && !core_.owns(*adapter)) {
     throw Error("InvalidRequestError",
                 "[request] an adapter must be one that this engine has made, got another; load it here");
@@ -422,7 +403,7 @@ void Engine::tell(Event&& event) {
   const Name name(event.request_id, event.completion);
   const bool last = !event.finish.empty();
   if (auto known = unfetched_.find(name); known != unfetched_.end()) {
-    merge(std::move(event), &events_[known->second]);
+    merge_event(std::move(event), &events_[known->second]);
     if (last) unfetched_.erase(known);
   } else {
     make_room(events_, 1);

@@ -36,6 +36,8 @@ class Engine : private MaskSource {
   // Throws Error, and then starts nothing: InvalidRequestError (also for an id that is alive),
   // PromptTooLongError, QueueFullError, EngineStoppedError.
   void submit(Request request);
+  // Throws what submit() throws for a request that can never run.
+  void check(const Request& request) const { validate_request(request, facts_, groups_, max_seqs_); }
   // Returns false if no such request is alive. The request's blocks are free before the next step; its last
   // event says "abort", unless the request finished in the step under way. With `completion`, which must have
   // tokens, only that completion ends.

@@ -1,4 +1,7 @@
-"""The default size of the KV cache and the number of threads, on made-up machines and control groups."""
+"""The default size of the KV cache and the number of threads, on made-up machines and control groups.
+
+Python and the C++ core, which the C interface asks, compute both: each case holds for the two.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,11 @@ import pytest
 
 from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
+from tensorwright.runtime import _testing
 from tensorwright.runtime.base import host
+from tensorwright.runtime.engine import memory
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.memory import (
-    CacheShares,
-    check_kv_bytes,
-    default_kv_bytes,
-    populated_bytes,
-    share_cache,
-)
+from tensorwright.runtime.engine.memory import CacheShares, check_kv_bytes
 from tensorwright.sizes import format_size, parse_size
 
 GIB = 1 << 30
@@ -56,6 +55,48 @@ def test_sizes_are_shown() -> None:
 def engine(tmp_path: Path, **limits: int) -> EngineDir:
     config = engine_config(limits={"max_seq_len": 128, "block_size": 32, "kv_block_bytes": 2048, **limits})
     return open_engine(write_engine(tmp_path / "engine", config))
+
+
+def needs(engine: EngineDir) -> Any:
+    """What the core is told of an engine's memory."""
+    weights = engine.weights.stat().st_size
+    return _testing.CacheNeeds(
+        weights, engine.kv_block_bytes, engine.state_bytes, engine.max_seq_len, engine.block_size
+    )
+
+
+def default_kv_bytes(engine: EngineDir, batch: int, available: int, prefixes: bool = True) -> int:
+    try:
+        size = memory.default_kv_bytes(engine, batch, available, prefixes=prefixes)
+    except OutOfMemoryError:
+        with pytest.raises(OutOfMemoryError, match=f"got {available} bytes of available memory"):
+            _testing.default_cache_bytes(needs(engine), batch, available, prefixes)
+        raise
+    assert _testing.default_cache_bytes(needs(engine), batch, available, prefixes) == size
+    return size
+
+
+def share_cache(engine: EngineDir, size: int, batch: int, snapshots: int | None) -> CacheShares:
+    try:
+        shares = memory.share_cache(engine, size, batch, snapshots)
+    except OutOfMemoryError:
+        with pytest.raises(OutOfMemoryError, match=f"got {snapshots}; ask for fewer"):
+            _testing.share_cache(needs(engine), size, batch, snapshots)
+        raise
+    assert CacheShares(*_testing.share_cache(needs(engine), size, batch, snapshots)) == shares
+    return shares
+
+
+def populated_bytes(available: int) -> int:
+    size = memory.populated_bytes(available)
+    assert _testing.populated_bytes(available) == size
+    return size
+
+
+def available_memory(proc: Path, cgroup: Path) -> int:
+    size = host.available_memory(proc, cgroup)
+    assert _testing.available_memory(str(proc), str(cgroup)) == size
+    return size
 
 
 def test_default_is_what_a_full_batch_can_use(tmp_path: Path) -> None:
@@ -129,9 +170,9 @@ def machine(root: Path, files: dict[str, str]) -> dict[str, Path]:
 
 
 def test_without_control_groups_the_kernel_is_believed(tmp_path: Path) -> None:
-    assert host.available_memory(**machine(tmp_path, {})) == 8 * GIB
+    assert available_memory(**machine(tmp_path, {})) == 8 * GIB
     unlimited = {"proc/self/cgroup": "0::/a\n", "cgroup/a/memory.max": "max\n", "cgroup/a/memory.current": "5\n"}
-    assert host.available_memory(**machine(tmp_path, unlimited)) == 8 * GIB
+    assert available_memory(**machine(tmp_path, unlimited)) == 8 * GIB
 
 
 def test_version_2_limit_of_a_parent_group_counts(tmp_path: Path) -> None:
@@ -142,7 +183,7 @@ def test_version_2_limit_of_a_parent_group_counts(tmp_path: Path) -> None:
         "cgroup/pod/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
         "cgroup/pod/container/memory.max": "max\n",
     }
-    assert host.available_memory(**machine(tmp_path, files)) == GIB + GIB // 2
+    assert available_memory(**machine(tmp_path, files)) == GIB + GIB // 2
 
 
 def test_version_1_limit_counts(tmp_path: Path) -> None:
@@ -152,7 +193,7 @@ def test_version_1_limit_counts(tmp_path: Path) -> None:
         "cgroup/memory/box/memory.usage_in_bytes": f"{GIB}\n",
         "cgroup/memory/box/memory.stat": f"total_inactive_file {GIB // 4}\n",
     }
-    assert host.available_memory(**machine(tmp_path, files)) == GIB + GIB // 4
+    assert available_memory(**machine(tmp_path, files)) == GIB + GIB // 4
 
 
 def test_inside_a_container_the_root_holds_the_limit(tmp_path: Path) -> None:
@@ -162,7 +203,7 @@ def test_inside_a_container_the_root_holds_the_limit(tmp_path: Path) -> None:
         "cgroup/memory.max": f"{GIB}\n",
         "cgroup/memory.current": f"{2 * GIB}\n",
     }
-    assert host.available_memory(**machine(tmp_path, files)) == 0
+    assert available_memory(**machine(tmp_path, files)) == 0
 
 
 def test_this_machine_has_some_memory() -> None:
@@ -201,7 +242,14 @@ def test_threads_are_cores_within_the_quota(
 ) -> None:
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     two_threads_per_core = cpus(tmp_path, [0, 1, 0, 1])
-    assert host.default_threads(**machine(tmp_path, files), cpus=two_threads_per_core) == threads
+    folders = machine(tmp_path, files)
+    assert host.default_threads(**folders, cpus=two_threads_per_core) == threads
+    quota = _testing.processor_quota(*map(str, folders.values()))
+    assert (2 if quota is None else max(1, int(quota))) == threads
+
+
+def test_the_core_counts_the_same_threads_of_this_machine() -> None:
+    assert _testing.default_threads() == host.default_threads()
 
 
 def test_without_topology_every_processor_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
