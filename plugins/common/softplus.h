@@ -1,4 +1,4 @@
-// softplus(x) = log(1 + exp(x)) of all CPU kernels, in scalar form. x86_softplus.h has the vector twin, which
+// softplus(x) = log(1 + exp(x)) of all CPU kernels, in scalar form. vector_softplus.h has the vector twin, which
 // gives the same bits.
 //
 //   softplus(x) = max(x, 0) + log1p(u),  u = exp(-|x|) <= 1

@@ -23,7 +23,7 @@ from support.places import ROOT, build_folder
 
 FILES = sorted((ROOT / "plugins").glob("*/x86_*.cc"))
 NOTHING_INLINED = ("-O0", "-D__always_inline__=__unused__", "-Dalways_inline=unused")
-"""Both spellings of the attribute: headers of intrinsics have the first, plugins/common/x86.h has the second."""
+"""Both spellings of the attribute: headers of intrinsics have the first, plugins/common/vector.h has the second."""
 COMMANDS = (build_folder() or Path("/nowhere")) / "compile_commands.json"
 
 

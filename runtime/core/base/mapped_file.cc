@@ -11,6 +11,7 @@
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/page.h"
 
 namespace tensorwright {
 namespace {
@@ -93,7 +94,7 @@ void MappedFile::map(int file, const std::string& path) {
 #ifdef MADV_POPULATE_READ
   // Fill the page tables now, unless the file would push everything else out of memory.
   const auto memory =
-      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   if (bytes_ < memory / 2) madvise(mapping_, bytes_, MADV_POPULATE_READ);
 #endif
 }
