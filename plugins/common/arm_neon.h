@@ -1,6 +1,6 @@
 // NEON twins of bf16.h and exp.h, which give the same bits lane for lane, and the instruction set `Neon` for
-// the vector.h of the ops. Only arm_*.cc files may include it. Two of NEON's 32 registers of 128 bits take the
-// place of one of AVX2's 16 of 256 bits, so a vector has 8 lanes here as there.
+// the vector.h of the ops. Only arm_*.cc files may include it. Two of NEON's 32 registers of 128 bits take
+// the place of one of AVX2's 16 of 256 bits, so a vector has 8 lanes here as there.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_ARM_NEON_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_ARM_NEON_H_
 
@@ -109,8 +109,8 @@ TW_INLINE uint8x16_t shifted(uint8x16_t bytes) {
   if constexpr (kBy < 0) return vshlq_n_u8(bytes, -kBy);
 }
 
-// Returns the byte of each of 4 rows, from row 4 * part of 16 on, four times: in the 4 bytes that the row has in
-// a line of a panel.
+// Returns the byte of each of 4 rows, from row 4 * part of 16 on, four times: in the 4 bytes that the row has
+// in a line of a panel.
 TW_INLINE uint8x16_t of_four_rows(uint8x16_t of_rows, int part) {
   const uint8x16_t first = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
   return vqtbl1q_u8(of_rows, vaddq_u8(first, vdupq_n_u8((uint8_t)(4 * part))));

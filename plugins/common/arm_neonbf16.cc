@@ -1,6 +1,5 @@
 // A loop that reaches the peak of bf16 dot products.
 #include "plugins/common/arm_neon.h"
-
 #include "plugins/common/ceilings.h"
 
 extern "C" float tw_ceiling_bf16_neonbf16(int64_t iterations) {

@@ -1,6 +1,5 @@
 // A loop that reaches the peak of int8 dot products.
 #include "plugins/common/arm_neon.h"
-
 #include "plugins/common/ceilings.h"
 
 extern "C" float tw_ceiling_int8_neondot(int64_t iterations) {

@@ -1,6 +1,5 @@
 // A loop that reaches the peak of products of int8 matrices.
 #include "plugins/common/arm_neon.h"
-
 #include "plugins/common/ceilings.h"
 
 extern "C" float tw_ceiling_int8_neoni8mm(int64_t iterations) {

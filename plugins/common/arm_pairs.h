@@ -1,5 +1,5 @@
-// Dot products of bytes without SDOT: bytes are multiplied to 16 bits, and two neighbours are added there before
-// 32 bits take them: at most 2 * 128 * 127, which fits.
+// Dot products of bytes without SDOT: bytes are multiplied to 16 bits, and two neighbours are added there
+// before 32 bits take them: at most 2 * 128 * 127, which fits.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_ARM_PAIRS_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_ARM_PAIRS_H_
 

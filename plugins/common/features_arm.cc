@@ -30,7 +30,7 @@ bool has_bf16() { return says("hw.optional.arm.FEAT_BF16"); }
 #else
 
 // The bits of the auxiliary vector, which headers older than the processors do not name.
-constexpr unsigned long kDotprod = 1ul << 20;                // of AT_HWCAP: asimddp
+constexpr unsigned long kDotprod = 1ul << 20;                  // of AT_HWCAP: asimddp
 constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;  // of AT_HWCAP2
 bool has_dotprod() { return getauxval(AT_HWCAP) & kDotprod; }
 bool has_i8mm() { return getauxval(AT_HWCAP2) & kI8mm; }

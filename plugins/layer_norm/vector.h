@@ -1,5 +1,5 @@
-// layer_norm for an instruction set `Set` (Avx2, Avx512 or Neon): the registers hold 16 lane sums together, so
-// that the bits are those of scalar.cc.
+// layer_norm for an instruction set `Set` (Avx2, Avx512 or Neon): the registers hold 16 lane sums together,
+// so that the bits are those of scalar.cc.
 #ifndef TENSORWRIGHT_PLUGINS_LAYER_NORM_VECTOR_H_
 #define TENSORWRIGHT_PLUGINS_LAYER_NORM_VECTOR_H_
 
@@ -31,9 +31,8 @@ TW_INLINE float sum_columns(int32_t width, Add add) {
 
 template <typename Set, typename Vector = typename Set::Vector>
 inline float sum_of(const float* x, int32_t width) {
-  return sum_columns<Set>(width, [=](Vector lanes, int32_t c, int32_t count) TW_ALWAYS {
-    return Set::add(lanes, Set::load(x + c, count));
-  });
+  return sum_columns<Set>(width, [=](Vector lanes, int32_t c, int32_t count)
+                                     TW_ALWAYS { return Set::add(lanes, Set::load(x + c, count)); });
 }
 
 template <typename Set, typename Vector = typename Set::Vector>

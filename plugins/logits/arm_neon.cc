@@ -114,8 +114,7 @@ struct Row128 {
     const float64x2_t log2e = vdupq_n_f64(TW_WIDE_LOG2E), s = vdupq_n_f64(-shift);
     Doubles w;
     TW_UNROLL
-    for (int i = 0; i < 2 * kParts; ++i)
-      w.lanes[i] = wide_weight<Wide128>(vfmaq_f64(s, eighth(x, i), log2e));
+    for (int i = 0; i < 2 * kParts; ++i) w.lanes[i] = wide_weight<Wide128>(vfmaq_f64(s, eighth(x, i), log2e));
     return w;
   }
   static TW_INLINE void add_above(Doubles* sum, Floats x, float bound, const Doubles& w) {

@@ -34,8 +34,8 @@ TW_INLINE void add_products(float32x4_t (&acc)[R][N], X x, W w) {
 // Makes the compiler load again what it would keep in registers, of which none are free.
 TW_INLINE void forget(const float*& x, const char*& w) { __asm__("" : "+r"(x), "+r"(w)); }
 
-// Adds the products of a 4-byte group of K: one element of fp32, or two of bf16, of which k is in the low half
-// and k + 1 in the high half.
+// Adds the products of a 4-byte group of K: one element of fp32, or two of bf16, of which k is in the low
+// half and k + 1 in the high half.
 template <int kDtype, int R, int N>
 TW_INLINE void step(float32x4_t (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
   const auto row = [=](int r) TW_ALWAYS { return vld1q_dup_f32(x + r * kStride); };

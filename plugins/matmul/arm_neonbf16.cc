@@ -1,25 +1,24 @@
-// matmul of bfloat16 for NEON with BFDOT, which multiplies pairs of neighbours along K. Its rounding is its own
-// (Arm Architecture Reference Manual, BFDOT), so the bits are not those of scalar.cc; but one lane is one output
-// and K ascends, so a row has the same bits alone and in a crowd. BFMMLA, which sums four products in another
-// order, is not used: one row would have other bits than many.
+// matmul of bfloat16 for NEON with BFDOT, which multiplies pairs of neighbours along K. Its rounding is its
+// own (Arm Architecture Reference Manual, BFDOT), so the bits are not those of scalar.cc; but one lane is one
+// output and K ascends, so a row has the same bits alone and in a crowd. BFMMLA, which sums four products in
+// another order, is not used: one row would have other bits than many.
 //
-//   for each unit of 4 panels, for each block of K, for each R <= 6 rows, for P panels: R x P panels in registers
-//   then bias, activation, residual and rounding
+//   for each unit of 4 panels, for each block of K, for each R <= 6 rows, for P panels: R x P panels in
+//   registers then bias, activation, residual and rounding
 //
 // Partial sums are stored and reloaded between blocks of K, so the blocks change no bit.
 #include "plugins/common/arm_neon.h"
-
 #include "plugins/matmul/vector_finish.h"
 
 namespace {
 
-constexpr int64_t kRows = 6;       // the most rows of a micro kernel
-constexpr int64_t kChunk = 96;     // rows
-constexpr int64_t kBlock = 1024;   // elements of K with many rows: a unit's weights stay in the L2 cache
+constexpr int64_t kRows = 6;      // the most rows of a micro kernel
+constexpr int64_t kChunk = 96;    // rows
+constexpr int64_t kBlock = 1024;  // elements of K with many rows: a unit's weights stay in the L2 cache
 
 // One call of a micro kernel.
 struct Tile {
-  const char* x;  // first row, at the block's first K
+  const char* x;     // first row, at the block's first K
   int64_t x_stride;  // bytes
   const char* w;     // first panel, at the block's first K
   int64_t w_stride;  // bytes between panels
@@ -76,8 +75,8 @@ Micro micro_for(int64_t rows, int64_t panels) {
   return panels == 3 ? micro<1, 3> : micro<1, 4>;
 }
 
-// Adds K from `begin` on, `depth` elements of it, for a chunk of rows and a unit of panels. sum: [rows, kUnit,
-// 16].
+// Adds K from `begin` on, `depth` elements of it, for a chunk of rows and a unit of panels. sum: [rows,
+// kUnit, 16].
 void sum_block(const tw_matmul_args* a, int64_t row, int64_t rows, int64_t panel, int64_t panels,
                int64_t begin, int64_t depth, float* sum) {
   const auto w_stride = (int64_t)tw_panel_bytes(TW_BF16, (size_t)a->k);

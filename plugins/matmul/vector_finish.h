@@ -1,6 +1,6 @@
-// The steps after the sums of a float or quantized matmul in the kernels of 8 lanes: addend, bias, activation,
-// residual and rounding, for an instruction set `Set` (Avx2 or Neon). All of it is in an unnamed namespace,
-// because this header is compiled under instruction-set flags and must not leak.
+// The steps after the sums of a float or quantized matmul in the kernels of 8 lanes: addend, bias,
+// activation, residual and rounding, for an instruction set `Set` (Avx2 or Neon). All of it is in an unnamed
+// namespace, because this header is compiled under instruction-set flags and must not leak.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_VECTOR_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_VECTOR_FINISH_H_
 
@@ -39,9 +39,8 @@ typedef void (*FinishRow)(const tw_matmul_args&, int64_t, int64_t, int64_t, cons
 
 template <class Set>
 FinishRow finish_row_for(int32_t epilogue) {
-  static const FinishRow table[TW_EPILOGUE_LAST + 1] = {finish_row<Set, 0>, finish_row<Set, 1>,
-                                                        finish_row<Set, 2>, finish_row<Set, 3>,
-                                                        finish_row<Set, 4>};
+  static const FinishRow table[TW_EPILOGUE_LAST + 1] = {
+      finish_row<Set, 0>, finish_row<Set, 1>, finish_row<Set, 2>, finish_row<Set, 3>, finish_row<Set, 4>};
   return table[epilogue];
 }
 

@@ -1,12 +1,12 @@
-// Cuts a matmul into calls of a micro kernel in registers of 16 pairs of lanes or more: fp32, and bf16 by exact
-// widening, of both operands or of the weights alone. Same bits as scalar.cc.
+// Cuts a matmul into calls of a micro kernel in registers of 16 pairs of lanes or more: fp32, and bf16 by
+// exact widening, of both operands or of the weights alone. Same bits as scalar.cc.
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of K:
 //     for each R <= 6 rows of the chunk: widen x of these rows, then micro kernels, R x P panels in registers
 //   then bias, activation, residual and rounding for the chunk
 //
-// A panel takes two vectors of 8 lanes, so 6 rows and 1 panel, or 1 row and 4 panels, fill 16 of them. Partial
-// sums are stored and reloaded between blocks of K, so the blocks change no bit.
+// A panel takes two vectors of 8 lanes, so 6 rows and 1 panel, or 1 row and 4 panels, fill 16 of them.
+// Partial sums are stored and reloaded between blocks of K, so the blocks change no bit.
 //
 // The file of an instruction set defines `Set`: Isa, one of plugins/common; panels_at_once(dtype, rows), how
 // many panels go through a micro kernel together; micro<kDtype, R, P>(tile); and load(dtype, x, at, count),

@@ -262,7 +262,9 @@ struct Attention : Scores {
                                                  attend_rows<Scores, 5>, attend_rows<Scores, 6>};
     return kAttend[count - 1];
   }
-  static float tree_sum(const float* lanes) { return sum_as_tree(load_eight(lanes, 8), load_eight(lanes + 8, 8)); }
+  static float tree_sum(const float* lanes) {
+    return sum_as_tree(load_eight(lanes, 8), load_eight(lanes + 8, 8));
+  }
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Attention over caches of integers on NEON: the scores of int8 and int4 pages, and the scales and offsets of V of
-// int4 pages. q is split into an upper and a lower part of 8 bits each, so that products of bytes sum it exactly:
+// Attention over caches of integers on NEON: the scores of int8 and int4 pages, and the scales and offsets of
+// V of int4 pages. q is split into an upper and a lower part of 8 bits each, so that products of bytes sum it
+// exactly:
 //   an integer is kBase times its upper part plus its lower part
 // `Products` adds, in each of 4 lanes, the products of four signed bytes with four others to a sum.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ARM_INTEGERS_H_
@@ -12,8 +13,8 @@ namespace {
 TW_INLINE int8x16_t word_of_q(const int32_t* q) { return vreinterpretq_s8_s32(vld1q_dup_s32(q)); }
 TW_INLINE int8x16_t signed_bytes(const char* from) { return vld1q_s8((const int8_t*)from); }
 
-// With an int8 cache, q of a row block is packed as the scales [rows], then for every four dimensions [rows] four
-// bytes of the upper parts and [rows] of the lower parts. q is of 15 bits: 128 * 127 at most.
+// With an int8 cache, q of a row block is packed as the scales [rows], then for every four dimensions [rows]
+// four bytes of the upper parts and [rows] of the lower parts. q is of 15 bits: 128 * 127 at most.
 constexpr int32_t kBaseI8 = 128;
 
 inline void pack_split(const tw_attention_args* a, int64_t row, int rows, int32_t* to) {
@@ -165,8 +166,7 @@ struct ScoresI4 {
       for (int r = 0; r < R; ++r) {
         float* to = out + r * kChunk * TW_LANES + i * 4;
         const float32x4_t before = first ? vdupq_n_f32(0.0f) : vld1q_f32(to);
-        const float32x4_t dot =
-            vmulq_f32(joined<kBaseI4>(upper[r][i], lower[r][i]), vdupq_n_f32(q_scale[r]));
+        const float32x4_t dot = vmulq_f32(joined<kBaseI4>(upper[r][i], lower[r][i]), vdupq_n_f32(q_scale[r]));
         const float32x4_t scaled = vfmaq_f32(before, dot, k.scale);
         vst1q_f32(to, vfmaq_f32(scaled, vdupq_n_f32(q_sum[r]), k.offset));
       }

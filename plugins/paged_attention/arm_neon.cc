@@ -1,5 +1,5 @@
-// Attention on NEON: fp32, bf16 by exact widening, int8 and int4, with the bits of scalar.cc; the combine kernel;
-// and rows of V out of K.
+// Attention on NEON: fp32, bf16 by exact widening, int8 and int4, with the bits of scalar.cc; the combine
+// kernel; and rows of V out of K.
 #include "plugins/common/arm_neon.h"
 
 #include "plugins/common/arm_pairs.h"

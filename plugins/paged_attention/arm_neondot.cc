@@ -1,7 +1,6 @@
 // Attention over caches of integers on NEON with SDOT, with the bits of scalar.cc.
-#include "plugins/common/arm_neon.h"
-
 #include "plugins/common/arm_dot.h"
+#include "plugins/common/arm_neon.h"
 #include "plugins/paged_attention/arm_integers.h"
 
 namespace tensorwright {

@@ -98,8 +98,7 @@ struct WeightsNeon : Neon {
  private:
   static TW_INLINE int32x4_t code_of_four(float32x4_t v) {
     const float32x4_t size = vabsq_f32(v);
-    const int32x4_t normal =
-        vsubq_s32(vshrq_n_s32(vreinterpretq_s32_f32(size), 20), vdupq_n_s32(120 << 3));
+    const int32x4_t normal = vsubq_s32(vshrq_n_s32(vreinterpretq_s32_f32(size), 20), vdupq_n_s32(120 << 3));
     const int32x4_t small = vcvtnq_s32_f32(vmulq_f32(size, vdupq_n_f32(512.0f)));
     const int32x4_t code = vbslq_s32(vcltq_f32(size, vdupq_n_f32(0x1p-6f)), small, normal);
     const uint32x4_t sign = vandq_u32(vshrq_n_u32(bits_of_floats(v), 24), vdupq_n_u32(0x80));

@@ -1,7 +1,6 @@
 // quantized_matmul for NEON with SDOT, with the same bits as scalar.cc.
-#include "plugins/common/arm_neon.h"
-
 #include "plugins/common/arm_dot.h"
+#include "plugins/common/arm_neon.h"
 #include "plugins/quantized_matmul/arm_registers.h"
 
 #define TW_NEONDOT(dtype, kind, name)                                                       \

@@ -1,11 +1,10 @@
 // quantized_matmul of dense weights for NEON with SMMLA, with the same bits as scalar.cc: every sum is exact.
 //
-// SMMLA multiplies two rows of x by two rows of weights, 8 elements of K at once, into a tile of 2 by 2 sums. Two
-// steps of 4 elements of K are interleaved in registers, so the panels stay as they are; the tiles are turned
-// into rows when a group ends. One row is multiplied by SDOT.
-#include "plugins/common/arm_neon.h"
-
+// SMMLA multiplies two rows of x by two rows of weights, 8 elements of K at once, into a tile of 2 by 2 sums.
+// Two steps of 4 elements of K are interleaved in registers, so the panels stay as they are; the tiles are
+// turned into rows when a group ends. One row is multiplied by SDOT.
 #include "plugins/common/arm_dot.h"
+#include "plugins/common/arm_neon.h"
 #include "plugins/quantized_matmul/arm_registers.h"
 
 namespace {
@@ -27,9 +26,11 @@ TW_INLINE int8x16_t two_short_rows(const int8_t* x, int64_t x_stride, int r) {
   return vreinterpretq_s8_s32(vsetq_lane_s32(second, vsetq_lane_s32(first, zeros, 0), 2));
 }
 
-// Adds the products of 8 elements of K. x: [(R + 1) / 2] of two rows; w(i, step): 4 rows of weights, 4 elements.
+// Adds the products of 8 elements of K. x: [(R + 1) / 2] of two rows; w(i, step): 4 rows of weights, 4
+// elements.
 template <int R, int P, class W>
-TW_INLINE void add_tiles(int32x4_t (&acc)[(R + 1) / 2][2 * kParts * P], const int8x16_t (&x)[(R + 1) / 2], W w) {
+TW_INLINE void add_tiles(int32x4_t (&acc)[(R + 1) / 2][2 * kParts * P], const int8x16_t (&x)[(R + 1) / 2],
+                         W w) {
   TW_UNROLL
   for (int i = 0; i < kParts * P; ++i) {
     const int32x4_t near = vreinterpretq_s32_s8(w(i, 0)), far = vreinterpretq_s32_s8(w(i, 1));
@@ -91,7 +92,8 @@ void tile_micro(const Group* g) {
   int32x4_t acc[(R + 1) / 2][2 * kParts * P];
   typename Of::Levels levels[P];
   TW_UNROLL
-  for (int p = 0; p < P; ++p) levels[p] = Of::levels_of(g->scales + p * g->w_stride, g->zeros + p * g->w_stride);
+  for (int p = 0; p < P; ++p)
+    levels[p] = Of::levels_of(g->scales + p * g->w_stride, g->zeros + p * g->w_stride);
   TW_UNROLL
   for (int r = 0; r < (R + 1) / 2; ++r) {
     TW_UNROLL

@@ -2,9 +2,9 @@
 // kernel of dot products, which the instruction set's `Products` computes:
 //   add(sum, w, x)   sum plus, in each of 4 lanes, the products of four signed bytes of w with those of x
 //
-// The panels of layout.h suit NEON as they are: a line of 64 bytes is 4 registers of 4 rows with 4 elements each.
-// Products are of signed by signed bytes, so nothing is added to weights of 8 bits. Codes of fewer bits are read
-// as they are, from 0 on, and the sums start at what cancels that.
+// The panels of layout.h suit NEON as they are: a line of 64 bytes is 4 registers of 4 rows with 4 elements
+// each. Products are of signed by signed bytes, so nothing is added to weights of 8 bits. Codes of fewer bits
+// are read as they are, from 0 on, and the sums start at what cancels that.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_ARM_REGISTERS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_ARM_REGISTERS_H_
 
@@ -37,7 +37,8 @@ struct Weights {
   // Whether codes are read as they are, without the number that layout.h says is taken from them.
   static constexpr bool kUnsigned = kCodec.values == TW_CODES && !kStepped;
 
-  // What the decoding needs of a group of one panel: the steps and the offsets of its 16 rows, if it has them.
+  // What the decoding needs of a group of one panel: the steps and the offsets of its 16 rows, if it has
+  // them.
   struct Levels {
     uint8x16_t step, offset;
   };
@@ -55,8 +56,7 @@ struct Weights {
     } else if constexpr (kCodec.bits == 3) {
       const uint8x16_t low = shifted<kStep % 4 * 2>(bytes_at(line + kStep / 4 * 64));
       const uint8x16_t upper = shifted<kStep - 2>(bytes_at(line + 128));
-      return vreinterpretq_s8_u8(
-          vorrq_u8(vandq_u8(low, vdupq_n_u8(3)), vandq_u8(upper, vdupq_n_u8(4))));
+      return vreinterpretq_s8_u8(vorrq_u8(vandq_u8(low, vdupq_n_u8(3)), vandq_u8(upper, vdupq_n_u8(4))));
     } else {
       const uint8x16_t codes =
           vandq_u8(shifted<kStep * kCodec.bits>(bytes_at(line)), vdupq_n_u8((1 << kCodec.bits) - 1));
@@ -75,8 +75,8 @@ struct Weights {
   }
 };
 
-// Returns where the sums of a group start for a row, in the lanes of 4 rows of weights: at x_sum, or, if there
-// are zero points, at these times x_sum.
+// Returns where the sums of a group start for a row, in the lanes of 4 rows of weights: at x_sum, or, if
+// there are zero points, at these times x_sum.
 template <class Of>
 TW_INLINE int32x4_t start_of(const Group* g, int r, int i) {
   if constexpr (Of::kCodec.zeros != 0 && !Of::kStepped) {
@@ -105,8 +105,8 @@ TW_INLINE float32x4_t group_scales(const char* scales) {
   }
 }
 
-// How the exact sums of a group become a part of the result. kGrouped: they are scaled and added to the sums of
-// the groups before. kWhole: all of K is one group, and they are scaled. kStepped: they are added to exact
+// How the exact sums of a group become a part of the result. kGrouped: they are scaled and added to the sums
+// of the groups before. kWhole: all of K is one group, and they are scaled. kStepped: they are added to exact
 // sums, which finish() scales.
 enum Scaling { kGrouped, kWhole, kStepped };
 
@@ -168,7 +168,8 @@ void dot_micro(const Group* g) {
   int32x4_t acc[R][kParts * P];
   typename Of::Levels levels[P];
   TW_UNROLL
-  for (int p = 0; p < P; ++p) levels[p] = Of::levels_of(g->scales + p * g->w_stride, g->zeros + p * g->w_stride);
+  for (int p = 0; p < P; ++p)
+    levels[p] = Of::levels_of(g->scales + p * g->w_stride, g->zeros + p * g->w_stride);
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     TW_UNROLL
@@ -255,8 +256,8 @@ inline void scale_sums(const tw_quantized_matmul_args* a, int dtype, int64_t row
   }
 }
 
-// The `Kind` of cut.h. `Micros` has of<Of, kScaling, R, P>(), which returns the micro kernel of dense weights.
-// Products: for 2:4 sparse weights.
+// The `Kind` of cut.h. `Micros` has of<Of, kScaling, R, P>(), which returns the micro kernel of dense
+// weights. Products: for 2:4 sparse weights.
 template <class Of, class Micros, class Products, int kScaling>
 struct Kernels {
   static constexpr int kDtype = Of::kDtype;

@@ -1,5 +1,5 @@
-// Cuts a quantized_matmul in 16 registers of 256 bits, or 32 of 128, into calls of a micro kernel. (AVX-512 has
-// room for the float sums in registers, and a cut of its own in x86_avx512vnni.cc.)
+// Cuts a quantized_matmul in 16 registers of 256 bits, or 32 of 128, into calls of a micro kernel. (AVX-512
+// has room for the float sums in registers, and a cut of its own in x86_avx512vnni.cc.)
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of groups:
 //     for each R <= 6 rows of the chunk, for P panels at once, for each group:

@@ -2,9 +2,9 @@
 //
 // Lanes are rows, as in scalar_weights.cc: a group is first laid out as [elements][16], and a vector goes
 // through it for every scale that is tried. `Set` is one of plugins/common with functions for
-// integers: Ints, narrow, narrow_f16, power_below, integers, code_of_e4m3, bits_of, shifted_or and put; and with
-// gather(args, begin, size, x), which writes columns [begin, begin + size) of the 16 rows as x [size][16]. Rows
-// and columns that do not exist are zeros.
+// integers: Ints, narrow, narrow_f16, power_below, integers, code_of_e4m3, bits_of, shifted_or and put; and
+// with gather(args, begin, size, x), which writes columns [begin, begin + size) of the 16 rows as x
+// [size][16]. Rows and columns that do not exist are zeros.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_VECTOR_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_VECTOR_WEIGHTS_H_
 

@@ -19,8 +19,8 @@ std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels() {
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels() {
   static const KernelEntry<tw_rotary_kv_write_fn> table[] = {
       TW_ON_X86({"rotary_kv_write_avx512", Isa::avx512, Extra::none, rotary_kv_write_avx512},
-                {"rotary_kv_write_avx2", Isa::avx2, Extra::none, rotary_kv_write_avx2})
-      TW_ON_ARM({"rotary_kv_write_neon", Isa::neon, Extra::none, rotary_kv_write_neon})
+                {"rotary_kv_write_avx2", Isa::avx2, Extra::none, rotary_kv_write_avx2})  //
+      TW_ON_ARM({"rotary_kv_write_neon", Isa::neon, Extra::none, rotary_kv_write_neon})  //
       {"rotary_kv_write_scalar", Isa::scalar, Extra::none, rotary_kv_write_scalar},
   };
   return table;

@@ -13,8 +13,8 @@ namespace tensorwright {
 std::span<const KernelEntry<tw_state_space_scan_fn>> state_space_scan_kernels() {
   static constexpr KernelEntry<tw_state_space_scan_fn> kTable[] = {
       TW_ON_X86({"state_space_scan_avx512", Isa::avx512, Extra::none, tw_state_space_scan_avx512},
-                {"state_space_scan_avx2", Isa::avx2, Extra::none, tw_state_space_scan_avx2})
-      TW_ON_ARM({"state_space_scan_neon", Isa::neon, Extra::none, tw_state_space_scan_neon})
+                {"state_space_scan_avx2", Isa::avx2, Extra::none, tw_state_space_scan_avx2})  //
+      TW_ON_ARM({"state_space_scan_neon", Isa::neon, Extra::none, tw_state_space_scan_neon})  //
       {"state_space_scan_scalar", Isa::scalar, Extra::none, tw_state_space_scan_scalar},
   };
   return kTable;

@@ -92,7 +92,8 @@ struct Kernels {
         TW_UNROLL
         for (int i = 0; i < 4 * P; ++i) {
           float* sum = t->sum + r * kUnit * kLanes + i * 4;
-          vst1q_f32(sum, t->whole ? acc[r][i] : vfmaq_f32(vld1q_f32(sum), acc[r][i], vld1q_f32(scale + i * 4)));
+          vst1q_f32(sum,
+                    t->whole ? acc[r][i] : vfmaq_f32(vld1q_f32(sum), acc[r][i], vld1q_f32(scale + i * 4)));
         }
       }
     }

@@ -1,5 +1,5 @@
-// How the NEON kernels decode weights in registers: four elements of K of 8 rows, half a panel, as four vectors
-// of floats. The codecs have the members that those of x86_avx512_numbers.h have; `half` is the part.
+// How the NEON kernels decode weights in registers: four elements of K of 8 rows, half a panel, as four
+// vectors of floats. The codecs have the members that those of x86_avx512_numbers.h have; `half` is the part.
 #ifndef TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_ARM_NEON_NUMBERS_H_
 #define TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_ARM_NEON_NUMBERS_H_
 
@@ -114,8 +114,8 @@ struct Codes {
   }
 };
 
-// E4M3. The bits of a normal number, moved, are those of a float whose exponent is lower by 120; numbers below the
-// least normal one are multiples of 2^-9.
+// E4M3. The bits of a normal number, moved, are those of a float whose exponent is lower by 120; numbers
+// below the least normal one are multiples of 2^-9.
 struct E4m3 {
   static constexpr int kBits = 8, kPlanes = 1, kBytes = 64;
   struct Zeros {};

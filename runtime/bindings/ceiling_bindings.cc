@@ -62,17 +62,16 @@ struct Peak {
 // that name.
 std::vector<Peak> peaks() {
   const CpuFeatures& has = cpu_features();
-  return {TW_ON_X86({"float32", has.avx512, tw_ceiling_fma_avx512, 16 * 32},
-                    {"float32", true, tw_ceiling_fma_avx2, 12 * 16},
-                    {"float32 avx2", true, tw_ceiling_fma_avx2, 12 * 16},
-                    {"bfloat16", has.amx_bf16, tw_ceiling_bf16_amx, 4 * 16384},
-                    {"bfloat16", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
-                    {"bfloat16 avx512", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
-                    {"int8", has.amx_int8, tw_ceiling_int8_amx, 4 * 32768},
-                    {"int8", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
-                    {"int8 avx512", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
-                    {"int8", true, tw_ceiling_int8_avx2, 8 * 64},
-                    {"int8 avx2", true, tw_ceiling_int8_avx2, 8 * 64})
+  return {TW_ON_X86(
+      {"float32", has.avx512, tw_ceiling_fma_avx512, 16 * 32},
+      {"float32", true, tw_ceiling_fma_avx2, 12 * 16}, {"float32 avx2", true, tw_ceiling_fma_avx2, 12 * 16},
+      {"bfloat16", has.amx_bf16, tw_ceiling_bf16_amx, 4 * 16384},
+      {"bfloat16", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
+      {"bfloat16 avx512", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
+      {"int8", has.amx_int8, tw_ceiling_int8_amx, 4 * 32768},
+      {"int8", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
+      {"int8 avx512", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
+      {"int8", true, tw_ceiling_int8_avx2, 8 * 64}, {"int8 avx2", true, tw_ceiling_int8_avx2, 8 * 64})  //
           TW_ON_ARM({"float32", true, tw_ceiling_fma_neon, 16 * 8},
                     {"bfloat16", has.neon_bf16, tw_ceiling_bf16_neonbf16, 16 * 16},
                     {"int8", has.neon_i8mm, tw_ceiling_int8_neoni8mm, 16 * 64},
@@ -99,7 +98,8 @@ double ceiling(const std::string& what, int threads, int repeats) {
     const std::string name = std::string(", ") + peak.name;
     if (peak.runs && (names + ",").find(name + ",") == std::string::npos) names += name;
   }
-  throw Error("InvalidOptionError", "ceiling must be one of those of this processor: " + names + "; not " + what);
+  throw Error("InvalidOptionError",
+              "ceiling must be one of those of this processor: " + names + "; not " + what);
 }
 
 }  // namespace

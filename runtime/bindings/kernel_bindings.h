@@ -33,8 +33,7 @@ template <typename Fn>
 KernelList kernel_list(std::span<const KernelEntry<Fn>> table) {
   KernelList kernels;
   for (const auto& entry : table) {
-    kernels.emplace_back(entry.name, isa_name(entry.isa),
-                         refusal(entry.isa, entry.extra, kEveryIsa).empty());
+    kernels.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, entry.extra, kEveryIsa).empty());
   }
   return kernels;
 }

@@ -71,8 +71,7 @@ void check_matmul(std::span<const KernelEntry<tw_matmul_fn>> table, int x_dtype,
   a.epilogue = epilogue, a.x = x.data(), a.x_stride = k, a.w = w.data(), a.bias = bias.data(), a.y_stride = n;
   for (int y_dtype : {TW_F32, TW_BF16}) {
     a.y_dtype = y_dtype;
-    expect_same_bits(table, a, &tw_matmul_args::y,
-                     static_cast<size_t>(rows * n) * tw_dtype_bytes(y_dtype));
+    expect_same_bits(table, a, &tw_matmul_args::y, static_cast<size_t>(rows * n) * tw_dtype_bytes(y_dtype));
   }
 }
 
@@ -154,7 +153,8 @@ void check_quantized(const Quantized& format, int rows, int n, int k, int epilog
 
 // The kernel that a processor with these features takes, and why it does not take the best.
 template <typename Fn>
-std::pair<std::string, std::string> taken(std::span<const KernelEntry<Fn>> table, const CpuFeatures& features) {
+std::pair<std::string, std::string> taken(std::span<const KernelEntry<Fn>> table,
+                                          const CpuFeatures& features) {
   DispatchChoice choice;
   choose("", table, kEveryIsa, &choice, features);
   return {choice.taken, choice.refused.empty() ? "" : choice.refused[0]};
@@ -173,7 +173,8 @@ void check_weight_only(int dtype, int64_t group, int x_dtype, int rows, int n, i
                     normal(static_cast<size_t>(n) * static_cast<size_t>(k), 17), n, k);
   const std::vector<char> x = stored(x_dtype, normal(static_cast<size_t>(rows * k), 18));
   tw_weight_only_matmul_args a = {};
-  a.matmul.rows = rows, a.matmul.k = k, a.matmul.n = n, a.matmul.panel_end = static_cast<int32_t>(panels_of(n));
+  a.matmul.rows = rows, a.matmul.k = k, a.matmul.n = n,
+  a.matmul.panel_end = static_cast<int32_t>(panels_of(n));
   a.matmul.x = x.data(), a.matmul.x_stride = k, a.matmul.w = w.data(), a.matmul.y_stride = n;
   a.w_dtype = dtype, a.group = static_cast<int32_t>(group);
   std::vector<float> expected(static_cast<size_t>(rows * n)), got(expected.size());
@@ -223,7 +224,8 @@ TW_TEST(weight_only_matmul) {
   for (const Quantized& format : kFormats) {
     if (!tw_multiplies_floats(format.dtype)) continue;
     for (int x_dtype : {TW_F32, TW_BF16}) {
-      for (int rows : {1, 2, 3, 6, 7, 13}) check_weight_only(format.dtype, format.group, x_dtype, rows, 67, 70);
+      for (int rows : {1, 2, 3, 6, 7, 13})
+        check_weight_only(format.dtype, format.group, x_dtype, rows, 67, 70);
       for (int k : {1, 4, 33, 130, 261}) check_weight_only(format.dtype, format.group, x_dtype, 2, 16, k);
     }
   }
@@ -331,8 +333,9 @@ TW_TEST(each_instruction_of_neon_is_used_where_the_processor_has_it) {
   TW_CHECK_EQ(taken(matmul_kernels(TW_BF16), features).first, "matmul_bf16_neon");
   features.neon_dotprod = true;
   TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_neondot");
-  TW_CHECK_EQ(refused, "quantized_matmul_i4_neoni8mm: needs NEON's products of int8 matrices (FEAT_I8MM), which "
-                       "this processor lacks");
+  TW_CHECK_EQ(refused,
+              "quantized_matmul_i4_neoni8mm: needs NEON's products of int8 matrices (FEAT_I8MM), which "
+              "this processor lacks");
   features.neon_i8mm = features.neon_bf16 = true;
   TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_neoni8mm");
   TW_CHECK_EQ(taken(TW_W4A8, features, &refused), "quantized_matmul_w4a8_neoni8mm");

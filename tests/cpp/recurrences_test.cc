@@ -1,5 +1,5 @@
-// Every kernel of a recurrence that this processor has, against the scalar one, on random numbers: what it writes,
-// and the state that it leaves.
+// Every kernel of a recurrence that this processor has, against the scalar one, on random numbers: what it
+// writes, and the state that it leaves.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -33,15 +33,16 @@ struct Written {
   }
 };
 
-// Runs every kernel of a table for both types of y, from a fresh state and from one that there is, and compares.
-// args: all but y, y_dtype, state and fresh. y_bytes: of y in float32.
+// Runs every kernel of a table for both types of y, from a fresh state and from one that there is, and
+// compares. args: all but y, y_dtype, state and fresh. y_bytes: of y in float32.
 template <typename Fn, typename Args>
 void expect_same(std::span<const KernelEntry<Fn>> table, Args args, size_t y_bytes, size_t state_size) {
   for (int y_dtype : {TW_F32, TW_BF16}) {
     for (int fresh : {0, 1}) {
       args.y_dtype = y_dtype, args.fresh = fresh;
       const auto run = [&](Fn fn) {
-        Written written{std::vector<char>(y_bytes / 4 * tw_dtype_bytes(y_dtype), '\x7f'), normal(state_size, 40)};
+        Written written{std::vector<char>(y_bytes / 4 * tw_dtype_bytes(y_dtype), '\x7f'),
+                        normal(state_size, 40)};
         args.y = written.y.data(), args.state = written.state.data();
         fn(&args);
         return written;
@@ -49,7 +50,8 @@ void expect_same(std::span<const KernelEntry<Fn>> table, Args args, size_t y_byt
       const Written expected = run(table.back().fn);
       for (const auto& entry : table) {
         if (!refusal(entry.isa, entry.extra, kEveryIsa).empty()) continue;
-        if (!(run(entry.fn) == expected)) tw_test::fail(entry.name, 0, "does not give the bits of the reference");
+        if (!(run(entry.fn) == expected))
+          tw_test::fail(entry.name, 0, "does not give the bits of the reference");
       }
     }
   }
@@ -104,8 +106,7 @@ TW_TEST(selective_scan) {
       a.x_stride = a.dt_stride = a.y_stride = channels, a.b_stride = a.c_stride = states;
       a.a = decays.data(), a.d = d.data(), a.dt_bias = bias.data();
       // Lanes beyond the channels hold anything, so only whole panels have a state to compare.
-      if (channels % TW_LANES == 0)
-        expect_same(selective_scan_kernels(), a, x.size() * 4, decays.size());
+      if (channels % TW_LANES == 0) expect_same(selective_scan_kernels(), a, x.size() * 4, decays.size());
     }
   }
 }

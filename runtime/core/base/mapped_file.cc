@@ -93,8 +93,7 @@ void MappedFile::map(int file, const std::string& path) {
   madvise(mapping_, bytes_, MADV_WILLNEED);
 #ifdef MADV_POPULATE_READ
   // Fill the page tables now, unless the file would push everything else out of memory.
-  const auto memory =
-      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
+  const auto memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   if (bytes_ < memory / 2) madvise(mapping_, bytes_, MADV_POPULATE_READ);
 #endif
 }

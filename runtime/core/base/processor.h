@@ -1,5 +1,5 @@
-// What differs between processors below the kernels: the hint in a loop that waits, and the register that says
-// whether denormals are flushed.
+// What differs between processors below the kernels: the hint in a loop that waits, and the register that
+// says whether denormals are flushed.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PROCESSOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PROCESSOR_H_
 
