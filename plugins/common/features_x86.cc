@@ -1,11 +1,14 @@
 // Asks an x86-64 processor, by CPUID, and its operating system for what the kernels need.
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 
 #include "plugins/common/dispatch.h"
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace tensorwright {
 namespace {
@@ -21,9 +24,14 @@ uint64_t saved_states(uint32_t leaf1_ecx) {
 // Asks Linux for tiles, whose state is large: it gives them to processes that ask
 // (Documentation/arch/x86/xstate.rst). Threads that start later have them too.
 bool may_use_tiles(uint64_t states) {
+#if defined(__linux__)
   constexpr uint64_t kTileStates = 0x60000;  // the configuration and the data
   constexpr long kAskForState = 0x1023, kTileData = 18;
   return (states & kTileStates) == kTileStates && syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+#else
+  (void)states;
+  return false;  // how other systems give them is not known here
+#endif
 }
 
 }  // namespace

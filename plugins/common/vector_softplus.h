@@ -1,5 +1,5 @@
-// The vector twin of softplus.h, which gives the same bits lane for lane, for an instruction set `Set` (Avx2
-// or Avx512).
+// The vector twin of softplus.h, which gives the same bits lane for lane, for an instruction set `Set` (Avx2,
+// Avx512 or Neon).
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_VECTOR_SOFTPLUS_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_VECTOR_SOFTPLUS_H_
 

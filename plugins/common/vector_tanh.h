@@ -1,5 +1,5 @@
-// Vector twins of tanh.h, which give the same bits lane for lane, for an instruction set `Set` (Avx2 or
-// Avx512).
+// Vector twins of tanh.h, which give the same bits lane for lane, for an instruction set `Set` (Avx2,
+// Avx512 or Neon).
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_VECTOR_TANH_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_VECTOR_TANH_H_
 

@@ -1,5 +1,5 @@
-// elementwise for AVX2 and AVX-512: four registers of columns go through the program together, so that each
-// byte of the program is read once for all four.
+// elementwise for an instruction set `Set` (Avx2, Avx512 or Neon): four registers of columns go through the
+// program together, so that each byte of the program is read once for all four.
 #ifndef TENSORWRIGHT_PLUGINS_ELEMENTWISE_VECTOR_H_
 #define TENSORWRIGHT_PLUGINS_ELEMENTWISE_VECTOR_H_
 

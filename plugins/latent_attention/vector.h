@@ -1,4 +1,4 @@
-// latent_kv_write for AVX2 and AVX-512, with the parts of rotary_kv_write.
+// latent_kv_write for an instruction set `Set` (Avx2, Avx512 or Neon), with the parts of rotary_kv_write.
 #ifndef TENSORWRIGHT_PLUGINS_LATENT_ATTENTION_VECTOR_H_
 #define TENSORWRIGHT_PLUGINS_LATENT_ATTENTION_VECTOR_H_
 

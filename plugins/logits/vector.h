@@ -1,4 +1,4 @@
-// The estimates for any instruction set: `Row` has sixteen floats, in one register or two.
+// The estimates for any instruction set: `Row` has sixteen floats, in one register or more.
 #ifndef TENSORWRIGHT_PLUGINS_LOGITS_VECTOR_H_
 #define TENSORWRIGHT_PLUGINS_LOGITS_VECTOR_H_
 

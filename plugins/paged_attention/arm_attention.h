@@ -73,8 +73,8 @@ struct Widened {
   }
 
   template <int R, int N>
-  static void tiles(const char* const* tile, const char* const* ahead, const float* q, int head_dim,
-                    float* out) {
+  __attribute__((noinline)) static void tiles(const char* const* tile, const char* const* ahead,
+                                              const float* q, int head_dim, float* out) {
     float32x4_t acc[R][4 * N];
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -106,14 +106,20 @@ struct Widened {
   // Computes acc[r][i] += q[r] * k(i).
   template <int R, int N, class K>
   static TW_INLINE void add(float32x4_t (&acc)[R][N], const float* q, K k) {
-    float32x4_t value[N];
-    TW_UNROLL
-    for (int i = 0; i < N; ++i) value[i] = k(i);
-    TW_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const float32x4_t row = vld1q_dup_f32(q + r);
+    if constexpr (R == 1) {
+      const float32x4_t row = vld1q_dup_f32(q);
       TW_UNROLL
-      for (int i = 0; i < N; ++i) acc[r][i] = vfmaq_f32(acc[r][i], row, value[i]);
+      for (int i = 0; i < N; ++i) acc[0][i] = vfmaq_f32(acc[0][i], row, k(i));
+    } else {
+      float32x4_t value[N];
+      TW_UNROLL
+      for (int i = 0; i < N; ++i) value[i] = k(i);
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const float32x4_t row = vld1q_dup_f32(q + r);
+        TW_UNROLL
+        for (int i = 0; i < N; ++i) acc[r][i] = vfmaq_f32(acc[r][i], row, value[i]);
+      }
     }
   }
 };
@@ -126,7 +132,6 @@ TW_INLINE void add_tile(const RowBlock& block, const Weights& weights, int tile,
                         Eight (&acc)[R][W]) {
   const float* weight = weights[0] + in_chunk * TW_LANES;
   for (int j = 0; j < TW_LANES; ++j, v += row_bytes, ahead += row_bytes, ++weight) {
-    TW_UNROLL
     for (int at = 0; at < bytes_of<kDtype>(W * 8); at += 64) __builtin_prefetch(ahead + at);
     Eight value[W];
     TW_UNROLL
@@ -142,10 +147,11 @@ TW_INLINE void add_tile(const RowBlock& block, const Weights& weights, int tile,
 }
 
 // Computes the sums of V for R rows and W vectors of V from `column` on, of which `count` elements
-// exist if W is 1.
+// exist if W is 1. Inside its caller it would have too few registers.
 template <int kDtype, int R, int W>
-void weigh_values(const RowBlock& block, const Weights& weight, const TilePointers& tiles, int begin, int end,
-                  int v_dim, int column, float* out) {
+__attribute__((noinline)) void weigh_values(const RowBlock& block, const Weights& weight,
+                                            const TilePointers& tiles, int begin, int end, int v_dim,
+                                            int column, float* out) {
   const auto row_bytes = (int64_t)tw_kv_row_bytes(kDtype, v_dim);
   const int64_t count = W == 1 ? v_dim - column : 8;
   const ColumnOffset<kDtype> offset(column);

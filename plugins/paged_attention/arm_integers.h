@@ -51,7 +51,8 @@ struct ScoresI8 {
   static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) { pack_split(a, row, rows, to); }
 
   template <int R, int N>
-  static void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim, float* out) {
+  __attribute__((noinline)) static void tiles(const char* const* tile, const char* const* ahead, const Q* q,
+                                              int head_dim, float* out) {
     const int64_t bytes = (int64_t)tw_panel_bytes(TW_I8, (size_t)head_dim);
     for (int n = 0; n < N; ++n) {
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead[n] + at);
@@ -115,7 +116,8 @@ struct ScoresI4 {
   }
 
   template <int R, int N>
-  static void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim, float* out) {
+  __attribute__((noinline)) static void tiles(const char* const* tile, const char* const* ahead, const Q* q,
+                                              int head_dim, float* out) {
     const float *q_scale = (const float*)q, *q_sum = q_scale + R;
     const int groups = tw_kv_scales(TW_I4, head_dim);
     q += R * (1 + groups);
@@ -134,6 +136,13 @@ struct ScoresI4 {
   }
 
  private:
+  // Adds the products of 8 positions with a word of q.
+  static TW_INLINE void add_word(int32x4_t (&sum)[2], const int8x16_t (&k)[2], const Q* word) {
+    const int8x16_t x = word_of_q(word);
+    TW_UNROLL
+    for (int i = 0; i < 2; ++i) sum[i] = Products::add(sum[i], k[i], x);
+  }
+
   // Adds a group's part of the scores of 8 positions, from 4 * part on.
   template <int R>
   static TW_INLINE void add_group(const char* tile, int part, int64_t bytes, const Q* q, const float* q_scale,
@@ -145,18 +154,19 @@ struct ScoresI4 {
       for (int i = 0; i < 2; ++i) upper[r][i] = lower[r][i] = vdupq_n_s32(0);
     }
     for (int64_t at = part * 16; at < bytes; at += 64, q += 4 * R) {
+      int8x16_t near[2], far[2];
       TW_UNROLL
       for (int i = 0; i < 2; ++i) {
         const uint8x16_t pairs = vld1q_u8((const uint8_t*)(tile + at + i * 16));
-        const int8x16_t near = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15)));
-        const int8x16_t far = vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4));
-        TW_UNROLL
-        for (int r = 0; r < R; ++r) {
-          upper[r][i] = Products::add(upper[r][i], near, word_of_q(q + r));
-          lower[r][i] = Products::add(lower[r][i], near, word_of_q(q + R + r));
-          upper[r][i] = Products::add(upper[r][i], far, word_of_q(q + 2 * R + r));
-          lower[r][i] = Products::add(lower[r][i], far, word_of_q(q + 3 * R + r));
-        }
+        near[i] = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15)));
+        far[i] = vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4));
+      }
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        add_word(upper[r], near, q + r);
+        add_word(lower[r], near, q + R + r);
+        add_word(upper[r], far, q + 2 * R + r);
+        add_word(lower[r], far, q + 3 * R + r);
       }
     }
     TW_UNROLL

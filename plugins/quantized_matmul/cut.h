@@ -36,13 +36,6 @@ struct Group {
   float* sum;         // [R, kUnit, 16]
 };
 
-// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
-// these forms directly.
-struct Cursor {
-  const int8_t* x[2];
-  const char* w[2];
-};
-
 // Values that are the same for a whole call.
 struct Shape {
   int64_t k, group, groups;

@@ -13,6 +13,13 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
+// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
+// these forms directly.
+struct Cursor {
+  const int8_t* x[2];
+  const char* w[2];
+};
+
 // Returns four elements of row r in each of 8 lanes.
 TW_INLINE __m256i elements(const Cursor& c, int64_t x_stride, int r, int at) {
   int32_t bits;

@@ -1,5 +1,5 @@
-// rms_norm for AVX2 and AVX-512: the registers hold 16 lane sums together, so that the bits are those of
-// scalar.cc.
+// rms_norm for an instruction set `Set` (Avx2, Avx512 or Neon): the registers hold 16 lane sums together, so
+// that the bits are those of scalar.cc.
 #ifndef TENSORWRIGHT_PLUGINS_RMS_NORM_VECTOR_H_
 #define TENSORWRIGHT_PLUGINS_RMS_NORM_VECTOR_H_
 

@@ -1,5 +1,5 @@
-// rotary_kv_write for AVX2 and AVX-512: it rotates a register of pairs at a time, and writes K to the tile
-// one 4-byte group at a time.
+// rotary_kv_write for an instruction set `Set` (Avx2, Avx512 or Neon): it rotates a register of pairs at a
+// time, and writes K to the tile one 4-byte group at a time.
 #ifndef TENSORWRIGHT_PLUGINS_ROTARY_VECTOR_H_
 #define TENSORWRIGHT_PLUGINS_ROTARY_VECTOR_H_
 

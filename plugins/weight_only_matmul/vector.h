@@ -1,4 +1,4 @@
-// Cuts a weight_only_matmul for the kernels of every x86 instruction set.
+// Cuts a weight_only_matmul for the kernels of every instruction set.
 //
 // Few rows are summed by sum_few() of `Set`, which decodes in registers. More rows:
 //

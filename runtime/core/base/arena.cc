@@ -59,7 +59,9 @@ Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
   const auto tail = static_cast<size_t>(begin + room - (mapped_ + mapped_bytes_));
   if (tail > 0) munmap(mapped_ + mapped_bytes_, tail);
   data_ = kGuarded ? aligned + size - round_up(bytes, kLine) : aligned;
+#ifdef MADV_HUGEPAGE
   madvise(aligned, size, MADV_HUGEPAGE);  // a hint: kernels without huge pages refuse it
+#endif
   if (!kGuarded) return;
   mprotect(mapped_, guard, PROT_NONE);
   mprotect(aligned + size, guard, PROT_NONE);

@@ -89,7 +89,9 @@ void MappedFile::map(int file, const std::string& path) {
   mapping_ = mapping;
   data_ = static_cast<const char*>(mapping);
   // These are hints. Where the kernel refuses them, the first step takes the page faults instead.
+#ifdef MADV_HUGEPAGE
   madvise(mapping_, bytes_, MADV_HUGEPAGE);
+#endif
   madvise(mapping_, bytes_, MADV_WILLNEED);
 #ifdef MADV_POPULATE_READ
   // Fill the page tables now, unless the file would push everything else out of memory.
