@@ -4,7 +4,9 @@
 
 extern "C" float tw_ceiling_bf16_neonbf16(int64_t iterations) {
   float32x4_t acc[16];
-  bfloat16x8_t a = vreinterpretq_bf16_u16(vdupq_n_u16(0x3f80)), b = a;
+  uint16x8_t ones = vdupq_n_u16(0x3f80);
+  __asm__("" : "+w"(ones));  // GCC 12 loads a constant of bfloat16 by an instruction for float16
+  bfloat16x8_t a = vreinterpretq_bf16_u16(ones), b = a;
   TW_UNROLL
   for (int i = 0; i < 16; ++i) acc[i] = vdupq_n_f32((float)i);
   for (int64_t n = 0; n < iterations; ++n) {
