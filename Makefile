@@ -9,6 +9,7 @@
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
 #   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
+#   make test-arm64   the C++ core as compiled for aarch64, in qemu-aarch64; ARM64_ARGS='-m "not slow"' is the short part
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
 #   make site      the pages of docs/ as a site, with the reference of the Python API, in build/site
 #   make image     the image of `tensorwright serve` from the wheel in dist/, without Docker, in build/image
@@ -53,7 +54,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 # would compile them again, a third of the time that a worker needs until its first test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel \
+.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel test-arm64 \
 	check lint typed fast-tests one-build soak sanitize wheel image site clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -279,6 +280,15 @@ sanitize: setup
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
+
+# The C++ programs and kernels, compiled for aarch64 by Debian's g++-aarch64-linux-gnu, in qemu-aarch64 (qemu-user).
+ARM64_ARGS ?=
+test-arm64: setup
+	$(BIN)/cmake -S . -B build/arm64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+		--toolchain deploy/arm64/toolchain.cmake -DTENSORWRIGHT_PYTHON=OFF -DTENSORWRIGHT_TESTS=ON \
+		$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+	$(BIN)/cmake --build build/arm64 --target cpp_tests engine_tokens
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(DURATIONS) tests/cpp/test_arm64.py tests/plugins/test_isa_files.py $(ARM64_ARGS)
 
 clean:
 	rm -rf build out $(VENV) $(TRITON_VENV) $(LOWEST_VENV) $(WHEEL_VENV)

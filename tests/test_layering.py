@@ -315,8 +315,8 @@ MAY_INCLUDE: dict[str, set[str]] = {
     },
 }  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-C_HEADERS = {"float.h", "immintrin.h", "math.h", "stdbool.h", "stddef.h", "stdint.h", "string.h"}
-ISA_FILES = sorted(path for path in (ROOT / "plugins").glob("*/*.cc") if re.match(r"scalar|x86_", path.stem))
+C_HEADERS = {"arm_neon.h", "float.h", "immintrin.h", "math.h", "stdbool.h", "stddef.h", "stdint.h", "string.h"}
+ISA_FILES = sorted(path for path in (ROOT / "plugins").glob("*/*.cc") if re.match(r"scalar|x86_|arm_", path.stem))
 
 
 def cpp_files() -> list[Path]:

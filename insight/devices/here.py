@@ -7,6 +7,7 @@ measurements counts. Of arithmetic the best does.
 from __future__ import annotations
 
 import os
+import platform
 import statistics
 from dataclasses import replace
 
@@ -40,7 +41,14 @@ def measure_here(threads: int | None, linked: bool = False) -> tuple[Device, int
         peaks["bfloat16"] = held.bfloat16
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     source = f"measured now with {count} threads: {figures(held)}"
-    here = Device("this machine", platforms()["x86"], memory, held.read, peaks, source)
+    here = Device(
+        "this machine",
+        platforms()["x86" if platform.machine() == "x86_64" else "arm"],
+        memory,
+        held.read,
+        peaks,
+        source,
+    )
     if linked:
         link = measure_link()
         here = replace(

@@ -1,5 +1,5 @@
 // bfloat16 in plain C: exact widening, and narrowing by round-to-nearest-even. The vector twins are in
-// x86_avx2.h and x86_avx512.h.
+// x86_avx2.h, x86_avx512.h and arm_neon.h.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_BF16_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_BF16_H_
 

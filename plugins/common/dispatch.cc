@@ -1,12 +1,7 @@
-// Reads the processor's features and the level that TENSORWRIGHT_ISA asks for, and explains every choice.
+// Reads the level that TENSORWRIGHT_ISA asks for, and explains every choice.
 #include "plugins/common/dispatch.h"
 
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <map>
 
@@ -15,54 +10,8 @@
 namespace tensorwright {
 namespace {
 
-constexpr Isa kLevels[] = {Isa::scalar, Isa::avx2, Isa::avx512};
-
-// The register states that the operating system saves: XCR0, or 0 without XSAVE.
-uint64_t saved_states(uint32_t leaf1_ecx) {
-  if (!(leaf1_ecx & bit_OSXSAVE)) return 0;
-  uint32_t low, high;
-  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (static_cast<uint64_t>(high) << 32) | low;
-}
-
-// Asks Linux for tiles, whose state is large: it gives them to processes that ask
-// (Documentation/arch/x86/xstate.rst). Threads that start later have them too.
-bool may_use_tiles(uint64_t states) {
-  constexpr uint64_t kTileStates = 0x60000;  // the configuration and the data
-  constexpr long kAskForState = 0x1023, kTileData = 18;
-  return (states & kTileStates) == kTileStates && syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
-}
-
-CpuFeatures read_features() {
-  CpuFeatures f;
-#ifdef TENSORWRIGHT_SCALAR_KERNELS
-  return f;  // A test build has no other kernels.
-#endif
-  uint32_t a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return f;
-  const uint64_t states = saved_states(c);
-  const bool ymm = (states & 0x6) == 0x6, zmm = (states & 0xe6) == 0xe6;
-  f.fma = ymm && (c & bit_FMA);
-  const bool f16c = c & bit_F16C;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
-  const uint32_t levels = a;
-  constexpr uint32_t kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
-  f.avx2 = ymm && (b & bit_AVX2) && f16c;
-  f.avx512 = zmm && f.avx2 && f.fma && (b & kAvx512) == kAvx512;
-  f.avx512_vnni = f.avx512 && (c & bit_AVX512VNNI);
-  const bool tiles = f.avx512 && (d & bit_AMX_TILE) && may_use_tiles(states);
-  f.amx_int8 = tiles && f.avx512_vnni && (d & bit_AMX_INT8);
-  f.amx_bf16 = tiles && (d & bit_AMX_BF16);
-  if (levels >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
-    f.avx512_bf16 = f.avx512 && (a & bit_AVX512BF16);
-    f.avx_vnni = f.avx2 && (a & bit_AVXVNNI);
-  }
-#ifdef TENSORWRIGHT_AVX_VNNI_BY_AVX512
-  // A test build: its AVX-VNNI kernels use AVX-512's encoding of the same instruction.
-  f.avx_vnni = f.avx512_vnni;
-#endif
-  return f;
-}
+// The levels of the kernels that this build has.
+constexpr Isa kLevels[] = {Isa::scalar, TW_ON_X86(Isa::avx2, Isa::avx512) TW_ON_ARM(Isa::neon)};
 
 CpuFeatures read_allowed_features() {
   const char* without = std::getenv("TENSORWRIGHT_CPU_WITHOUT");
@@ -77,6 +26,8 @@ bool has(Isa isa, const CpuFeatures& f = cpu_features()) {
       return f.avx2 && f.fma;
     case Isa::avx512:
       return f.avx512;
+    case Isa::neon:
+      return f.neon;
   }
   return false;
 }
@@ -97,8 +48,20 @@ const char* needs(Isa isa) {
       return "AVX2 and FMA";
     case Isa::avx512:
       return "AVX-512 (F, BW, VL, DQ)";
+    case Isa::neon:
+      return "NEON";
   }
   return "";
+}
+
+// The levels of this build as a text: "scalar, avx2 or avx512".
+std::string level_names() {
+  std::string names;
+  for (size_t i = 0; i < std::size(kLevels); ++i) {
+    if (i > 0) names += i + 1 < std::size(kLevels) ? ", " : " or ";
+    names += isa_name(kLevels[i]);
+  }
+  return names;
 }
 
 // The families by their plugin's place. Families of one place stay in the order in which they were added.
@@ -136,6 +99,9 @@ CpuFeatures features_without(CpuFeatures f, const std::string& names) {
   f.avx_vnni = f.avx_vnni && f.avx2;
   f.amx_int8 = f.amx_int8 && f.avx512_vnni;  // few rows are computed without tiles
   f.amx_bf16 = f.amx_bf16 && f.avx512;
+  f.neon_dotprod = f.neon_dotprod && f.neon;
+  f.neon_i8mm = f.neon_i8mm && f.neon_dotprod;  // one row is computed without products of matrices
+  f.neon_bf16 = f.neon_bf16 && f.neon;
   return f;
 }
 
@@ -147,6 +113,8 @@ const char* isa_name(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::neon:
+      return "neon";
   }
   return "";
 }
@@ -162,7 +130,7 @@ Isa selected_isa() {
                                 " must name an instruction set this processor has; it lacks " + needs(isa) +
                                 ". Unset it, or use " + isa_name(best_isa()) + " or below.");
   }
-  throw Error("IsaError", "TENSORWRIGHT_ISA must be scalar, avx2 or avx512, not '" + name +
+  throw Error("IsaError", "TENSORWRIGHT_ISA must be " + level_names() + ", not '" + name +
                               "'. Unset it to take the best.");
 }
 
@@ -181,6 +149,12 @@ static const char* lacks(Extra extra, const CpuFeatures& f) {
       return f.amx_int8 ? "" : "AMX-INT8";
     case Extra::amx_bf16:
       return f.amx_bf16 ? "" : "AMX-BF16";
+    case Extra::neon_dotprod:
+      return f.neon_dotprod ? "" : "NEON's dot products (FEAT_DotProd)";
+    case Extra::neon_i8mm:
+      return f.neon_i8mm ? "" : "NEON's products of int8 matrices (FEAT_I8MM)";
+    case Extra::neon_bf16:
+      return f.neon_bf16 ? "" : "NEON's products of bfloat16 (FEAT_BF16)";
   }
   return "";
 }

@@ -14,12 +14,29 @@
 
 namespace tensorwright {
 
-// Instruction-set levels that TENSORWRIGHT_ISA may name, worst first.
-enum class Isa { scalar, avx2, avx512 };
+// A build has the kernels of one kind of processor. In a table of kernels the entries of each kind stand in
+// one of these macros, which leave out those that the build lacks, and add the comma.
+#if defined(__x86_64__)
+#define TW_ON_X86(...) __VA_ARGS__,
+#define TW_ON_ARM(...)
+#elif defined(__aarch64__)
+#define TW_ON_X86(...)
+#define TW_ON_ARM(...) __VA_ARGS__,
+#else
+#error "tensorwright has kernels for x86-64 and aarch64 only"
+#endif
+
+// Instruction-set levels that TENSORWRIGHT_ISA may name, worst first of each kind of processor: those of
+// x86-64 are scalar, avx2 and avx512, those of aarch64 scalar and neon.
+enum class Isa { scalar, avx2, avx512, neon };
+
+// A level that no kernel is above: with it, only the processor refuses kernels.
+inline constexpr Isa kEveryIsa = Isa::neon;
 
 struct CpuFeatures {
   bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false, avx_vnni = false;
   bool amx_int8 = false, amx_bf16 = false;
+  bool neon = false, neon_dotprod = false, neon_i8mm = false, neon_bf16 = false;
 };
 struct CpuFeatureName {
   const char* name;
@@ -34,11 +51,19 @@ inline constexpr CpuFeatureName kCpuFeatureNames[] = {
     {"avx_vnni", &CpuFeatures::avx_vnni},
     {"amx_int8", &CpuFeatures::amx_int8},
     {"amx_bf16", &CpuFeatures::amx_bf16},
+    {"neon", &CpuFeatures::neon},
+    {"neon_dotprod", &CpuFeatures::neon_dotprod},
+    {"neon_i8mm", &CpuFeatures::neon_i8mm},
+    {"neon_bf16", &CpuFeatures::neon_bf16},
 };
 
-// The features that the processor and the operating system offer. CPUID is read once per process. The
-// features that TENSORWRIGHT_CPU_WITHOUT names are left out, and so are those that need them. Throws
-// Error{"IsaError"} if the variable holds a name that is no feature.
+// Asks the processor and the operating system for their features. features_x86.cc and features_arm.cc define
+// it; CMake takes the one of the processor that is compiled for.
+CpuFeatures read_features();
+
+// The features that the processor and the operating system offer, read once per process. The features that
+// TENSORWRIGHT_CPU_WITHOUT names are left out, and so are those that need them. Throws Error{"IsaError"} if
+// the variable holds a name that is no feature.
 const CpuFeatures& cpu_features();
 
 // Returns `features` without those that `names` lists, separated by commas. Throws Error{"IsaError"} as
@@ -52,7 +77,13 @@ const char* isa_name(Isa isa);
 Isa selected_isa();
 
 // Instructions that a kernel needs beyond its level.
-enum class Extra { none, bf16, vnni, avx_vnni, amx_int8, amx_bf16 };
+enum class Extra { none, bf16, vnni, avx_vnni, amx_int8, amx_bf16, neon_dotprod, neon_i8mm, neon_bf16 };
+
+// Returns whether kernels with such instructions may round sums in an order of their own: those that multiply
+// bfloat16 by instructions for it. All other kernels give the bits of the scalar ones.
+constexpr bool rounds_otherwise(Extra extra) {
+  return extra == Extra::bf16 || extra == Extra::amx_bf16 || extra == Extra::neon_bf16;
+}
 
 template <typename Fn>
 struct KernelEntry {

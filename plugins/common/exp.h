@@ -1,5 +1,5 @@
-// The exponential of all CPU kernels, in scalar form. x86_avx2.h and x86_avx512.h have the vector twins,
-// which give the same bits.
+// The exponential of all CPU kernels, in scalar form. x86_avx2.h, x86_avx512.h and arm_neon.h have the vector
+// twins, which give the same bits.
 //
 //   n = rint(x * log2 e),  r = x - n * ln 2 (in two parts),  exp(x) = 2^n * (1 + r + r^2 * P(r)),  P of
 //   degree 4

@@ -1,4 +1,4 @@
-// float16 in plain C: exact widening, and narrowing by round-to-nearest-even. F16C and AVX-512 have
+// float16 in plain C: exact widening, and narrowing by round-to-nearest-even. F16C, AVX-512 and NEON have
 // instructions that give the same bits.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_F16_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_F16_H_

@@ -1,5 +1,5 @@
-// softplus(x) = log(1 + exp(x)) of all CPU kernels, in scalar form. x86_softplus.h has the vector twin, which
-// gives the same bits.
+// softplus(x) = log(1 + exp(x)) of all CPU kernels, in scalar form. vector_softplus.h has the vector twin,
+// which gives the same bits.
 //
 //   softplus(x) = max(x, 0) + log1p(u),  u = exp(-|x|) <= 1
 //   log1p(u)    = 2 artanh(s),  s = u / (2 + u) <= 1/3,  artanh(s) = s + s^3/3 + s^5/5 + ... + s^15/15

@@ -1,5 +1,5 @@
-// tanh, erf and the activations of gated layers, in scalar form; x86_tanh.h has the vector twins, which give
-// the same bits.
+// tanh, erf and the activations of gated layers, in scalar form; vector_tanh.h has the vector twins, which
+// give the same bits.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_TANH_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_TANH_H_
 

@@ -10,7 +10,7 @@
 
 #include "plugins/common/exp.h"
 #include "plugins/common/kernel_types.h"
-#include "plugins/common/x86.h"
+#include "plugins/common/vector.h"
 
 enum { TW_LANES_AVX2 = 8 };
 
@@ -170,7 +170,7 @@ TW_INLINE void tw_multiply_avx2(__m256 (&acc)[R][N], X x, W w) {
   }
 }
 
-// The instruction set for code that serves AVX-512 as well: `Set` in x86_tanh.h and in the x86.h of the ops.
+// The instruction set for code that serves other sets as well: `Set` in the vector.h of the ops.
 struct Avx2 {
   using Vector = __m256;
   using Mask = __m256;
@@ -197,6 +197,10 @@ struct Avx2 {
   static TW_INLINE Mask less(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   static TW_INLINE Mask at_most(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
   static TW_INLINE Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
+  // Returns the first `count` lanes, and zeros.
+  static TW_INLINE Vector first(Vector a, int64_t count) {
+    return _mm256_and_ps(a, _mm256_castsi256_ps(tw_lanes_avx2(count)));
+  }
   static TW_INLINE Vector exp(Vector a) { return tw_exp_avx2(a); }
   static TW_INLINE Vector exp_falling(Vector a) { return tw_exp_falling_avx2(a); }
   static TW_INLINE Vector silu(Vector a) { return tw_silu_avx2(a); }

@@ -13,7 +13,7 @@
 
 #include "plugins/common/exp.h"
 #include "plugins/common/kernel_types.h"
-#include "plugins/common/x86.h"
+#include "plugins/common/vector.h"
 
 // Returns the mask of the first `count` of 16 lanes: all lanes from 16 up, none from 0 down.
 static inline __mmask16 tw_lanes_avx512(int64_t count) {
@@ -105,7 +105,7 @@ static inline float tw_tree_sum_avx512(__m512 lanes) {
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// The instruction set for code that serves AVX2 as well: `Set` in x86_tanh.h and in the x86.h of the ops.
+// The instruction set for code that serves other sets as well: `Set` in the vector.h of the ops.
 struct Avx512 {
   using Vector = __m512;
   using Mask = __mmask16;
@@ -135,6 +135,10 @@ struct Avx512 {
   static TW_INLINE Mask at_most(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
   static TW_INLINE Vector choose(Mask mask, Vector yes, Vector no) {
     return _mm512_mask_mov_ps(no, mask, yes);
+  }
+  // Returns the first `count` lanes, and zeros.
+  static TW_INLINE Vector first(Vector a, int64_t count) {
+    return _mm512_maskz_mov_ps(tw_lanes_avx512(count), a);
   }
   static TW_INLINE Vector exp(Vector a) { return tw_exp_avx512(a); }
   static TW_INLINE Vector exp_falling(Vector a) { return tw_exp_falling_avx512(a); }

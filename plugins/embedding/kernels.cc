@@ -20,13 +20,13 @@ namespace tensorwright {
 
 std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
   static constexpr KernelEntry<tw_embedding_fn> kF32[] = {
-      {"embedding_f32_avx512", Isa::avx512, Extra::none, tw_embedding_f32_avx512},
-      {"embedding_f32_avx2", Isa::avx2, Extra::none, tw_embedding_f32_avx2},
+      TW_ON_X86({"embedding_f32_avx512", Isa::avx512, Extra::none, tw_embedding_f32_avx512},
+                {"embedding_f32_avx2", Isa::avx2, Extra::none, tw_embedding_f32_avx2})  //
       {"embedding_f32_scalar", Isa::scalar, Extra::none, tw_embedding_f32_scalar},
   };
   static constexpr KernelEntry<tw_embedding_fn> kBf16[] = {
-      {"embedding_bf16_avx512", Isa::avx512, Extra::none, tw_embedding_bf16_avx512},
-      {"embedding_bf16_avx2", Isa::avx2, Extra::none, tw_embedding_bf16_avx2},
+      TW_ON_X86({"embedding_bf16_avx512", Isa::avx512, Extra::none, tw_embedding_bf16_avx512},
+                {"embedding_bf16_avx2", Isa::avx2, Extra::none, tw_embedding_bf16_avx2})  //
       {"embedding_bf16_scalar", Isa::scalar, Extra::none, tw_embedding_bf16_scalar},
   };
 #define TW_QUANTIZED(dtype, kind, name)                                                          \

@@ -1,7 +1,7 @@
 // latent_kv_write for AVX2.
 #include "plugins/common/x86_avx2.h"
 
-#include "plugins/latent_attention/x86.h"
+#include "plugins/latent_attention/vector.h"
 
 namespace tensorwright {
 

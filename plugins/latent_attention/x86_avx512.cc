@@ -1,7 +1,7 @@
 // latent_kv_write for AVX-512.
 #include "plugins/common/x86_avx512.h"
 
-#include "plugins/latent_attention/x86.h"
+#include "plugins/latent_attention/vector.h"
 
 namespace tensorwright {
 

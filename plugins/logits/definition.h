@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "plugins/common/x86.h"
+#include "plugins/common/vector.h"
 #include "plugins/logits/kernel.h"
 
 #define TW_EXP64_LOG2E 0x1.71547652b82fep+0

@@ -1,7 +1,7 @@
 // The loops over a row for AVX2.
 #include "plugins/common/x86_avx2.h"
 
-#include "plugins/logits/x86.h"
+#include "plugins/logits/vector.h"
 
 namespace {
 

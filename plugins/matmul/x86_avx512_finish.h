@@ -5,7 +5,7 @@
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 
 #include "plugins/common/x86_avx512.h"
-#include "plugins/matmul/x86.h"
+#include "plugins/matmul/vector.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// What the AVX2 and AVX-512 attention kernels share: the (query, head) rows that go through a split together,
+// What the attention kernels of all instruction sets share: the (query, head) rows that go through a split together,
 // the places of the split's tiles, and the loop over row blocks.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "plugins/common/x86.h"
+#include "plugins/common/vector.h"
 #include "plugins/paged_attention/kernel.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags

@@ -83,7 +83,7 @@ enum { TW_SPARSE_BLOCK = 32, TW_SPARSE_PLACES = 64 };
 
 // Calls of(dtype, kind, name) for every dtype of quantized weights but TW_FP8, which no kernel of
 // quantized_matmul multiplies: the tables of kernels follow this list. Those of the first part have a kernel
-// for AMX.
+// for AMX, and all but the sparse ones have one for NEON's products of matrices.
 // kind: as in the names of kernels; name: that of the format, without the group.
 // clang-format off: one dtype per line
 #define TW_FOR_EACH_IN_TILES(of)      \
@@ -104,11 +104,12 @@ enum { TW_SPARSE_BLOCK = 32, TW_SPARSE_PLACES = 64 };
   of(TW_U3_F16, u3_f16, "uint3:fp16") \
   of(TW_U2_F16, u2_f16, "uint2:fp16") \
   of(TW_W4A8, w4a8, "w4a8")
-#define TW_FOR_EACH_IN_REGISTERS(of)      \
-  of(TW_MXFP4, mxfp4, "mxfp4")            \
+#define TW_FOR_EACH_IN_REGISTERS(of) of(TW_MXFP4, mxfp4, "mxfp4")
+#define TW_FOR_EACH_SPARSE(of)            \
   of(TW_I8_SPARSE, i8_sparse, "int8:2:4") \
   of(TW_I4_SPARSE, i4_sparse, "int4:2:4")
-#define TW_FOR_EACH_QUANTIZED(of) TW_FOR_EACH_IN_TILES(of) TW_FOR_EACH_IN_REGISTERS(of)
+#define TW_FOR_EACH_DENSE(of) TW_FOR_EACH_IN_TILES(of) TW_FOR_EACH_IN_REGISTERS(of)
+#define TW_FOR_EACH_QUANTIZED(of) TW_FOR_EACH_DENSE(of) TW_FOR_EACH_SPARSE(of)
 // clang-format on
 
 // How a group holds its weights, and its scales. TW_CODES: whole numbers of fewer bits than 8, from 0 on.

@@ -5,8 +5,9 @@
 // 32768). So do 32 of 3 and of 2 bits, which are no larger. Codes of E2M1 become unsigned by a table (2 w +
 // 12): 16 elements, 8 products of at most 24 * 127, fit. The sums start at minus what is added. Bytes are
 // multiplied as |w| times x with the sign of w; two such products are at most 32258.
-#include "plugins/quantized_matmul/x86_rows.h"
-#include "plugins/quantized_matmul/x86_weights.h"
+#include "plugins/quantized_matmul/vector_rows.h"
+#include "plugins/quantized_matmul/vector_weights.h"
+#include "plugins/quantized_matmul/x86_gather.h"
 #include "plugins/quantized_matmul/x86_ymm_sparse.h"
 #include "plugins/quantized_matmul/x86_ymm_steps.h"
 
@@ -140,9 +141,13 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return sum_of(sum);
 }
 
-// The `Set` of x86_weights.h.
+// The `Set` of vector_weights.h.
 struct WeightsAvx2 : Avx2 {
   using Ints = __m256i;
+
+  static void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, float* x) {
+    gather_columns(a, begin, size, x);
+  }
 
   static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx2(tw_f32_to_bf16_avx2(v)); }
   static TW_INLINE Vector narrow_f16(Vector v) {

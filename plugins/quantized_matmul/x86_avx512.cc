@@ -1,8 +1,9 @@
 // quantize_rows and quantize_weights for AVX-512, with the same bits as scalar.cc.
 #include "plugins/common/x86_avx512.h"
 
-#include "plugins/quantized_matmul/x86_rows.h"
-#include "plugins/quantized_matmul/x86_weights.h"
+#include "plugins/quantized_matmul/vector_rows.h"
+#include "plugins/quantized_matmul/vector_weights.h"
+#include "plugins/quantized_matmul/x86_gather.h"
 
 namespace {
 
@@ -38,9 +39,13 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return _mm512_reduce_add_epi32(sum);
 }
 
-// The `Set` of x86_weights.h.
+// The `Set` of vector_weights.h.
 struct WeightsAvx512 : Avx512 {
   using Ints = __m512i;
+
+  static void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, float* x) {
+    gather_columns(a, begin, size, x);
+  }
 
   static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx512(tw_f32_to_bf16_avx512(v)); }
   static TW_INLINE Vector narrow_f16(Vector v) {

@@ -15,9 +15,9 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "plugins/common/x86.h"
+#include "plugins/common/vector.h"
 #include "plugins/common/x86_avx512.h"
-#include "plugins/matmul/x86.h"
+#include "plugins/matmul/vector.h"
 #include "plugins/quantized_matmul/layout.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags

@@ -7,10 +7,18 @@
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 
-#include "plugins/matmul/x86_avx2_finish.h"
-#include "plugins/quantized_matmul/x86.h"
+#include "plugins/common/x86_avx2.h"
+#include "plugins/matmul/vector_finish.h"
+#include "plugins/quantized_matmul/cut.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
+
+// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
+// these forms directly.
+struct Cursor {
+  const int8_t* x[2];
+  const char* w[2];
+};
 
 // Returns four elements of row r in each of 8 lanes.
 TW_INLINE __m256i elements(const Cursor& c, int64_t x_stride, int r, int at) {
@@ -187,7 +195,7 @@ constexpr Micro micro_of() {
   return kWhole ? whole<Dot, R, P> : grouped<Dot, R, P>;
 }
 
-// The `Kind` of x86.h.
+// The `Kind` of cut.h.
 template <class Dot, bool kWhole = false>
 struct Kernels {
   static constexpr int kDtype = Dot::kDtype;
@@ -204,10 +212,10 @@ struct Kernels {
     return panels == 3 ? micro_of<Dot, kWhole, 1, 3>() : micro_of<Dot, kWhole, 1, 4>();
   }
 
-  static void finish(const tw_matmul_args* a, int64_t row, int64_t rows, int64_t panel, int64_t panels,
-                     const float* sum) {
-    const tw_matmul_args args = *a;  // a copy: y cannot alias it
-    const FinishRow finish_row = finish_row_for(args.epilogue);
+  static void finish(const tw_quantized_matmul_args* a, int64_t row, int64_t rows, int64_t panel,
+                     int64_t panels, const float* sum) {
+    const tw_matmul_args args = a->matmul;  // a copy: y cannot alias it
+    const FinishRow finish_row = finish_row_for<Avx2>(args.epilogue);
     for (int64_t r = 0; r < rows; ++r) finish_row(args, row + r, panel, panels, sum + r * kUnit * kLanes);
   }
 };

@@ -144,7 +144,7 @@ void matmul_in_blocks(const tw_quantized_matmul_args* args) {
         sum_block<Dot, kDtype>(args, part);
       }
       scale_part(args, part, tw_quantized_panel_bytes(kDtype, a->k, args->group));
-      Kernels<Dot, true>::finish(a, row, part.rows, panel, panels, sum);
+      Kernels<Dot, true>::finish(args, row, part.rows, panel, panels, sum);
     }
   }
 }

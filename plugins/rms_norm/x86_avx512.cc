@@ -1,7 +1,7 @@
 // rms_norm for AVX-512.
 #include "plugins/common/x86_avx512.h"
 
-#include "plugins/rms_norm/x86.h"
+#include "plugins/rms_norm/vector.h"
 
 namespace tensorwright {
 

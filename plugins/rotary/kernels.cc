@@ -7,6 +7,7 @@ void rotary_table_scalar(const tw_rotary_table_args*);
 void rotary_kv_write_scalar(const tw_rotary_kv_write_args*);
 void rotary_kv_write_avx512(const tw_rotary_kv_write_args*);
 void rotary_kv_write_avx2(const tw_rotary_kv_write_args*);
+void rotary_kv_write_neon(const tw_rotary_kv_write_args*);
 
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels() {
   static const KernelEntry<tw_rotary_table_fn> table[] = {
@@ -17,8 +18,9 @@ std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels() {
 
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels() {
   static const KernelEntry<tw_rotary_kv_write_fn> table[] = {
-      {"rotary_kv_write_avx512", Isa::avx512, Extra::none, rotary_kv_write_avx512},
-      {"rotary_kv_write_avx2", Isa::avx2, Extra::none, rotary_kv_write_avx2},
+      TW_ON_X86({"rotary_kv_write_avx512", Isa::avx512, Extra::none, rotary_kv_write_avx512},
+                {"rotary_kv_write_avx2", Isa::avx2, Extra::none, rotary_kv_write_avx2})  //
+      TW_ON_ARM({"rotary_kv_write_neon", Isa::neon, Extra::none, rotary_kv_write_neon})  //
       {"rotary_kv_write_scalar", Isa::scalar, Extra::none, rotary_kv_write_scalar},
   };
   return table;

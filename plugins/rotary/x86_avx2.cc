@@ -1,7 +1,7 @@
 // rotary_kv_write for AVX2.
 #include "plugins/common/x86_avx2.h"
 
-#include "plugins/rotary/x86.h"
+#include "plugins/rotary/vector.h"
 
 namespace tensorwright {
 

@@ -1,7 +1,7 @@
 // rotary_kv_write for AVX-512.
 #include "plugins/common/x86_avx512.h"
 
-#include "plugins/rotary/x86.h"
+#include "plugins/rotary/vector.h"
 
 namespace tensorwright {
 

@@ -1,15 +1,15 @@
 // weight_only_matmul for AVX-512. `Dot` is one of matmul/x86_avx512_dot.h, kOf the type of x, to which
 // weights are decoded.
 //
-// Few rows are multiplied as x86_few.h says. For more rows the weights of a part of K are decoded to memory,
-// and the micro kernel is like that of a plain product.
+// Few rows are multiplied as vector_few.h says. For more rows the weights of a part of K are decoded to
+// memory, and the micro kernel is like that of a plain product.
 #ifndef TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_X86_AVX512_H_
 #define TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_X86_AVX512_H_
 
 #include "plugins/matmul/x86_avx512_dot.h"
 #include "plugins/matmul/x86_avx512_finish.h"
+#include "plugins/weight_only_matmul/vector_few.h"
 #include "plugins/weight_only_matmul/x86_avx512_numbers.h"
-#include "plugins/weight_only_matmul/x86_few.h"
 
 namespace {
 
@@ -25,7 +25,7 @@ TW_INLINE __m512i all_of(const char* x, int64_t bytes) {
   return _mm512_set1_epi32(half);
 }
 
-// `Few` of x86_few.h for AVX-512, without at().
+// `Few` of vector_few.h for AVX-512, without at().
 template <class Dot, int kOfWeights, int kBytesOfX>
 struct FewOf {
   using Isa = Avx512;

@@ -11,7 +11,7 @@
 #define TENSORWRIGHT_PLUGINS_WEIGHT_ONLY_MATMUL_X86_AVX512_NUMBERS_H_
 
 #include "plugins/common/x86_avx512.h"
-#include "plugins/weight_only_matmul/x86.h"
+#include "plugins/weight_only_matmul/vector.h"
 
 namespace {
 

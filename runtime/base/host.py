@@ -40,14 +40,20 @@ def default_threads(proc: Path = PROC, cgroup: Path = CGROUP, cpus: Path = CPUS)
 
 
 def processor(proc: Path = PROC) -> tuple[str, set[str]]:
-    """Returns the name of the processor, and the flags of its features as the kernel writes them."""
+    """Returns the name of the processor, and the flags of its features as the kernel writes them.
+
+    On aarch64 the kernel knows no name: the numbers of the implementer and of its part stand for it, as in
+    "aarch64 0x41 0xd0c".
+    """
     try:
         text = (proc / "cpuinfo").read_text()
     except OSError:
         return platform.machine(), set()
     model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
-    return model[1] if model else platform.machine(), set(flags[1].split()) if flags else set()
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    numbers = [re.search(rf"^CPU {what}\s*:\s*(.*)$", text, re.MULTILINE) for what in ("implementer", "part")]
+    unnamed = " ".join([platform.machine(), *(number[1] for number in numbers if number)])
+    return model[1] if model else unnamed, set(flags[1].split()) if flags else set()
 
 
 def choose_threads(asked: int | None) -> int:

@@ -33,8 +33,7 @@ template <typename Fn>
 KernelList kernel_list(std::span<const KernelEntry<Fn>> table) {
   KernelList kernels;
   for (const auto& entry : table) {
-    kernels.emplace_back(entry.name, isa_name(entry.isa),
-                         refusal(entry.isa, entry.extra, Isa::avx512).empty());
+    kernels.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, entry.extra, kEveryIsa).empty());
   }
   return kernels;
 }
@@ -45,7 +44,7 @@ template <typename Fn>
 Fn kernel_at(std::span<const KernelEntry<Fn>> table, size_t index) {
   require(index < table.size(), "kernel index out of range");
   const auto& entry = table[index];
-  const std::string reason = refusal(entry.isa, entry.extra, Isa::avx512);
+  const std::string reason = refusal(entry.isa, entry.extra, kEveryIsa);
   if (!reason.empty()) throw Error("IsaError", std::string(entry.name) + ": " + reason);
   return entry.fn;
 }

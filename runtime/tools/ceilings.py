@@ -38,13 +38,14 @@ class Ceilings:
 
 def measure_ceilings(threads: int, rounds: int = REPEATS) -> Ceilings:
     """Measures the ceilings in less than a second, during which nothing else should run. rounds: of which the best
-    counts. Raises IsaError if the processor lacks AVX2."""
+    counts. Raises IsaError if the processor has neither AVX2 nor NEON."""
     runtime = native.load_module()
 
     def rate(what: str) -> float:
         return float(runtime.ceiling(what, threads, rounds))
 
-    bfloat16 = rate("bfloat16") if runtime.cpu_features()["avx512_bf16"] else None
+    features = runtime.cpu_features()
+    bfloat16 = rate("bfloat16") if features["avx512_bf16"] or features["neon_bf16"] else None
     return Ceilings(threads, rate("read"), rate("float32"), bfloat16, rate("int8"))
 
 

@@ -14,6 +14,7 @@
 #include "plugins/quantized_matmul/kernels.h"
 #include "plugins/quantized_matmul/quantize.h"
 #include "plugins/swiglu/kernels.h"
+#include "plugins/weight_only_matmul/kernels.h"
 #include "runtime/bindings/testing/panels.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/normal_numbers.h"
@@ -50,17 +51,19 @@ void expect_same_bits(std::span<const KernelEntry<Fn>> table, Args args, void* A
   table.back().fn(&args);
   args.*at = got.data();
   for (const auto& entry : table) {
-    if (entry.extra == Extra::bf16 || entry.extra == Extra::amx_bf16) continue;
-    if (!refusal(entry.isa, entry.extra, Isa::avx512).empty()) continue;
+    if (rounds_otherwise(entry.extra)) continue;
+    if (!refusal(entry.isa, entry.extra, kEveryIsa).empty()) continue;
     std::fill(got.begin(), got.end(), '\xff');
     entry.fn(&args);
     if (got != expected) tw_test::fail(entry.name, 0, "does not give the bits of the reference");
   }
 }
 
-void check_matmul(int dtype, int rows, int n, int k, int epilogue) {
+// x_dtype: that of the weights too, but for float32 by bfloat16.
+void check_matmul(std::span<const KernelEntry<tw_matmul_fn>> table, int x_dtype, int dtype, int rows, int n,
+                  int k, int epilogue) {
   const int wide = epilogue != TW_EPILOGUE_NONE ? static_cast<int>(panels_of(n)) * 2 * TW_LANES : n;
-  const std::vector<char> x = stored(dtype, normal(static_cast<size_t>(rows * k), 1)),
+  const std::vector<char> x = stored(x_dtype, normal(static_cast<size_t>(rows * k), 1)),
                           w = packed(dtype, wide, k, 2);
   const std::vector<float> bias = normal(static_cast<size_t>(wide), 3);
   tw_matmul_args a = {};
@@ -68,9 +71,12 @@ void check_matmul(int dtype, int rows, int n, int k, int epilogue) {
   a.epilogue = epilogue, a.x = x.data(), a.x_stride = k, a.w = w.data(), a.bias = bias.data(), a.y_stride = n;
   for (int y_dtype : {TW_F32, TW_BF16}) {
     a.y_dtype = y_dtype;
-    expect_same_bits(matmul_kernels(dtype), a, &tw_matmul_args::y,
-                     static_cast<size_t>(rows * n) * tw_dtype_bytes(y_dtype));
+    expect_same_bits(table, a, &tw_matmul_args::y, static_cast<size_t>(rows * n) * tw_dtype_bytes(y_dtype));
   }
+}
+
+void check_matmul(int dtype, int rows, int n, int k, int epilogue) {
+  check_matmul(matmul_kernels(dtype), dtype, dtype, rows, n, k, epilogue);
 }
 
 // A format of quantized weights, and n rows of k in it.
@@ -117,7 +123,7 @@ struct QuantizedRows {
 
 template <typename Entry>
 bool runs(const Entry& entry) {
-  return refusal(entry.isa, entry.extra, Isa::avx512).empty();
+  return refusal(entry.isa, entry.extra, kEveryIsa).empty();
 }
 
 void check_quantized(const Quantized& format, int rows, int n, int k, int epilogue) {
@@ -145,18 +151,53 @@ void check_quantized(const Quantized& format, int rows, int n, int k, int epilog
   for (const auto& result : results) TW_CHECK(result == results.back());
 }
 
-std::string taken(int dtype, const CpuFeatures& features, std::string* first_refusal) {
+// The kernel that a processor with these features takes, and why it does not take the best.
+template <typename Fn>
+std::pair<std::string, std::string> taken(std::span<const KernelEntry<Fn>> table,
+                                          const CpuFeatures& features) {
   DispatchChoice choice;
-  choose("quantized_matmul", quantized_matmul_kernels(dtype), Isa::avx512, &choice, features);
-  *first_refusal = choice.refused.empty() ? "" : choice.refused[0];
-  return choice.taken;
+  choose("", table, kEveryIsa, &choice, features);
+  return {choice.taken, choice.refused.empty() ? "" : choice.refused[0]};
+}
+
+std::string taken(int dtype, const CpuFeatures& features, std::string* first_refusal) {
+  const auto [name, refused] = taken(quantized_matmul_kernels(dtype), features);
+  *first_refusal = refused;
+  return name;
+}
+
+void check_weight_only(int dtype, int64_t group, int x_dtype, int rows, int n, int k) {
+  const Quantized format = {dtype, group};
+  const std::vector<char> w =
+      format.panels(quantize_weights_kernels().back().fn,
+                    normal(static_cast<size_t>(n) * static_cast<size_t>(k), 17), n, k);
+  const std::vector<char> x = stored(x_dtype, normal(static_cast<size_t>(rows * k), 18));
+  tw_weight_only_matmul_args a = {};
+  a.matmul.rows = rows, a.matmul.k = k, a.matmul.n = n,
+  a.matmul.panel_end = static_cast<int32_t>(panels_of(n));
+  a.matmul.x = x.data(), a.matmul.x_stride = k, a.matmul.w = w.data(), a.matmul.y_stride = n;
+  a.w_dtype = dtype, a.group = static_cast<int32_t>(group);
+  std::vector<float> expected(static_cast<size_t>(rows * n)), got(expected.size());
+  const auto table = weight_only_matmul_kernels(x_dtype);
+  a.matmul.y = expected.data();
+  table.back().fn(&a);
+  a.matmul.y = got.data();
+  for (const auto& entry : table) {
+    if (!runs(entry) || rounds_otherwise(entry.extra)) continue;
+    std::fill(got.begin(), got.end(), -1.0f);
+    entry.fn(&a);
+    if (got != expected) tw_test::fail(entry.name, dtype, "does not give the bits of the reference");
+  }
 }
 
 }  // namespace
 
 TW_TEST(the_selected_level_is_printed) {
   std::printf("selected %s\n", isa_name(selected_isa()));
-  for (const DispatchChoice& choice : explain_dispatch()) TW_CHECK(!choice.taken.empty());
+  for (const DispatchChoice& choice : explain_dispatch()) {
+    TW_CHECK(!choice.taken.empty());
+    std::printf("%s: %s\n", choice.family.c_str(), choice.taken.c_str());
+  }
 }
 
 TW_TEST(matmul) {
@@ -169,6 +210,27 @@ TW_TEST(matmul) {
     for (int k : {1, 2, 3, 511, 512, 513, 1027})
       check_matmul(dtype, tw_test::emulated() ? 2 : 7, 37, k, TW_EPILOGUE_NONE);
     check_matmul(dtype, tw_test::emulated() ? 13 : 100, 37, 515, TW_EPILOGUE_GATED);
+  }
+}
+
+TW_TEST(matmul_of_floats_by_bfloat16) {
+  for (int rows : {1, 2, 3, 4, 5, 6, 7, 13})
+    check_matmul(matmul_by_bf16_kernels(), TW_F32, TW_BF16, rows, 5 * TW_LANES + 3, 19, TW_EPILOGUE_NONE);
+  for (int k : {1, 2, 511, 513})
+    check_matmul(matmul_by_bf16_kernels(), TW_F32, TW_BF16, 2, 37, k, TW_EPILOGUE_NONE);
+}
+
+TW_TEST(weight_only_matmul) {
+  for (const Quantized& format : kFormats) {
+    if (!tw_multiplies_floats(format.dtype)) continue;
+    for (int x_dtype : {TW_F32, TW_BF16}) {
+      for (int rows : {1, 2, 3, 6, 7, 13})
+        check_weight_only(format.dtype, format.group, x_dtype, rows, 67, 70);
+      for (int k : {1, 4, 33, 130, 261}) check_weight_only(format.dtype, format.group, x_dtype, 2, 16, k);
+    }
+  }
+  for (int64_t group : {0, 32, 128}) {
+    for (int rows : {1, 4, 9}) check_weight_only(TW_FP8, group, TW_F32, rows, 33, 70);
   }
 }
 
@@ -213,6 +275,8 @@ TW_TEST(quantize_weights) {
   }
 }
 
+#if defined(__x86_64__)
+
 TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
   CpuFeatures features;
   features.avx2 = features.fma = features.avx512 = true;
@@ -249,17 +313,39 @@ TW_TEST(tiles_are_taken_where_the_processor_has_them_and_vnni) {
   TW_CHECK_EQ(taken(TW_I4_SPARSE, features, &refused), "quantized_matmul_i4_sparse_avx512vnni");
   TW_CHECK(!features_without(features, "avx512_vnni").amx_int8);
 
-  const auto of_floats = [&] {
-    DispatchChoice choice;
-    choose("matmul", matmul_kernels(TW_BF16), Isa::avx512, &choice, features);
-    return choice.taken;
-  };
+  const auto of_floats = [&] { return taken(matmul_kernels(TW_BF16), features).first; };
   features.avx512_bf16 = true;
   TW_CHECK_EQ(of_floats(), "matmul_bf16_avx512bf16");
   features.amx_bf16 = true;
   TW_CHECK_EQ(of_floats(), "matmul_bf16_amx");
   TW_CHECK(!features_without(features, "avx512").amx_bf16);
 }
+
+#else
+
+TW_TEST(each_instruction_of_neon_is_used_where_the_processor_has_it) {
+  CpuFeatures features;
+  std::string refused;
+  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_scalar");
+  TW_CHECK_EQ(refused, "quantized_matmul_i4_neoni8mm: needs NEON, which this processor lacks");
+  features.neon = true;
+  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_neon");
+  TW_CHECK_EQ(taken(matmul_kernels(TW_BF16), features).first, "matmul_bf16_neon");
+  features.neon_dotprod = true;
+  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_neondot");
+  TW_CHECK_EQ(refused,
+              "quantized_matmul_i4_neoni8mm: needs NEON's products of int8 matrices (FEAT_I8MM), which "
+              "this processor lacks");
+  features.neon_i8mm = features.neon_bf16 = true;
+  TW_CHECK_EQ(taken(TW_I4, features, &refused), "quantized_matmul_i4_neoni8mm");
+  TW_CHECK_EQ(taken(TW_W4A8, features, &refused), "quantized_matmul_w4a8_neoni8mm");
+  TW_CHECK_EQ(taken(TW_I8_SPARSE, features, &refused), "quantized_matmul_i8_sparse_neondot");
+  TW_CHECK_EQ(taken(matmul_kernels(TW_BF16), features).first, "matmul_bf16_neonbf16");
+  TW_CHECK(!features_without(features, "neon_dotprod").neon_i8mm);
+  TW_CHECK(!features_without(features, "neon").neon_bf16);
+}
+
+#endif
 
 TW_TEST(swiglu) {
   for (int width = 1; width <= 2 * TW_LANES + 1; ++width) {
@@ -309,7 +395,7 @@ TW_TEST(embedding) {
       const std::vector<char> table = packed(dtype, 37, width, 5);
       std::vector<std::vector<float>> results;
       for (const auto& entry : embedding_kernels(dtype)) {
-        if (!refusal(entry.isa, Extra::none, Isa::avx512).empty()) continue;
+        if (!refusal(entry.isa, entry.extra, kEveryIsa).empty()) continue;
         results.emplace_back(static_cast<size_t>(4 * width), -1.0f);
         const tw_embedding_args a = {4, width, ids, table.data(), 1.7f, results.back().data(), width, 0};
         entry.fn(&a);

@@ -75,7 +75,7 @@ template <typename Body>
 void for_each_kernel(Body body) {
   for (int dtype : {TW_F32, TW_BF16}) {
     for (const auto& entry : matmul_kernels(dtype)) {
-      if (refusal(entry.isa, entry.extra, Isa::avx512).empty()) body(dtype, entry.fn);
+      if (refusal(entry.isa, entry.extra, kEveryIsa).empty()) body(dtype, entry.fn);
     }
   }
 }

@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "runtime/core/base/arena.h"
+#include "runtime/core/base/page.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;
 
 namespace {
 
-constexpr size_t kPage = 4096, kMiB = size_t{1} << 20;
+constexpr size_t kMiB = size_t{1} << 20;
+const size_t kPage = page_bytes();
 
 // Bytes of the arena's first `bytes` that are in memory.
 size_t resident(const Arena& arena, size_t bytes) {

@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.cpp_programs import BUILD, call
 from support.places import ROOT, build_folder, building, find_tool
 
-BUILD = Path(os.environ.get("TENSORWRIGHT_CPP_BUILD", build_folder() or ROOT / "build" / "cpp-tests"))
-"""Where the installed module was compiled, if it was here: then its library is not compiled again."""
 QEMU = shutil.which("qemu-x86_64")
 EMULATED = {"Haswell-v4": "avx2", "Nehalem": "scalar"}
 """Processors without AVX-512, and without AVX2; and the instruction set that each must select."""
 PROGRAMS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*_test.cc"))
 
 pytestmark = pytest.mark.timeout(1500)  # the first to run compiles everything
-
-
-def call(*command: str, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
-    return done.stdout
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,19 @@
 // The thread team: every task once, in any crowd; denormals flushed; exceptions come back.
 #include "runtime/core/base/thread_team.h"
 
-#include <xmmintrin.h>
-
 #include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <stdexcept>
 
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/processor.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/fake_topology.h"
 
 using tensorwright::Error;
+using tensorwright::float_control;
+using tensorwright::kFlushDenormals;
 using tensorwright::ThreadTeam;
 
 namespace {
@@ -103,14 +104,14 @@ TW_TEST(exceptions_come_back_and_the_team_lives_on) {
 }
 
 TW_TEST(denormals_are_flushed_in_tasks_only) {
-  const unsigned before = _mm_getcsr();
+  const uint64_t before = float_control();
   TW_CHECK(half_of_smallest() != 0.0f);
   for (int threads : {1, 2, 5}) {
     ThreadTeam team(threads);
     std::atomic<int> flushed{0};
     team.run(40, [&](int, int) { flushed += half_of_smallest() == 0.0f; });
     TW_CHECK_EQ(flushed.load(), 40);
-    TW_CHECK_EQ(_mm_getcsr() & 0x8040u, before & 0x8040u);
+    TW_CHECK_EQ(float_control() & kFlushDenormals, before & kFlushDenormals);
     TW_CHECK(half_of_smallest() != 0.0f);
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ for begin, end in ((0, 41), (41, 50), (50, 51)):  # a prompt, a chunk, a decode 
 np.save(out, np.concatenate(rows))
 print(_runtime.isa(), *(taken for _, taken, _ in _runtime.explain_dispatch()))
 """
-LEVELS = ("scalar", "avx2", "avx512")
+LEVELS = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
 OTHER_NAMES = {"avxvnni": "avx2", "amx": "avx512"}
 """Instructions that belong to a level whose name they do not begin with."""
 PRESENT = [level for level in LEVELS if level == "scalar" or _runtime.cpu_features()[level]]
@@ -47,7 +48,7 @@ VECTOR_LEVELS = [
 
 def rounds_otherwise(kernel: str) -> bool:
     """Whether a kernel multiplies bfloat16 by instructions that round in an order of their own."""
-    return kernel.endswith(("avx512bf16", "bf16_amx"))
+    return kernel.endswith(("avx512bf16", "bf16_amx", "neonbf16"))
 
 
 def level_of(kernel: str) -> str:

@@ -11,6 +11,7 @@
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/page.h"
 
 namespace tensorwright {
 namespace {
@@ -94,12 +95,13 @@ void MappedFile::map(int file, const std::string& path) {
   mapping_ = mapping;
   data_ = static_cast<const char*>(mapping);
   // These are hints. Where the kernel refuses them, the first step takes the page faults instead.
+#ifdef MADV_HUGEPAGE
   madvise(mapping_, bytes_, MADV_HUGEPAGE);
+#endif
   madvise(mapping_, bytes_, MADV_WILLNEED);
 #ifdef MADV_POPULATE_READ
   // Fill the page tables now, unless the file would push everything else out of memory.
-  const auto memory =
-      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const auto memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   if (bytes_ < memory / 2) madvise(mapping_, bytes_, MADV_POPULATE_READ);
 #endif
 }

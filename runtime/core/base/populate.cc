@@ -6,28 +6,33 @@
 #include <chrono>
 #include <cstdint>
 
+#include "runtime/core/base/page.h"
 #include "runtime/core/base/start_thread.h"
 
 namespace tensorwright {
 namespace {
 
-#ifndef MADV_POPULATE_WRITE
+#if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
 #define MADV_POPULATE_WRITE 23
 #endif
 
-constexpr size_t kSmallPage = 4096, kPart = size_t{2} << 20;  // a huge page
+constexpr size_t kPart = size_t{2} << 20;  // a huge page
 
 // Returns whether the kernel (5.14 or later) populated the piece. Where it did not, also for lack of memory,
 // nothing is lost: the pages, and any error, come when the memory is used.
 bool populate(const MemoryPiece& piece) {
+#ifdef MADV_POPULATE_WRITE
   const auto begin = reinterpret_cast<uintptr_t>(piece.data);
-  const uintptr_t from = begin / kSmallPage * kSmallPage;
+  const uintptr_t from = begin / page_bytes() * page_bytes();
   return madvise(reinterpret_cast<void*>(from), piece.bytes + (begin - from), MADV_POPULATE_WRITE) == 0;
+#else
+  return piece.bytes == 0;  // other systems do not know this
+#endif
 }
 
 // Populates a piece under older kernels. No other thread may write to the piece meanwhile.
 void touch(const MemoryPiece& piece) {
-  for (size_t at = 0; at < piece.bytes; at += kSmallPage) {
+  for (size_t at = 0; at < piece.bytes; at += page_bytes()) {
     volatile char* byte = piece.data + at;
     *byte = *byte;
   }

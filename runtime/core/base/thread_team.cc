@@ -1,7 +1,5 @@
 #include "runtime/core/base/thread_team.h"
 
-#include <xmmintrin.h>
-
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -11,13 +9,13 @@
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/processor.h"
 #include "runtime/core/base/start_thread.h"
 #include "runtime/core/base/timeline.h"
 
 namespace tensorwright {
 namespace {
 
-constexpr uint32_t kFlushDenormals = 0x8040;  // FTZ | DAZ of MXCSR
 // Threads spin longer than the serial parts of a step take, and far shorter than a time slice of the system's
 // scheduler.
 constexpr int kSpinMicroseconds = 50;
@@ -35,7 +33,7 @@ bool spin_until(int limit_us, Done&& done) {
   const auto end = Clock::now() + std::chrono::microseconds(limit_us);
   do {
     for (int i = 0; i < 32; ++i) {
-      _mm_pause();
+      pause_briefly();
       if (done()) return true;
     }
   } while (Clock::now() < end);
@@ -52,10 +50,10 @@ int checked_threads(int threads) {
 
 }  // namespace
 
-DenormalGuard::DenormalGuard(bool flush) : saved_(_mm_getcsr()) {
-  _mm_setcsr(flush ? saved_ | kFlushDenormals : saved_ & ~kFlushDenormals);
+DenormalGuard::DenormalGuard(bool flush) : saved_(float_control()) {
+  set_float_control(flush ? saved_ | kFlushDenormals : saved_ & ~kFlushDenormals);
 }
-DenormalGuard::~DenormalGuard() { _mm_setcsr(saved_); }
+DenormalGuard::~DenormalGuard() { set_float_control(saved_); }
 
 int usable_processors() {
   const auto usable = static_cast<int>(usable_processor_ids().size());

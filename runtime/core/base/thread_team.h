@@ -31,7 +31,7 @@ class DenormalGuard {
   DenormalGuard& operator=(const DenormalGuard&) = delete;
 
  private:
-  uint32_t saved_;
+  uint64_t saved_;
 };
 
 // Returns the number of processors that this process may run on.

@@ -15,8 +15,6 @@
 namespace tensorwright {
 namespace {
 
-constexpr int kMostProcessors = 1 << 16;  // a mask of so many fits the largest kernels
-
 std::optional<int> number_in(const std::string& path) {
   std::ifstream file(path);
   int value = 0;
@@ -68,15 +66,6 @@ class Numbers {
 
  private:
   std::map<Key, int> numbers_;
-};
-
-struct CpuSet {
-  size_t bytes = CPU_ALLOC_SIZE(kMostProcessors);
-  std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set{CPU_ALLOC(kMostProcessors),
-                                                       [](cpu_set_t* s) { CPU_FREE(s); }};
-  CpuSet() {
-    if (set) CPU_ZERO_S(bytes, set.get());
-  }
 };
 
 }  // namespace
@@ -169,6 +158,23 @@ std::vector<int> processors_of_part(const Topology& topology, int part, int part
   return ids;
 }
 
+#if defined(__linux__)
+
+namespace {
+
+constexpr int kMostProcessors = 1 << 16;  // a mask of so many fits the largest kernels
+
+struct CpuSet {
+  size_t bytes = CPU_ALLOC_SIZE(kMostProcessors);
+  std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set{CPU_ALLOC(kMostProcessors),
+                                                       [](cpu_set_t* s) { CPU_FREE(s); }};
+  CpuSet() {
+    if (set) CPU_ZERO_S(bytes, set.get());
+  }
+};
+
+}  // namespace
+
 std::vector<int> usable_processor_ids() {
   std::vector<int> ids;
   const CpuSet usable;
@@ -185,5 +191,13 @@ void keep_to_processors(std::span<const int> ids) {
     if (id >= 0 && id < kMostProcessors) CPU_SET_S(static_cast<size_t>(id), wanted.bytes, wanted.set.get());
   sched_setaffinity(0, wanted.bytes, wanted.set.get());
 }
+
+#else
+
+// Other systems do not say where a thread may run, nor keep it there.
+std::vector<int> usable_processor_ids() { return {}; }
+void keep_to_processors(std::span<const int> /*ids*/) {}
+
+#endif
 
 }  // namespace tensorwright

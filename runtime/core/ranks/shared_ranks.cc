@@ -2,29 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "runtime/core/base/concat.h"
+#include "runtime/core/base/processor.h"
 #include "runtime/core/base/timeline.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace tensorwright {
 namespace {
 
 // How long a rank sleeps at most before it looks whether the ranks have failed.
 constexpr int kNapMilliseconds = 50;
-
-void pause_briefly() {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 struct Head {
   uint64_t bytes;

@@ -1,18 +1,23 @@
 #include "runtime/core/ranks/shared_segment.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <thread>
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
@@ -35,6 +40,36 @@ size_t ring_bytes(int ranks) {
 }
 
 size_t round_up(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// Takes the memory of a file now: a write to a page that the system cannot give ends a process. Returns the
+// number of the error, or 0.
+int take_memory(int file, size_t bytes) {
+#if defined(__linux__)
+  return posix_fallocate(file, 0, static_cast<off_t>(bytes));
+#else
+  return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;  // the pages come when they are written
+#endif
+}
+
+// Wakes whoever sleeps until a count changes.
+void wake_sleepers(std::atomic<uint32_t>& count) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#else
+  (void)count;  // sleep_while() looks by itself
+#endif
+}
+
+// Sleeps while a count is `seen`, for so many milliseconds at most. It may return early.
+void sleep_while(std::atomic<uint32_t>& count, uint32_t seen, int milliseconds) {
+#if defined(__linux__)
+  const timespec time{milliseconds / 1000, (milliseconds % 1000) * 1'000'000L};
+  // Returns at once if the count has changed; a signal or the end of the time is no fault either.
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&count), FUTEX_WAIT, seen, &time, nullptr, 0);
+#else
+  if (count.load() == seen && milliseconds > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+#endif
+}
 
 size_t pairs_of(int ranks) { return static_cast<size_t>(ranks) * static_cast<size_t>(ranks); }
 
@@ -68,8 +103,7 @@ void SharedSegment::create(const std::string& path, int ranks) {
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0)
     throw Error("EngineError", concat("[ranks] ", path, " cannot be made: ", std::strerror(errno)));
-  // posix_fallocate takes the memory now: a write to a page that the system cannot give ends a process.
-  const int refused = posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  const int refused = take_memory(file, bytes);
   void* memory = refused ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (memory == MAP_FAILED) {
@@ -131,16 +165,13 @@ SharedBell& SharedSegment::bell(int rank) const {
 void SharedSegment::ring_bell(int rank) const {
   SharedBell& bell = this->bell(rank);
   bell.count.fetch_add(1);
-  if (bell.sleeping.load() != 0)
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell.count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (bell.sleeping.load() != 0) wake_sleepers(bell.count);
 }
 
 void SharedSegment::wait_for_bell(int rank, uint32_t seen, int milliseconds) const {
   SharedBell& bell = this->bell(rank);
   bell.sleeping.store(1);
-  const timespec time{milliseconds / 1000, (milliseconds % 1000) * 1'000'000L};
-  // Returns at once if the count has changed; a signal or the end of the time is no fault either.
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&bell.count), FUTEX_WAIT, seen, &time, nullptr, 0);
+  sleep_while(bell.count, seen, milliseconds);
   bell.sleeping.store(0);
 }
 

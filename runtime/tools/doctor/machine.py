@@ -13,8 +13,11 @@ from tensorwright.errors import TensorwrightError
 from tensorwright.runtime.base.host import available_memory, default_threads, processor
 
 PROC = Path("/proc")
-SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
-"""The flags of /proc/cpuinfo that a kernel may need."""
+SETS = (
+    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16",
+    "asimd", "asimddp", "i8mm", "bf16",
+)  # fmt: skip
+"""The flags of /proc/cpuinfo that a kernel may need: of x86-64, then of aarch64."""
 
 
 def examine_machine(proc: Path = PROC) -> dict[str, Any]:

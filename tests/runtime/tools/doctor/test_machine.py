@@ -18,6 +18,15 @@ def test_the_processor_as_proc_has_it(tmp_path):
     assert facts["kernels"]["taken"]["matmul float32"].startswith("matmul_f32_")
 
 
+def test_a_processor_of_arm_has_numbers_for_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    lines = "Features\t: fp asimd asimddp i8mm sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+    (tmp_path / "cpuinfo").write_text(lines)
+    facts = examine_machine(tmp_path)
+    assert facts["processor"] == "aarch64 0x41 0xd40"
+    assert facts["instruction_sets"] == ["asimd", "asimddp", "i8mm"]
+
+
 def test_without_proc_there_is_no_guess(tmp_path):
     assert examine_machine(tmp_path)["instruction_sets"] == []
 

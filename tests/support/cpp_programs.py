@@ -1,0 +1,19 @@
+"""Where the C++ tests are compiled, and how tests of pytest run programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from support.places import ROOT, build_folder
+
+BUILD = Path(os.environ.get("TENSORWRIGHT_CPP_BUILD", build_folder() or ROOT / "build" / "cpp-tests"))
+"""Where the installed module was compiled, if it was here: then its library is not compiled again."""
+
+
+def call(*command: str, env: dict[str, str] | None = None) -> str:
+    """Returns what the program prints to stdout. Fails with all that it printed if its exit status is not 0."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
