@@ -270,6 +270,7 @@ Facts PyEngine::stats() const {
     group["window"] = blocks.window;
     group["chunked"] = blocks.chunked;
     group["sink_tokens"] = blocks.sink_tokens;
+    group["kv_budget"] = blocks.kv_budget;
     group["total_blocks"] = blocks.total;
     group["free_blocks"] = blocks.free;
     group["cached_blocks"] = blocks.cached;

@@ -21,6 +21,9 @@ KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool pref
     groups_.emplace_back(shape.blocks);
     windows.push_back(shape.window);
   }
+  const bool forgets = std::ranges::any_of(shapes_, [](const GroupShape& shape) { return shape.kept > 0; });
+  if (forgets && (states.sequences == 0 || prefix_cache))
+    throw std::logic_error("[kv_blocks] blocks are forgotten by states, and without a prefix cache");
   if (states.sequences > 0) slots_.emplace(states.sequences + max_snapshots_);
   // Without snapshots no sequence with states could go on behind a remembered block.
   if (prefix_cache && (!slots_ || max_snapshots_ > 0)) tree_.emplace(groups_, block_size, hash, windows);
@@ -306,6 +309,10 @@ void KvBlocks::take_snapshot(SequenceBlocks& held, int32_t computed, bool decode
 
 void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
   for (size_t group = 0; group < groups_.size(); ++group) {
+    if (shapes_[group].kept > 0) {
+      if (next > 0 && next % shapes_[group].interval == 0) drop_gone(group, held);
+      continue;
+    }
     BlockTable& table = held.tables[group];
     int32_t needed = first_needed(group, next, held.published), from = table.first();
     while (table.first() < needed) table.drop();
@@ -314,6 +321,14 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
     for (int32_t i = held.published - 1; i >= needed; --i) node = node->parent;
     // The deepest block is evicted last, because a hit further on is worth more.
     tree_->let_go_backwards(node, needed - from, group);
+  }
+}
+
+void KvBlocks::drop_gone(size_t group, SequenceBlocks& held) {
+  const std::span<const uint8_t> gone = gone_(static_cast<int32_t>(group), held.state.id());
+  BlockTable& table = held.tables[group];
+  for (int32_t i = 0; i < table.size(); ++i) {
+    if (gone[static_cast<size_t>(i)]) table.drop(i);
   }
 }
 

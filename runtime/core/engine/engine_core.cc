@@ -64,6 +64,10 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
   require_whole_chunks(facts, options);
+  if (facts.chunk_stop() > 0 && options.prefix_cache)
+    throw Error("InvalidOptionError",
+                "[engine] a model with a kv_budget has no prefix cache, because which blocks a sequence needs "
+                "behind a prefix depends on scores that are not remembered; leave enable_prefix_caching out");
   shapes_ = share_blocks(facts, options);
   std::vector<int32_t> blocks;
   for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
@@ -74,8 +78,8 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   if (proposer && facts.state_bytes > 0) {
     throw Error(
         "InvalidOptionError",
-        "[engine] nothing can be proposed to a model with recurrent layers, because their states cannot be "
-        "taken back behind a wrong proposal; leave speculative out");
+        "[engine] nothing can be proposed to a model with recurrent layers or a kv_budget, because states and "
+        "scores of blocks cannot be taken back behind a wrong proposal; leave speculative out");
   }
   // No step has more rows than tokens.
   const int32_t prompt_rows = prompt_rows_of(facts, options);
@@ -85,13 +89,14 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
                       states.sequences + states.snapshots);
   kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache,
                                    PrefixTree::Hash{secret_hash}, states);
+  kv_->on_gone([this](int32_t group, int32_t slot) { return executor_->gone_blocks(group, slot); });
   kv_->on_copy_state([this](int32_t from, int32_t to) { executor_->copy_state(from, to); });
   if (!facts.block_bytes.empty())
     kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed, prompt_rows,
-                            options.ageing_s, facts.chunk_multiple});
+                            options.ageing_s, facts.chunk_multiple, facts.chunk_stop()});
   // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
@@ -123,7 +128,8 @@ void EngineCore::make_tiers(const TierOptions& options) {
   const ModelFacts& model = executor_->facts();
   if (!kv_->remembers() || model.state_bytes > 0 || model.block_bytes.empty())
     throw Error("InvalidOptionError",
-                "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers; set "
+                "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers or a "
+                "kv_budget; set "
                 "enable_prefix_caching, or leave prefix_cache_memory and prefix_cache_disk out");
   tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes);
   kv_->archive(tiers_->hash(), [this](const PrefixTree::Node& node, size_t group) {
@@ -924,7 +930,7 @@ EngineStats EngineCore::stats() const {
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
     stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used(),
-                            shapes_[i].chunked, shapes_[i].sink_tokens});
+                            shapes_[i].chunked, shapes_[i].sink_tokens, shapes_[i].kept * kv_->block_size()});
   }
   const EngineStats::Blocks& blocks = stats.groups[widest_group()];
   stats.total_blocks = blocks.total;

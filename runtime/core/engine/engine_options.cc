@@ -101,7 +101,8 @@ int32_t pinned_room(const ModelFacts& facts, const EngineOptions& options) {
   if (facts.state_bytes > 0 || each == 0 || !options.prefix_cache)
     throw Error(
         "InvalidOptionError",
-        "[engine] pinned prefixes are a part of the prefix cache of a model without recurrent layers; "
+        "[engine] pinned prefixes are a part of the prefix cache of a model without recurrent layers or a "
+        "kv_budget; "
         "set enable_prefix_caching, or leave pinned_prefix_memory out");
   const int64_t room = options.pinned_bytes / each, all = options.kv_cache_bytes / each;
   if (room >= all || room < 1)
@@ -133,20 +134,23 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
     shape.window = facts.group_windows[group];
     shape.chunked = facts.chunked(group);
     shape.sink_tokens = facts.sink_tokens(group);
+    shape.kept = facts.budget(group).kept;
+    shape.interval = facts.budget(group).interval;
     shape.blocks = static_cast<int32_t>(alike);
-    if (shape.window == 0) {
+    if (shape.window == 0 && shape.kept == 0) {
       open += facts.block_bytes[group];
       continue;
     }
-    int64_t held = shape.sink_blocks(facts.block_size) +
-                   window_blocks(shape.window, chunk_of(options), facts.block_size);
+    int64_t held = shape.kept > 0 ? shape.kept_at_most(facts.block_size)
+                                  : shape.sink_blocks(facts.block_size) +
+                                        window_blocks(shape.window, chunk_of(options), facts.block_size);
     shape.max_held = static_cast<int32_t>(std::min(held, alike));
     shape.blocks =
         static_cast<int32_t>(std::min(alike, held * options.max_batch_size + pinned_room(facts, options)));
     left -= shape.blocks * facts.block_bytes[group];
   }
   for (GroupShape& shape : shapes) {
-    if (shape.window == 0) shape.blocks = static_cast<int32_t>(std::min(left / open, limit));
+    if (shape.window == 0 && shape.kept == 0) shape.blocks = static_cast<int32_t>(std::min(left / open, limit));
   }
   return shapes;
 }

@@ -285,6 +285,8 @@ void Scheduler::charge_start(PlannedChunk& chunk, int32_t remembered) {
 int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
   int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
   chunk = std::min({chunk, limits_.max_tokens - plan.tokens, sequence.until_snapshot()});
+  if (limits_.chunk_stop > 0)
+    chunk = std::min(chunk, limits_.chunk_stop - sequence.computed % limits_.chunk_stop);
   if (pace_.prefill > 0 && plan.decodes > 0 && !sequence.decodes()) {
     // A pace below one multiple would keep a prompt from ever getting on.
     chunk = std::min(chunk, std::max(pace_.prefill, limits_.chunk_multiple) - plan.prefill());

@@ -61,6 +61,8 @@
 // cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then rounded
 // down to a multiple.
 //
+// With chunk_stop, no chunk crosses a multiple of that position, where the executor forgets blocks of a sequence.
+//
 // With a pace (set_pace), a step that decodes computes at most so many other tokens, and no more completions
 // start than it says. c of the bound above is then the pace's prefill, if that is less.
 //
@@ -104,6 +106,7 @@ struct SchedulerLimits {
   // A chunk ends at a multiple of this position, or at the end of the tokens that the sequence has; 0:
   // anywhere. max_tokens - max_seqs + 1, max_prompt_rows and, if it is a cap, max_chunk must be no less.
   int32_t chunk_multiple = 0;
+  int32_t chunk_stop = 0;  // no chunk crosses a multiple of this position; 0: there is none
 };
 
 struct PlannedChunk {
