@@ -5,6 +5,7 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -94,6 +95,11 @@ class BlockTable {
     return index < first_ && index >= sinks_ ? -1 : blocks_[index] ? blocks_[index].id() : -1;
   }
   void append(BlockRef block) { blocks_.push_back(std::move(block)); }
+  // Appends an entry that is dropped already.
+  void append_hole() {
+    blocks_.emplace_back();
+    ++holes_;
+  }
   // Takes the memory for `size` entries: up to this size, append() and drop() throw nothing.
   void reserve(int32_t size) {
     if (size > this->size()) make_room(blocks_, static_cast<size_t>(size - this->size()));
@@ -108,8 +114,10 @@ class BlockTable {
     ++holes_;
   }
   void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }
-  // The entries that go must not have been dropped by index.
-  void truncate(int32_t size) { blocks_.resize(size); }
+  void truncate(int32_t size) {
+    for (int32_t i = std::max(size, first_); i < this->size(); ++i) holes_ -= !blocks_[i];
+    blocks_.resize(size);
+  }
   // Returns a table with more references to the same blocks, for a fork.
   BlockTable share() const;
   // Copies on write: if another sequence or the tree has the block too, `copy(from, to)` fills a new block,

@@ -1,8 +1,8 @@
 // Owns the blocks of all cache groups and remembers their contents. The tables of all groups grow together:
 // entry i of each holds the same positions. A group with a window drops the blocks that no later position
 // sees; those of its sink tokens it keeps. A group whose sequences keep so many blocks drops those that the
-// executor says are gone. Prefixes are not remembered then: which blocks a sequence needs behind one depends on
-// scores that nobody keeps.
+// executor says are gone, which the sequence's states say: behind a prefix, its snapshot says which blocks are
+// needed.
 //
 // If the model has recurrent layers, a sequence also has a slot for its states, from attach() to release().
 // Blocks of a prefix are then of no use without the states at its end. These are kept as snapshots, each in a
@@ -140,7 +140,8 @@ class KvBlocks {
   void touch(const std::vector<PrefixTree::Node*>& path) {
     for (size_t group = 0; !path.empty() && group < groups_.size(); ++group) tree_->touch(path.back(), group);
   }
-  // Returns whether a sequence behind a prefix of `blocks` blocks needs block `index` of a group.
+  // Returns whether a sequence behind a prefix of `blocks` blocks needs block `index` of a group, whose
+  // sequences forget no blocks.
   bool is_needed_behind(int32_t group, int32_t blocks, int32_t index) const;
   // Returns how many leading blocks of each sequence in a group are never dropped.
   int32_t sink_blocks(int32_t group) const { return shapes_[group].sink_blocks(block_size_); }
@@ -177,6 +178,9 @@ class KvBlocks {
 
  private:
   void drop_gone(size_t group, SequenceBlocks& held);
+  void release_kept(size_t group, SequenceBlocks& gone);
+  bool is_kept_behind(const PrefixTree::Node* node, size_t group, int32_t index) const;
+  bool needs(const std::vector<PrefixTree::Node*>& path, size_t group, int32_t index) const;
   int32_t first_needed(size_t group, int32_t next, int32_t published) const;
   std::vector<BlockTable> empty_tables() const;
   bool copies(size_t group, const SequenceBlocks& held, int32_t from) const;

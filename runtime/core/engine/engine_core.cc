@@ -64,10 +64,6 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
   require_whole_chunks(facts, options);
-  if (facts.chunk_stop() > 0 && options.prefix_cache)
-    throw Error("InvalidOptionError",
-                "[engine] a model with a kv_budget has no prefix cache, because which blocks a sequence needs "
-                "behind a prefix depends on scores that are not remembered; leave enable_prefix_caching out");
   shapes_ = share_blocks(facts, options);
   std::vector<int32_t> blocks;
   for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
