@@ -68,7 +68,10 @@ def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options:
         max_seq_len=facts["max_seq_len"],
         block_size=facts["block_size"],
         block_bytes=tuple(facts["block_bytes"]),
-        group_windows=tuple(facts["group_windows"]),
+        # A group whose sequences keep a budget of blocks is simulated as one with a window: it holds as many.
+        group_windows=tuple(
+            group["kv_budget"] or window for group, window in zip(groups, facts["group_windows"], strict=True)
+        ),
         kv_cache_bytes=options.kv_cache_bytes,
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,

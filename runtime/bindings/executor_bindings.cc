@@ -41,6 +41,7 @@ class PyCpuExecutor {
     result["block_bytes"] = facts.block_bytes;
     result["group_windows"] = facts.group_windows;
     result["state_bytes"] = facts.state_bytes;
+    result["chunk_stop"] = facts.chunk_stop();
     result["draft_width"] = facts.draft_width;
     result["draft_vocab"] = facts.draft_vocab;
     result["hidden_width"] = facts.hidden_width;
