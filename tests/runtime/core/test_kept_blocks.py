@@ -3,8 +3,10 @@ the sequence's own tokens."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,3 +126,64 @@ def test_plans_with_impossible_budgets_are_refused(
 ) -> None:
     with pytest.raises(EngineError, match=fault):
         load(replace(TOY, budget=budget), tmp_path)
+
+
+def some_load(count: int) -> list[tuple[list[int], Any]]:
+    """Prompts that share beginnings, and answers, of which most pass several decisions."""
+    draw = random.Random(3)
+    stem = some_ids(200, 7)
+    load = []
+    for i in range(count):
+        sampling = _runtime.Sampling()
+        sampling.max_tokens, sampling.logprobs = draw.randrange(1, 120), 2
+        sampling.temperature, sampling.seed = (0.8, i) if i % 2 else (0.0, None)
+        load.append((stem[: draw.choice([0, 48, 130, 200])] + some_ids(draw.randrange(1, 150), 100 + i), sampling))
+    return load
+
+
+def answers(paths: tuple[str, str], load: list[tuple[list[int], Any]], **changes: Any) -> tuple[Any, dict[str, Any]]:
+    """What an engine answers to each request, and its statistics at the end."""
+    options = _runtime.EngineOptions()
+    options.kv_cache_bytes, options.max_batch_size, options.max_num_tokens = 1 << 24, 6, 96
+    options.threads, options.state_snapshots = 1, 12
+    for name, value in changes.items():
+        setattr(options, name, value)
+    engine = _runtime.Engine(*paths, options)
+    for i, (prompt, sampling) in enumerate(load):
+        engine.submit(i, prompt, sampling)
+    told: list[list[Any]] = [[] for _ in load]
+    ended = 0
+    while ended < len(load):
+        for event in engine.wait_events(0.5):
+            assert event.finish in ("", "length", "stop"), event.error
+            told[event.request_id] += zip(event.tokens, event.logprobs, strict=True)
+            ended += bool(event.finish)
+    stats = engine.stats()
+    engine.shutdown(False)
+    (group,) = stats["groups"]
+    assert group["used_blocks"] == 0
+    assert group["free_blocks"] + group["cached_blocks"] == group["total_blocks"]
+    assert stats["invariant_violations"] == 0
+    return told, stats
+
+
+def test_scheduling_changes_no_bit(tmp_path: Path) -> None:
+    paths = TOY.plan().write(tmp_path)
+    block_bytes = sum(_runtime.CpuExecutor(*paths).facts()["block_bytes"])
+    load = some_load(24)
+    solo, stats = answers(paths, load, max_batch_size=1, prefix_cache=False)
+    assert stats["groups"][0]["total_blocks"] == 7 + INTERVAL // 16, "a sequence holds no more"
+    preempted, hits = [], []
+    for changes in (
+        {"max_chunk": 7, "threads": 2},
+        {"debug_preempt_every": 3, "debug_seed": 4},
+        {"debug_preempt_every": 2, "debug_seed": 5, "prefix_cache": False},
+        {"kv_cache_bytes": 22 * block_bytes, "max_num_tokens": 32},
+        {"kv_cache_bytes": 22 * block_bytes, "prefix_cache": False},
+    ):
+        told, stats = answers(paths, load, **changes)
+        assert told == solo, changes
+        preempted.append(stats["preemptions"])
+        hits.append(stats["state_snapshot_hits"])
+    assert min(preempted[1:]) > 0
+    assert hits[0] > 0
