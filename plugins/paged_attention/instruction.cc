@@ -136,7 +136,9 @@ class PagedAttention : public Operation {
       const int64_t queries = queries_of(view, seq);
       const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
       const int64_t first = first_seen(context - queries);
-      const int64_t seen = context - first + std::min<int64_t>(first, layer_.sink_tokens);
+      int64_t seen = context - first + std::min<int64_t>(first, layer_.sink_tokens);
+      if (budget_.kept > 0)
+        seen = std::min<int64_t>(seen, int64_t{budget_.kept} * block_size_ + budget_.interval);
       cost.bytes += queries > 0 ? seen * position_bytes : 0;
       cost.operations += 2 * queries * std::max<int64_t>(0, seen - queries / 2) * units_per_tile_ * group_ *
                          (head_dim_ + v_dim_);

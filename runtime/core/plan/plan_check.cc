@@ -168,8 +168,8 @@ void check_budgets(const Plan& plan) {
     shares += int64_t{instruction.ints[1]} * budget.interval;
     if (shares > kMaxShares)
       fault(i, "heads times interval must be at most ", kMaxShares, " over all layers, is ", shares);
-    for (size_t other = 0; other < group; ++other) {
-      if (!firsts[other] || budget_of(*firsts[other]).kept == 0) continue;
+    for (size_t other = 0; other < firsts.size(); ++other) {
+      if (other == group || !firsts[other] || budget_of(*firsts[other]).kept == 0) continue;
       const BlockBudget others = budget_of(*firsts[other]);
       if (others.state == budget.state || others.interval != budget.interval)
         fault(i, "cache groups ", other, " and ", group, " must have the same interval, and a state each");

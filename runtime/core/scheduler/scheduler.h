@@ -33,9 +33,9 @@
 // The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token
 // when it decodes, and by at least c = min(max_chunk, max_tokens - max_seqs + 1) tokens when it prefills (or
-// by all that are left, or to the next snapshot). With prompt_logprobs, c is max_prompt_rows if that is less.
-// So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps, and 2 more if snapshots are
-// kept, after it became the first, however often it was preempted before. No waiting sequence starts before
+// by all that are left, or to the next snapshot or multiple of chunk_stop). With prompt_logprobs, c is
+// max_prompt_rows if that is less. So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps, and
+// 2 more if snapshots are kept and one for each multiple of chunk_stop, after it became the first, however often it was preempted before. No waiting sequence starts before
 // the first waiting one. So a sequence starts at the latest one step after the sum of S over the sequences
 // that were running or before it in the order when it arrived (each completion counts), and over those of
 // higher priority that arrived while it waited: these can keep it waiting as long as they keep arriving. No
