@@ -401,7 +401,8 @@ namespace {
 void check_budget(const InstructionCheck& c, const KvLayerRecord& layer) {
   const BlockBudget budget = budget_of(c.instruction);
   if (budget.kept == 0) {
-    for (int i = 3; i < 7; ++i) c.require(c.instruction.ints[i] == 0, "ints[", i, "] must be 0 without a budget");
+    for (int i = kBudgetInts + 1; i < kBudgetEnd; ++i)
+      c.require(c.instruction.ints[i] == 0, "ints[", i, "] must be 0 without a budget");
     return;
   }
   const auto block_size = static_cast<int32_t>(c.plan.header.block_size);

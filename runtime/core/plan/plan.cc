@@ -93,8 +93,8 @@ bool names_kv_layer(uint32_t op) {
 }
 
 BlockBudget budget_of(const Instruction& instruction) {
-  const int32_t* ints = instruction.ints;
-  return {ints[2], ints[3], ints[4], ints[5], ints[6] - 1};
+  const int32_t* ints = instruction.ints + kBudgetInts;
+  return {ints[0], ints[1], ints[2], ints[3], ints[4] - 1};
 }
 
 std::vector<BlockBudget> Plan::budgets() const {

@@ -161,7 +161,8 @@ void check_budgets(const Plan& plan) {
     const BlockBudget budget = budget_of(instruction);
     const uint32_t group = plan.kv_layers[static_cast<size_t>(instruction.ints[0])].group;
     if (!firsts[group]) firsts[group] = &instruction;
-    if (!std::equal(instruction.ints + 2, instruction.ints + 8, firsts[group]->ints + 2))
+    if (!std::equal(instruction.ints + kBudgetInts, instruction.ints + kBudgetEnd,
+                    firsts[group]->ints + kBudgetInts))
       fault(i, "the budget must be that of the other layers of cache group ", group);
     if (budget.kept == 0) continue;
     if (plan.meets_ranks()) fault(i, "there must be no budget in the plan of one of several ranks");
