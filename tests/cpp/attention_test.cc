@@ -12,6 +12,7 @@
 #include "plugins/layer_norm/kernels.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
+#include "plugins/paged_attention/visible.h"
 #include "plugins/rms_norm/kernels.h"
 #include "plugins/rotary/kernels.h"
 #include "tests/cpp/check.h"
