@@ -7,15 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from support.harness import load_reference
+from support.ragged import Ragged
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.engine_format.engine_config import EngineConfig
-from tensorwright.engine_format.file_names import CONFIG
+from tensorwright.engine_format.file_names import CONFIG, CPU_PLAN, CPU_WEIGHTS
 from tensorwright.engine_format.kv_cache import DECISION_INTERVAL
 from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime import _runtime
 from tensorwright.runtime.requests.outputs import CompletionOutput
 
 BUDGET = 160
@@ -47,6 +52,26 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("plain"), "llama")
+
+
+def test_rows_see_what_the_cache_keeps(llama: Path) -> None:
+    """Against transformers, with a mask that hides the blocks that are gone. tests/runtime/core/test_kept_blocks.py has
+    which these must be."""
+    ids = prompt(1, 700)["prompt_token_ids"]
+    run = Ragged(_runtime.CpuExecutor(str(llama / CPU_PLAN), str(llama / CPU_WEIGHTS), 1, "map"), 40)
+    seen = np.tril(np.ones((len(ids), len(ids)), bool))
+    rows = []
+    for begin in range(0, len(ids), DECISION_INTERVAL):
+        end = begin + DECISION_INTERVAL
+        rows.append(run.step([("a", ids[begin:end])]))
+        gone = np.flatnonzero(run.executor.gone_blocks(0, run.state_slots["a"]))
+        if end <= len(ids):
+            assert len(gone) == max(0, end // 32 - BUDGET // 32)
+            seen[end:, np.isin(np.arange(len(ids)) // 32, gone)] = False
+    mask = torch.where(torch.from_numpy(seen), 0.0, torch.finfo(torch.float32).min)[None, None]
+    with torch.inference_mode():
+        expected = load_reference(llama.parent / "model", torch.float32)(torch.tensor([ids]), attention_mask=mask)
+    np.testing.assert_allclose(np.concatenate(rows), expected.logits[0].numpy(), rtol=0, atol=2e-4)
 
 
 def test_a_long_request_holds_few_blocks(llama: Path) -> None:
