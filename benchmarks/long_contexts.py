@@ -1,4 +1,4 @@
-"""What a bounded KV cache costs and saves: engines of one model with windows and sink tokens, and with budgets by scores.
+"""What a bounded KV cache costs and saves: engines of one model with windows and sink tokens, and with budgets.
 
     python benchmarks/long_contexts.py MODEL FOLDER [--kept 256+4 kv192 kv256/128] [--dtype float32] [--tokens 8192]
         [--threads 2] [--decode 64] [--rounds 5] [--away 320]
@@ -11,8 +11,8 @@ its record; the KV bytes that the sequence holds at most, of blocks in use; and 
 a token behind it, the least of the rounds.
 
 The last column is recall: a passage of 64 random tokens stands near the beginning, and again behind every `--away`
-tokens of text. It is the share of the repeated passages' tokens, but for the first 8 of each, that are the model's first
-choice, over 4 texts. No window of fewer tokens than lie between two passages shows the one before.
+tokens of text. It is the share of the repeated passages' tokens, but for the first 8 of each, that are the model's
+first choice, over 4 texts. No window of fewer tokens than lie between two passages shows the one before.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ def main() -> None:
     for row in rows:
         row.recalled = recall(row, text, args.away)
     print(f"{args.model}, {args.dtype}, a prompt of {len(ids)} tokens, {args.threads} threads", file=sys.stderr)
-    print("| keeps | perplexity, engine / reference | KL | same first choice | KV held | prompt, s | token, ms | recall |")
-    print("|---|---|---|---|---|---|---|---|")
+    heads = "keeps", "perplexity, engine / reference", "KL", "same first choice", "KV held", "prompt, s", "token, ms"
+    print(f"| {' | '.join(heads)} | recall |")
+    print(f"|{'---|' * (len(heads) + 1)}")
     for row in rows:
         kept = row.record
         ratio = f"{kept['perplexity_engine']:.3f} / {kept['perplexity_reference']:.3f}"

@@ -107,7 +107,8 @@ def eviction(view: EngineView) -> Finding:
         return Finding(name, MEMORY, about, Status.DONE, f"a window of {window} and sink tokens", None, "", page)
     budget = view.engine.kv_budget
     if budget is not None:
-        return Finding(name, MEMORY, about, Status.DONE, f"blocks of {budget} positions stay, by scores", None, "", page)
+        detail = f"blocks of {budget} positions stay, by scores"
+        return Finding(name, MEMORY, about, Status.DONE, detail, None, "", page)
     detail = "a window or a budget by scores bounds the blocks of a sequence, and changes answers"
     option = "build-engine --attention-window N, or --kv-budget N"
     return Finding(name, MEMORY, about, Status.LOSSY, detail, None, option, page)

@@ -339,8 +339,8 @@ class BuildFields:
         targets=("cpu",),
         at={
             Door.BUILD: At(
-                "With --attention-window or --kv-budget: how many first positions of a text are seen besides. [default: "
-                f"{SINK_TOKENS}]",
+                "With --attention-window or --kv-budget: how many first positions of a text are always seen. "
+                f"[default: {SINK_TOKENS}]",
                 minimum=0,
             ),
             Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),

@@ -1,5 +1,5 @@
-"""Blocks of the KV cache that a sequence keeps by their scores: which these are, and that no bit depends on anything but
-the sequence's own tokens."""
+"""Blocks of the KV cache that a sequence keeps by their scores: which these are, and that no bit depends on anything
+but the sequence's own tokens."""
 
 from __future__ import annotations
 
