@@ -251,8 +251,8 @@ void bind_paged_attention(nb::module_& m) {
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
         "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
         "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none(), "slopes"_a = nb::none(),
-        "chunked"_a = false, "sink_tokens"_a = 0, "gone"_a = std::vector<uint8_t>(), "tile_max"_a = nb::none(),
-        "tile_sum"_a = nb::none());
+        "chunked"_a = false, "sink_tokens"_a = 0, "gone"_a = std::vector<uint8_t>(),
+        "tile_max"_a = nb::none(), "tile_sum"_a = nb::none());
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def("latent_values_table", [] { return kernel_list(latent_values_kernels()); });

@@ -17,7 +17,8 @@ Fold whole_row(const RowShares& shares, int64_t row) {
   float mine, other;
   for (int64_t split = 0; split < shares.splits; ++split) {
     const int64_t at = split * shares.rows + row;
-    if (!Fold::nothing(shares.max[at], shares.sum[at])) fold.join(shares.max[at], shares.sum[at], &mine, &other);
+    if (!Fold::nothing(shares.max[at], shares.sum[at]))
+      fold.join(shares.max[at], shares.sum[at], &mine, &other);
   }
   if (shares.sinks) fold.sink(shares.sinks[row]);
   return fold;

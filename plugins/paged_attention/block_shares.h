@@ -20,8 +20,8 @@ struct RowShares {
 };
 
 // Adds to scores[block] the sum over the rows of the block's share of the row's softmax, in units of 2^-32. A
-// share that is NaN counts nothing. Other threads may add to the same scores meanwhile; the result is the same
-// in any order.
+// share that is NaN counts nothing. Other threads may add to the same scores meanwhile; the result is the
+// same in any order.
 void add_shares(const RowShares& shares, uint64_t* scores);
 
 }  // namespace tensorwright

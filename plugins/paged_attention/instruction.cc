@@ -8,8 +8,8 @@
 // combines the unit. In both cases each split is computed alone and splits are combined in ascending order,
 // so the result is the same.
 //
-// In a cache group with a budget (ops/kept_blocks.h) the splits of which a sequence keeps nothing are left out,
-// and whoever combines a unit adds its rows' shares to the scores of the sequence's blocks.
+// In a cache group with a budget (ops/kept_blocks.h) the splits of which a sequence keeps nothing are left
+// out, and whoever combines a unit adds its rows' shares to the scores of the sequence's blocks.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -213,7 +213,8 @@ class PagedAttention : public Operation {
     return block_scores(states_.at(static_cast<size_t>(budget_.state), slot), max_blocks_);
   }
 
-  // Lists the splits of which a sequence keeps a block, up to its last position. Returns where the list begins.
+  // Lists the splits of which a sequence keeps a block, up to its last position. Returns where the list
+  // begins.
   size_t find_kept_splits(const StepView& view, int32_t seq) {
     const size_t begin = kept_splits_.size();
     const uint8_t* gone = scores_of(view, seq).gone;
@@ -226,13 +227,13 @@ class PagedAttention : public Operation {
     return begin;
   }
 
-  // Gives a tile the splits of its sequence's list, which ends with that of the sequence's last position, up to
-  // that of its own.
+  // Gives a tile the splits of its sequence's list, which ends with that of the sequence's last position, up
+  // to that of its own.
   void show_kept_splits(size_t begin, QueryTile* tile) const {
     const int32_t last = (tile->position + tile->queries - 1) / TW_ATTENTION_SPLIT;
     tile->kept = kept_splits_.data() + begin;
-    const auto end = std::upper_bound(kept_splits_.begin() + static_cast<std::ptrdiff_t>(begin),
-                                      kept_splits_.end(), last);
+    const auto end =
+        std::upper_bound(kept_splits_.begin() + static_cast<std::ptrdiff_t>(begin), kept_splits_.end(), last);
     tile->splits = static_cast<int32_t>(end - kept_splits_.begin()) - static_cast<int32_t>(begin);
   }
 
@@ -277,8 +278,8 @@ class PagedAttention : public Operation {
     return rows;
   }
 
-  // The scratch of a unit is acc [splits, rows, v_dim], then max [splits, rows], then sum [splits, rows]. With a
-  // budget, tile_max and tile_sum [splits, rows, TW_SPLIT_TILES] follow.
+  // The scratch of a unit is acc [splits, rows, v_dim], then max [splits, rows], then sum [splits, rows].
+  // With a budget, tile_max and tile_sum [splits, rows, TW_SPLIT_TILES] follow.
   void attend(const StepView& view, int32_t unit, int32_t split, int thread, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const GroupTables& tables = view.step.groups[layer_.group];
@@ -344,7 +345,8 @@ class PagedAttention : public Operation {
   }
 
   // Adds the shares of a unit's rows to the scores of their sequence's blocks.
-  void add_shares_of(const StepView& view, const QueryTile& tile, const tw_attention_combine_args& unit) const {
+  void add_shares_of(const StepView& view, const QueryTile& tile,
+                     const tw_attention_combine_args& unit) const {
     const auto rows = static_cast<size_t>(unit.rows), splits = static_cast<size_t>(unit.splits);
     RowShares shares;
     shares.rows = unit.rows;
@@ -409,10 +411,12 @@ void check_budget(const InstructionCheck& c, const KvLayerRecord& layer) {
   c.require(layer.window == 0, "a layer with a budget must have no window, has ", layer.window);
   c.require(budget.sinks >= 0 && budget.recent >= 1 && budget.kept > 0 &&
                 int64_t{budget.sinks} + budget.recent < budget.kept && budget.kept <= c.plan.max_blocks(),
-            "kept must be at most ", c.plan.max_blocks(), " blocks and more than sinks and recent, of which the last "
-            "is positive, is ", budget.kept, " with ", budget.sinks, " and ", budget.recent);
-  c.require(budget.interval >= 1 && budget.interval % block_size == 0, "interval must be a multiple of ", block_size,
-            " positions, is ", budget.interval);
+            "kept must be at most ", c.plan.max_blocks(),
+            " blocks and more than sinks and recent, of which the last "
+            "is positive, is ",
+            budget.kept, " with ", budget.sinks, " and ", budget.recent);
+  c.require(budget.interval >= 1 && budget.interval % block_size == 0, "interval must be a multiple of ",
+            block_size, " positions, is ", budget.interval);
   const uint64_t bytes = kept_bytes(c.plan.max_blocks()), found = c.kept_state().bytes;
   c.require(found == bytes, "the state of scores must have ", bytes, " bytes, has ", found);
 }

@@ -330,7 +330,12 @@ class LLM(StrictKeywords):
         self._finalizer.atexit = False  # at the interpreter's exit the client closes itself
         stats = self._client.stats()
         room = stats["pinned_room"]
-        groups = tuple((group["window"], group["total_blocks"] - room) for group in stats["groups"])
+        # A sequence holds as many blocks of a group with a budget as of one with this window.
+        more = self.engine.chunk_stop - stats["block_size"]
+        groups = tuple(
+            (group["kv_budget"] + more if group["kv_budget"] else group["window"], group["total_blocks"] - room)
+            for group in stats["groups"]
+        )
         self.capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
         self.pins = PinTable(
             self._client.pin, self._client.unpin, stats["block_size"], room, native.pins_of(self.engine, self.options)

@@ -105,8 +105,8 @@ std::vector<char> values_of(const Shape& s, const Written& w, int kv_head, int s
 }
 
 // acc, max and sum of every KV head and split, for the last `queries` positions. v_dim: 0, or the columns of
-// V that are read, from rows beside the pages. forgets: every other block but the last is gone, and what is noted
-// of tiles follows.
+// V that are read, from rows beside the pages. forgets: every other block but the last is gone, and what is
+// noted of tiles follows.
 std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window,
                           int v_dim = 0, bool chunked = false, int sinks = 0, bool forgets = false) {
   std::vector<int32_t> block_table;

@@ -80,8 +80,8 @@ struct Simulation {
     return shape;
   }
 
-  // Two groups, the second with a window if one is given, which may be chunked, or with a budget of blocks, which
-  // needs states.
+  // Two groups, the second with a window if one is given, which may be chunked, or with a budget of blocks,
+  // which needs states.
   Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false,
              int32_t window = 0, StateShape state_shape = {}, bool chunked = false, int32_t kept = 0)
       : limits(l),
@@ -103,8 +103,8 @@ struct Simulation {
     });
   }
 
-  // Which blocks of a sequence of these tokens are gone from the second group: at each multiple of its interval all
-  // but so many, of those between the first and the last block by what tokens they begin with.
+  // Which blocks of a sequence of these tokens are gone from the second group: at each multiple of its
+  // interval all but so many, of those between the first and the last block by what tokens they begin with.
   std::vector<uint8_t> gone_of(const std::vector<int32_t>& tokens) const {
     std::vector<uint8_t> result(tokens.size() + 64);
     const int32_t size = kv.block_size(), interval = kv.shape(1).interval;
@@ -118,7 +118,8 @@ struct Simulation {
           return static_cast<uint32_t>(tokens[static_cast<size_t>(block * size)] + end) * 2654435761u;
         };
         for (int32_t block = 1; block < blocks - 1; ++block) {
-          if (!result[static_cast<size_t>(block)] && (least < 0 || score(block) < score(least))) least = block;
+          if (!result[static_cast<size_t>(block)] && (least < 0 || score(block) < score(least)))
+            least = block;
         }
         result[static_cast<size_t>(least)] = 1;
       }

@@ -45,6 +45,8 @@ def cached(*windows: int, asked: int = WINDOW, sinks: int = SINKS) -> Graph:
     return graph
 
 
-def output(graph: Graph, steps: list[list[int]] | None = None) -> list[np.ndarray]:
-    rows = interpret_ragged(graph, SEQUENCES, checkpoint_weights(source_of(graph)), steps=steps)
+def output(
+    graph: Graph, steps: list[list[int]] | None = None, sequences: list[list[int]] = SEQUENCES
+) -> list[np.ndarray]:
+    rows = interpret_ragged(graph, sequences, checkpoint_weights(source_of(graph)), steps=steps)
     return [r.numpy() for r in rows]

@@ -81,8 +81,8 @@ class BlockAllocator {
 
 // The blocks of one sequence in one group, in the order of positions. The destructor gives them back. Blocks
 // that fell out of the group's window are dropped, the first block first; their entries stay, and are empty.
-// The first `sinks` entries hold sink tokens (group_shape.h) and are never dropped so. Any entry may be dropped
-// by its index.
+// The first `sinks` entries hold sink tokens (group_shape.h) and are never dropped so. Any entry may be
+// dropped by its index.
 class BlockTable {
  public:
   explicit BlockTable(int32_t sinks = 0) : sinks_(sinks), first_(sinks) {}

@@ -49,8 +49,8 @@ bool KvBlocks::needs(const std::vector<PrefixTree::Node*>& path, size_t group, i
   return is_needed_behind(static_cast<int32_t>(group), static_cast<int32_t>(path.size()), index);
 }
 
-// Returns whether a sequence can go on behind the first `length` nodes. Where which blocks it needs depends on a
-// snapshot, and there is none, the last block must be there.
+// Returns whether a sequence can go on behind the first `length` nodes. Where which blocks it needs depends
+// on a snapshot, and there is none, the last block must be there.
 bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const {
   auto entries = static_cast<int32_t>(length);
   for (size_t group = 0; group < groups_.size(); ++group) {

@@ -1,8 +1,8 @@
 // Owns the blocks of all cache groups and remembers their contents. The tables of all groups grow together:
 // entry i of each holds the same positions. A group with a window drops the blocks that no later position
 // sees; those of its sink tokens it keeps. A group whose sequences keep so many blocks drops those that the
-// executor says are gone, which the sequence's states say: behind a prefix, its snapshot says which blocks are
-// needed.
+// executor says are gone, which the sequence's states say: behind a prefix, its snapshot says which blocks
+// are needed.
 //
 // If the model has recurrent layers, a sequence also has a slot for its states, from attach() to release().
 // Blocks of a prefix are then of no use without the states at its end. These are kept as snapshots, each in a

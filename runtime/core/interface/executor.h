@@ -17,8 +17,8 @@ namespace tensorwright {
 // How many blocks a sequence may keep of a cache group that forgets blocks by their scores, and which
 // (ops/kept_blocks.h). Without a budget kept is 0.
 struct BlockBudget {
-  int32_t kept = 0;      // blocks that stay at a decision; between two, a sequence has those of an interval more
-  int32_t sinks = 0;     // first blocks, which always stay
+  int32_t kept = 0;   // blocks that stay at a decision; between two, a sequence has those of an interval more
+  int32_t sinks = 0;  // first blocks, which always stay
   int32_t recent = 0;    // last blocks, which stay at a decision
   int32_t interval = 0;  // positions between two decisions, a multiple of the block size
   int32_t state = -1;    // the state that holds the scores, for the executor
@@ -139,8 +139,8 @@ class Executor {
   // Copies the states of all recurrent layers from one slot to another.
   virtual void copy_state(int32_t from, int32_t to) = 0;
   // Returns which blocks of a sequence no later step of it reads, in a group with a budget: 1 for each block
-  // that is forgotten, by its place in the sequence. slot: that of the sequence's states. Valid until the next
-  // run().
+  // that is forgotten, by its place in the sequence. slot: that of the sequence's states. Valid until the
+  // next run().
   virtual std::span<const uint8_t> gone_blocks(int32_t /*group*/, int32_t /*slot*/) const { return {}; }
   // Copy one block of a group out of the cache or into it, over all layers of the group: block_bytes[group]
   // bytes, as the cache lays them out. Throws Error{"InvalidOptionError"} if the executor cannot.

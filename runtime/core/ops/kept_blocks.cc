@@ -17,8 +17,7 @@ void KeptBlocks::begin(const Step& step) const {
   for (const BlockBudget& budget : budgets_) {
     for (int32_t seq = 0; budget.kept > 0 && seq < step.seqs(); ++seq) {
       if (step.first_position(seq) > 0) continue;
-      char* state =
-          states_.at(static_cast<size_t>(budget.state), step.state_slots[static_cast<size_t>(seq)]);
+      char* state = states_.at(static_cast<size_t>(budget.state), step.state_slots[static_cast<size_t>(seq)]);
       std::memset(state, 0, kept_bytes(max_blocks_));
     }
   }
@@ -29,8 +28,7 @@ void KeptBlocks::end(const Step& step) {
     for (int32_t seq = 0; budget.kept > 0 && seq < step.seqs(); ++seq) {
       const int32_t positions = step.context_lens[static_cast<size_t>(seq)];
       if (positions % budget.interval != 0) continue;
-      char* state =
-          states_.at(static_cast<size_t>(budget.state), step.state_slots[static_cast<size_t>(seq)]);
+      char* state = states_.at(static_cast<size_t>(budget.state), step.state_slots[static_cast<size_t>(seq)]);
       decide(budget, block_scores(state, max_blocks_), positions / block_size_);
     }
   }

@@ -11,9 +11,9 @@
 // the tokens before it alone. Scores and what is gone are a state of the sequence (state_storage.h): they are
 // copied for forks, and a sequence that starts anew starts with none.
 //
-// H2O (Zhang et al. 2023, arXiv 2306.14048) keeps single positions of each head by the sum of their shares. Whole
-// blocks of all layers and heads of a group, as here, are what a paged cache can free (PagedEviction, arXiv
-// 2509.04377).
+// H2O (Zhang et al. 2023, arXiv 2306.14048) keeps single positions of each head by the sum of their shares.
+// Whole blocks of all layers and heads of a group, as here, are what a paged cache can free (PagedEviction,
+// arXiv 2509.04377).
 #ifndef TENSORWRIGHT_RUNTIME_CORE_KEPT_BLOCKS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_KEPT_BLOCKS_H_
 
@@ -47,7 +47,8 @@ class KeptBlocks {
   void begin(const Step& step) const;
   // After a step was computed: decides for the sequences that it brought to a multiple of the interval.
   void end(const Step& step);
-  // Returns which blocks of a slot are gone, [blocks of the longest sequence]; empty if the group has no budget.
+  // Returns which blocks of a slot are gone, [blocks of the longest sequence]; empty if the group has no
+  // budget.
   std::span<const uint8_t> gone(int32_t group, int32_t slot) const;
 
  private:

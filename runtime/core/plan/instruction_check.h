@@ -84,7 +84,8 @@ class InstructionCheck {
             plan.states.size(), ", is ", index);
     return plan.states[static_cast<size_t>(index)];
   }
-  // Returns the record of the state that the attribute `scores` of a budget names: the number of a state and 1.
+  // Returns the record of the state that the attribute `scores` of a budget names: the number of a state
+  // and 1.
   const StateRecord& kept_state() const {
     const int32_t scores = budget_of(instruction).state + 1;
     require(scores >= 1 && static_cast<size_t>(scores) <= plan.states.size(), "scores must be 1 to ",

@@ -49,7 +49,9 @@ struct Plan {
 };
 
 // Returns the bytes of the state that scores so many blocks: 8 and 1 for each (ops/kept_blocks.h).
-constexpr uint64_t kept_bytes(int32_t blocks) { return (uint64_t{9} * static_cast<uint32_t>(blocks) + 63) / 64 * 64; }
+constexpr uint64_t kept_bytes(int32_t blocks) {
+  return (uint64_t{9} * static_cast<uint32_t>(blocks) + 63) / 64 * 64;
+}
 
 // Where the whole numbers of a budget begin among those of an instruction of attention: kept, sinks, recent,
 // interval, scores.

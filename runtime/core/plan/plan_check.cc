@@ -148,11 +148,13 @@ void check_heads(const Plan& plan) {
 
 namespace {
 
-// All layers of a group must forget the same blocks at the same positions, because they share block tables, and
-// groups must not share scores. The sum of all shares of two intervals must fit 64 bits (kept_blocks.h).
+// All layers of a group must forget the same blocks at the same positions, because they share block tables,
+// and groups must not share scores. The sum of all shares of two intervals must fit 64 bits (kept_blocks.h).
 void check_budgets(const Plan& plan) {
   constexpr int64_t kMaxShares = int64_t{1} << 30;
-  const auto fault = [&](size_t i, const auto&... parts) { refuse_plan(concat("instruction ", i, ": ", parts...)); };
+  const auto fault = [&](size_t i, const auto&... parts) {
+    refuse_plan(concat("instruction ", i, ": ", parts...));
+  };
   std::vector<const Instruction*> firsts(plan.header.cache_groups);
   int64_t shares = 0;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {

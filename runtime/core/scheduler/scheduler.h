@@ -34,13 +34,13 @@
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token
 // when it decodes, and by at least c = min(max_chunk, max_tokens - max_seqs + 1) tokens when it prefills (or
 // by all that are left, or to the next snapshot or multiple of chunk_stop). With prompt_logprobs, c is
-// max_prompt_rows if that is less. So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps, and
-// 2 more if snapshots are kept and one for each multiple of chunk_stop, after it became the first, however often it was preempted before. No waiting sequence starts before
-// the first waiting one. So a sequence starts at the latest one step after the sum of S over the sequences
-// that were running or before it in the order when it arrived (each completion counts), and over those of
-// higher priority that arrived while it waited: these can keep it waiting as long as they keep arriving. No
-// other sequence that arrives later delays it; with equal priorities, none at all. (debug_preempt_every
-// breaks this on purpose.)
+// max_prompt_rows if that is less. So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps,
+// and 2 more if snapshots are kept and one for each multiple of chunk_stop, after it became the first,
+// however often it was preempted before. No waiting sequence starts before the first waiting one. So a
+// sequence starts at the latest one step after the sum of S over the sequences that were running or before it
+// in the order when it arrived (each completion counts), and over those of higher priority that arrived while
+// it waited: these can keep it waiting as long as they keep arriving. No other sequence that arrives later
+// delays it; with equal priorities, none at all. (debug_preempt_every breaks this on purpose.)
 //
 // Tenants share the engine when they wait. Of the waiting sequences, those of the highest priority start
 // first; among these the ones that ran before and were preempted; then the tenant that has had the least
@@ -55,13 +55,14 @@
 // ageing_s no sequence that arrives later goes before it for its priority: then it waits for its turn as a
 // sequence of the highest priority does.
 //
-// With chunk_multiple, a chunk ends at a multiple of that position or at the end of the sequence's tokens. What
-// does not reach the next multiple waits for a step that has room, so what a row of a prompt is computed with
-// depends on its position alone. A pace that is less than one multiple lets one through, a hit of the prefix
-// cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then rounded
-// down to a multiple.
+// With chunk_multiple, a chunk ends at a multiple of that position or at the end of the sequence's tokens.
+// What does not reach the next multiple waits for a step that has room, so what a row of a prompt is computed
+// with depends on its position alone. A pace that is less than one multiple lets one through, a hit of the
+// prefix cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then
+// rounded down to a multiple.
 //
-// With chunk_stop, no chunk crosses a multiple of that position, where the executor forgets blocks of a sequence.
+// With chunk_stop, no chunk crosses a multiple of that position, where the executor forgets blocks of a
+// sequence.
 //
 // With a pace (set_pace), a step that decodes computes at most so many other tokens, and no more completions
 // start than it says. c of the bound above is then the pace's prefill, if that is less.
