@@ -92,6 +92,8 @@ def build(
     kv_cache_dtype: str = "auto",
     attention_window: int | None = None,
     sink_tokens: int | None = None,
+    kv_budget: int | None = None,
+    recent_tokens: int | None = None,
     keep_weights: bool = False,
     calibrate: str = "none",
     calibration_text: str | Path | None = None,
@@ -135,7 +137,9 @@ def build(
     report counts; the time before the call is the phase "start".
 
     For target cpu alone: attention_window: layers that attend to all positions see the last so many, and the first
-    sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md).
+    sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md). kv_budget: the KV
+    cache keeps so many tokens of a sequence at every 128th, the first sink_tokens, the last recent_tokens (None means a
+    quarter) and those that attention looked at most; not with attention_window.
     calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
@@ -169,6 +173,8 @@ def build(
         kv_cache_dtype=kv_cache_dtype,
         attention_window=attention_window,
         sink_tokens=sink_tokens,
+        kv_budget=kv_budget,
+        recent_tokens=recent_tokens,
         keep_weights=keep_weights,
         calibrate=calibrate,
         calibration_text=named_place(calibration_text),

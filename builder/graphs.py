@@ -10,6 +10,7 @@ from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.process import paused_collector, uninterrupted
 from tensorwright.builder.target.interface import Target
+from tensorwright.engine_format.kv_cache import DECISION_INTERVAL
 from tensorwright.engine_format.pooling import EMBED
 from tensorwright.engine_format.weight_formats import UNQUANTIZED
 from tensorwright.errors import BuildError, MissingDependencyError, reason
@@ -80,6 +81,9 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     facts.kv_cache_dtype = options.kv_cache_dtype
     facts.attention_window = options.attention_window or 0
     facts.sink_tokens = options.shown_sink_tokens
+    facts.kv_budget = options.kv_budget or 0
+    facts.recent_tokens = options.kept_recent_tokens
+    facts.kv_interval = 0 if options.kv_budget is None else DECISION_INTERVAL
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
     facts.channel_scales = options.calibration.scales

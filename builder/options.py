@@ -12,11 +12,12 @@ from typing import Any
 from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS
+from tensorwright.engine_format.kv_cache import DECISION_INTERVAL
 from tensorwright.engine_format.pooling import EMBED, GENERATE
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import MAX_POSITIONS, SINK_TOKENS, BuildFields, asked_formats
+from tensorwright.options.build import MAX_POSITIONS, RECENT_SHARE, SINK_TOKENS, BuildFields, asked_formats
 from tensorwright.options.declare import options_in
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
@@ -37,8 +38,9 @@ class BuildOptions(BuildFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
-        if self.attention_window == 0:
-            object.__setattr__(self, "attention_window", None)
+        for name in ("attention_window", "kv_budget"):
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, None)
         if self.sm == () and self.target in TARGETS:
             object.__setattr__(self, "sm", self.target_format.default_sms)
         for option in options_in(BuildFields):
@@ -70,16 +72,7 @@ class BuildOptions(BuildFields):
                 "leave it out, or say quantize"
             )
 
-        if self.sink_tokens is not None and self.attention_window is None:
-            raise InvalidOptionError(
-                "sink_tokens are seen besides a window, and attention_window asks for none; say it, or leave out "
-                "sink_tokens"
-            )
-        if self.attention_window is not None and self.heads is not None:
-            raise InvalidOptionError(
-                "heads propose tokens from all positions of their own cache, which attention_window does not bound; "
-                "leave out heads or attention_window"
-            )
+        self._check_long_contexts()
         if self.heads is not None and self.keep_weights:
             raise InvalidOptionError(
                 "keep_weights is for tensorwright rebuild, which makes no engine with heads without the checkpoint; "
@@ -93,8 +86,37 @@ class BuildOptions(BuildFields):
                     )
         elif self.seen_positions is not None and (self.accuracy_tokens or MAX_POSITIONS) <= self.seen_positions:
             raise InvalidOptionError(
-                f"accuracy_tokens must be above the {self.seen_positions} positions that attention_window and "
-                f"sink_tokens show, or nothing that they hide is measured, not {self.accuracy_tokens}"
+                f"accuracy_tokens must be above the {self.seen_positions} positions that {self._shown_by} show, or "
+                f"nothing that they hide is measured, not {self.accuracy_tokens}"
+            )
+
+    def _check_long_contexts(self) -> None:
+        """Refuses options about what attention sees and the cache keeps that do not go together."""
+        window, budget = self.attention_window, self.kv_budget
+        if window is not None and budget is not None:
+            raise InvalidOptionError(
+                "attention_window keeps the last positions of a text and kv_budget those that attention looked at "
+                "most; leave out one of them"
+            )
+        if self.sink_tokens is not None and window is None and budget is None:
+            raise InvalidOptionError(
+                "sink_tokens are seen besides a window, and attention_window asks for none; say it, or kv_budget, or "
+                "leave out sink_tokens"
+            )
+        if self.recent_tokens is not None and budget is None:
+            raise InvalidOptionError(
+                "recent_tokens are a part of kv_budget, which is not given; say it, or leave out recent_tokens"
+            )
+        for name in ("attention_window", "kv_budget"):
+            if getattr(self, name) is not None and self.heads is not None:
+                raise InvalidOptionError(
+                    f"heads propose tokens from all positions of their own cache, which {name} does not bound; leave "
+                    f"out heads or {name}"
+                )
+        if budget is not None and self.ranks > 1:
+            raise InvalidOptionError(
+                "kv_budget scores blocks by all heads and layers of a model, which are on several ranks with "
+                "tensor_parallel and pipeline_parallel; leave out kv_budget or these"
             )
 
     def _check_calibration(self, spec: QuantizeSpec) -> None:
@@ -148,15 +170,28 @@ class BuildOptions(BuildFields):
 
     @property
     def shown_sink_tokens(self) -> int:
-        """Returns how many first positions layers with an attention_window see besides it; 0 without one."""
-        if self.attention_window is None:
+        """Returns how many first positions layers with an attention_window or kv_budget keep; 0 without one."""
+        if self.attention_window is None and self.kv_budget is None:
             return 0
         return SINK_TOKENS if self.sink_tokens is None else self.sink_tokens
 
     @property
     def seen_positions(self) -> int | None:
-        """Returns how many positions layers with an attention_window see at most; None without one."""
+        """Returns how many positions layers with an attention_window or kv_budget see at most; None without one."""
+        if self.kv_budget is not None:
+            return self.kv_budget + DECISION_INTERVAL
         return None if self.attention_window is None else self.attention_window + self.shown_sink_tokens
+
+    @property
+    def _shown_by(self) -> str:
+        return "attention_window and sink_tokens" if self.kv_budget is None else "kv_budget and a decision's interval"
+
+    @property
+    def kept_recent_tokens(self) -> int:
+        """Returns how many last positions stay at each decision of a kv_budget; 0 without one."""
+        if self.kv_budget is None:
+            return 0
+        return self.kv_budget // RECENT_SHARE if self.recent_tokens is None else self.recent_tokens
 
     @property
     def target_format(self) -> TargetFormat:
@@ -241,7 +276,7 @@ class BuildOptions(BuildFields):
         for name in ("tensor_parallel", "pipeline_parallel"):
             if options[name] == 1:
                 del options[name]
-        for name in ("attention_window", "sink_tokens"):
+        for name in ("attention_window", "sink_tokens", "kv_budget", "recent_tokens"):
             if options[name] is None:
                 del options[name]
         if not self.expert_parallel:

@@ -13,6 +13,7 @@ def plain_graph(graph: Graph) -> Graph:
     """Returns a copy of the graph before quantization: weights, the order of columns, the KV cache and what attention
     sees as the model has them, no channel scales, and products that read all columns."""
     from tensorwright.passes.limit_attention import show_all
+    from tensorwright.passes.limit_kv_cache import keep_all
     from tensorwright.passes.order_columns import restore_order
     from tensorwright.passes.quantize_weights import QUANTIZED
 
@@ -20,6 +21,7 @@ def plain_graph(graph: Graph) -> Graph:
     restore_order(graph)
     join_columns(graph)
     show_all(graph)
+    keep_all(graph)
     for node in graph.find("weight"):
         node.attrs["expr"] = without_scales(node.attrs["expr"])
     for node in graph.nodes:

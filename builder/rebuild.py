@@ -137,7 +137,12 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
         and chosen.get("sparsity", "none") == "none"
     )
     meaningless += ["calibrate", "activations"] if plain else []
-    meaningless += [] if chosen.get("attention_window") else ["sink_tokens"]
+    # A window takes the place of a budget, and a budget that of a window.
+    for name, other in (("attention_window", "kv_budget"), ("kv_budget", "attention_window")):
+        meaningless += [other] if changes.get(name) else []
+    bounds = [name for name in ("attention_window", "kv_budget") if chosen.get(name) and name not in meaningless]
+    meaningless += [] if bounds else ["sink_tokens"]
+    meaningless += [] if "kv_budget" in bounds else ["recent_tokens"]
     for name in {*meaningless} - {*changes}:
         chosen.pop(name, None)
     if "sm" in chosen:

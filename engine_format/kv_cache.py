@@ -1,4 +1,4 @@
-"""Lists the types of the KV cache that a build can be asked for."""
+"""Lists the types of the KV cache that a build can be asked for, and says how much of a sequence it holds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,23 @@ KV_CACHE_DTYPES = (AS_ACTIVATIONS, "int8", "int4")
 """The value "int8" is 8 bits with a scale for each token and head. The value "int4" is 4 bits with a scale and an
 offset for each token and 64 dimensions of a head; only target cpu has it."""
 _INT4_GROUP = 64
+DECISION_INTERVAL = 128
+"""How many positions lie between two decisions about what a sequence keeps, where a build gives it a kv_budget."""
 
 
 def quantized_bits(dtype: str, head_dim: int) -> float | None:
     """Returns the bits of a number of a quantized cache, with its share of scales and offsets. None for a type of
     activations. head_dim: the numbers of a head, which share a scale of int8."""
     return {"int8": 8 + 32 / head_dim, "int4": 4 + 32 * math.ceil(head_dim / _INT4_GROUP) / head_dim}.get(dtype)
+
+
+def most_held(max_seq_len: int, kv_budget: int | None) -> int:
+    """Returns the most positions whose blocks a sequence holds. kv_budget: how many it keeps at each decision; None
+    means all."""
+    return max_seq_len if kv_budget is None else min(max_seq_len, kv_budget + DECISION_INTERVAL)
+
+
+def step_end(begin: int, end: int, stop: int) -> int:
+    """Returns where a step that computes positions from `begin` on, up to `end`, must end. stop: no step crosses a
+    multiple of this position, where blocks of a sequence are forgotten; 0 means there is none."""
+    return end if stop == 0 else min(end, (begin // stop + 1) * stop)

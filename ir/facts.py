@@ -220,7 +220,13 @@ class Facts:
     attention_window = Fact(_whole, default=0)
     """How many last positions layers of full attention are to see; 0 asks for all."""
     sink_tokens = Fact(_whole, default=0)
-    """How many first positions they are to see besides."""
+    """How many first positions they are to see besides; with kv_budget, how many first ones stay."""
+    kv_budget = Fact(_whole, default=0)
+    """How many positions a sequence is to keep in the cache of layers of full attention; 0 asks for all."""
+    recent_tokens = Fact(_whole, default=0)
+    """How many of the last positions stay whatever their scores, where kv_budget makes a sequence forget some."""
+    kv_interval = Fact(_whole, default=0)
+    """How many positions lie between two decisions about which stay."""
     activations = Fact(_text, default="auto")
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
@@ -310,8 +316,8 @@ class Facts:
 
 
 QUANTIZATION = (
-    "kv_cache_dtype", "attention_window", "sink_tokens", "activations", "quantize", "channel_scales", "column_orders",
-    "outlier_columns",
+    "kv_cache_dtype", "attention_window", "sink_tokens", "kv_budget", "recent_tokens", "kv_interval", "activations",
+    "quantize", "channel_scales", "column_orders", "outlier_columns",
 )  # fmt: skip
 """The facts that ask the passes for quantization, and for attention to fewer positions."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}

@@ -45,7 +45,7 @@ from tensorwright.passes.rewriting.rewriter import Types, make_node
 from tensorwright.plugins.experts.gate import DEFAULTS
 from tensorwright.plugins.experts.op import COUNTS, PART
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
-from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
+from tensorwright.plugins.paged_attention.op import BUDGET, CPU_MAX_HEAD_DIM
 from tensorwright.plugins.route import op as route
 
 IDS = {"token_ids": 0, "positions": 1}
@@ -383,7 +383,8 @@ def lower_latent_kv_write(low: Lowering, node: Node) -> list[Value]:
 
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
-    attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
+    budget = {name: node.attrs.get(name, 0) for name in BUDGET}
+    attrs = {**kv_attrs(node), **budget, "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
     vectors = [None if v is None else low.weight(v, RAW) for v in (node.optional(5), node.optional(6))]
     operands = [*(low.value(node.operand(i)) for i in range(5)), *vectors]
     return low.emit("paged_attention", operands, [kind], **attrs)

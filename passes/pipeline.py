@@ -23,6 +23,7 @@ from tensorwright.passes.fold_channel_scales import fold_channel_scales
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.keep_outlier_columns import keep_outlier_columns
 from tensorwright.passes.limit_attention import limit_attention
+from tensorwright.passes.limit_kv_cache import limit_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.order_columns import order_columns
@@ -57,6 +58,7 @@ PIPELINE: tuple[Phase, ...] = (
         Step(quantize_kv_cache, "one layer, one type of cache", after=("insert_kv_cache",), lossy="always"),
         Step(limit_attention, "what the user gives up, like the rounding above", after=("insert_kv_cache",),
              lossy="always"),
+        Step(limit_kv_cache, "likewise", after=("insert_kv_cache",), lossy="always"),
     )),
     Phase("lower", "lowered", (
         Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),

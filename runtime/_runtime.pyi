@@ -77,6 +77,11 @@ class CpuExecutor:
     def facts(self) -> dict[str, Any]:
         """vocab_size, max_seq_len, block_size, block_bytes and more."""
 
+    def gone_blocks(self, group: int, slot: int) -> list[int]:
+        """
+        Of a group with a budget: 1 for each block that the sequence of a state slot has forgotten.
+        """
+
     def allocate(self, blocks: Sequence[int], max_tokens: int, max_rows: int, max_seqs: int, state_slots: int = 0) -> None:
         """
         Makes room, once: blocks is a list with one count per cache group; state_slots is 0 unless facts() has state_bytes.
@@ -1309,6 +1314,13 @@ class FleetOptions:
 
     @state_bytes.setter
     def state_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def chunk_multiple(self) -> int:
+        """the positions at whose multiples chunks of prompts end; 0: anywhere"""
+
+    @chunk_multiple.setter
+    def chunk_multiple(self, arg: int, /) -> None: ...
 
     @property
     def kv_cache_bytes(self) -> int:

@@ -21,6 +21,7 @@ from tensorwright.builder.measure.sample import Sample
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Advance
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
+from tensorwright.engine_format.kv_cache import step_end
 from tensorwright.errors import MissingDependencyError
 from tensorwright.ir.facts import HIDDEN
 from tensorwright.ir.graph import Graph, Node
@@ -180,6 +181,7 @@ class EngineLogits:
         self._blocks = -(-longest // facts["block_size"])
         self._groups = len(facts["block_bytes"])
         self._state_slots = [0] if facts["state_bytes"] else []
+        self._stop = facts["chunk_stop"]
         self._rows = 0
 
     def __call__(self, ids: list[int], rows: int) -> Iterator[np.ndarray]:
@@ -189,9 +191,13 @@ class EngineLogits:
             self._rows = rows
         table = np.arange(self._blocks, dtype=np.int32)[None]
         for start in range(0, len(ids), rows):
-            positions = list(range(start, min(len(ids), start + rows)))
-            count = len(positions)
-            yield self._call(
-                self._executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
-                list(range(count)), [(table, positions)] * self._groups, self._state_slots,
-            )  # fmt: skip
+            end, parts = min(len(ids), start + rows), []
+            while start < end:
+                positions = list(range(start, step_end(start, end, self._stop)))
+                count = len(positions)
+                parts.append(self._call(
+                    self._executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
+                    list(range(count)), [(table, positions)] * self._groups, self._state_slots,
+                ))  # fmt: skip
+                start = positions[-1] + 1
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)

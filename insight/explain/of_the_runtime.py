@@ -105,8 +105,12 @@ def eviction(view: EngineView) -> Finding:
     window = view.engine.config.build_options.get("attention_window")
     if window is not None:
         return Finding(name, MEMORY, about, Status.DONE, f"a window of {window} and sink tokens", None, "", page)
-    detail = "a window and sink tokens bound the blocks of a sequence, and change answers"
-    option = "build-engine --attention-window N"
+    budget = view.engine.kv_budget
+    if budget is not None:
+        detail = f"blocks of {budget} positions stay, by scores"
+        return Finding(name, MEMORY, about, Status.DONE, detail, None, "", page)
+    detail = "a window or a budget by scores bounds the blocks of a sequence, and changes answers"
+    option = "build-engine --attention-window N, or --kv-budget N"
     return Finding(name, MEMORY, about, Status.LOSSY, detail, None, option, page)
 
 

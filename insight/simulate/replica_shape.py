@@ -29,6 +29,7 @@ class ReplicaShape:
     group_chunked: tuple[int, ...] = ()
     group_sink_tokens: tuple[int, ...] = ()
     state_bytes: int = 0
+    chunk_multiple: int = 0
     state_snapshots: int = 0
     itl_goal_s: float = 0.0
     ageing_s: float = 0.0
@@ -67,7 +68,10 @@ def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options:
         max_seq_len=facts["max_seq_len"],
         block_size=facts["block_size"],
         block_bytes=tuple(facts["block_bytes"]),
-        group_windows=tuple(facts["group_windows"]),
+        # A group whose sequences keep a budget of blocks is simulated as one with a window: it holds as many.
+        group_windows=tuple(
+            group["kv_budget"] or window for group, window in zip(groups, facts["group_windows"], strict=True)
+        ),
         kv_cache_bytes=options.kv_cache_bytes,
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,
@@ -77,5 +81,6 @@ def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options:
         group_chunked=tuple(int(group["chunked"]) for group in groups),
         group_sink_tokens=tuple(group["sink_tokens"] for group in groups),
         state_bytes=facts["state_bytes"],
+        chunk_multiple=facts["chunk_multiple"],
         state_snapshots=options.state_snapshots,
     )

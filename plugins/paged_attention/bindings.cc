@@ -40,12 +40,13 @@ void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t
 }
 
 // q is [queries, group * head_dim], acc [queries, group, head_dim], max and sum [queries, group], slopes
-// [group].
+// [group], gone [blocks], tile_max and tile_sum [queries, group, 32].
 void run_attention(size_t index, const Array& q, const Array& pages, const Array& block_table,
                    const Array& acc, const Array& max, const Array& sum, int kv_head, int block_size,
                    int first_position, int split, float scale, int window, float softcap,
                    std::optional<int> kv_dtype, const std::optional<Array>& slopes, bool chunked,
-                   int sink_tokens) {
+                   int sink_tokens, const std::vector<uint8_t>& gone, const std::optional<Array>& tile_max,
+                   const std::optional<Array>& tile_sum) {
   require(q.ndim() == 2 && pages.ndim() == 2 && acc.ndim() == 3,
           "q and pages must be matrices, acc [Q, G, D]");
   tw_attention_args a = {};
@@ -75,6 +76,11 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   a.acc = array_data<float>(acc, TW_F32, rows * a.head_dim, "acc");
   a.max = array_data<float>(max, TW_F32, rows, "max");
   a.sum = array_data<float>(sum, TW_F32, rows, "sum");
+  require(gone.empty() || gone.size() >= block_table.shape(0), "gone must have an entry for each block");
+  if (!gone.empty()) a.gone = gone.data();
+  require(tile_max.has_value() == tile_sum.has_value(), "tile_max and tile_sum go together");
+  if (tile_max) a.tile_max = array_data<float>(*tile_max, TW_F32, rows * TW_SPLIT_TILES, "tile_max");
+  if (tile_sum) a.tile_sum = array_data<float>(*tile_sum, TW_F32, rows * TW_SPLIT_TILES, "tile_sum");
   require_block_table(a, rows_of(block_table), rows_of(pages));
   const tw_attention_fn run = kernel_at(attention_kernels(dtype), index);
   nb::gil_scoped_release release;
@@ -245,7 +251,8 @@ void bind_paged_attention(nb::module_& m) {
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
         "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
         "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none(), "slopes"_a = nb::none(),
-        "chunked"_a = false, "sink_tokens"_a = 0);
+        "chunked"_a = false, "sink_tokens"_a = 0, "gone"_a = std::vector<uint8_t>(),
+        "tile_max"_a = nb::none(), "tile_sum"_a = nb::none());
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def("latent_values_table", [] { return kernel_list(latent_values_kernels()); });

@@ -7,10 +7,18 @@
 // (decode of few sequences), a task is one split of a unit, and the thread that finishes a unit's last split
 // combines the unit. In both cases each split is computed alone and splits are combined in ascending order,
 // so the result is the same.
+//
+// In a cache group with a budget (ops/kept_blocks.h) the splits of which a sequence keeps nothing are left
+// out, and whoever combines a unit adds its rows' shares to the scores of the sequence's blocks.
+#include <algorithm>
 #include <atomic>
+#include <memory>
+#include <vector>
 
+#include "plugins/paged_attention/block_shares.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/visible.h"
+#include "runtime/core/ops/kept_blocks.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -26,9 +34,11 @@ struct QueryTile {
   // The splits that it sees: split 0 where sink tokens lie apart from the window, then those of the window.
   int32_t first_split, splits;
   bool sinks_apart;
+  const int32_t* kept = nullptr;  // [splits]: with a budget, the splits that it sees
 
   // Returns the index of the i-th split in the sequence.
   int32_t split(int32_t i) const {
+    if (kept) return kept[i];
     return sinks_apart ? (i == 0 ? 0 : first_split + i - 1) : first_split + i;
   }
 };
@@ -56,6 +66,9 @@ class PagedAttention : public Operation {
       : q_(context.buffer(instruction.in[0])),
         y_(context.buffer(instruction.out[0])),
         kv_(context.kv),
+        states_(context.states),
+        budget_(budget_of(instruction)),
+        max_blocks_(context.plan.max_blocks()),
         layer_index_(static_cast<size_t>(instruction.ints[0])),
         layer_(context.plan.kv_layers[layer_index_]),
         kv_heads_(static_cast<int32_t>(layer_.kv_heads)),
@@ -87,6 +100,8 @@ class PagedAttention : public Operation {
     split_tasks_.reserve(units * static_cast<size_t>(max_splits_));
     unit_scratch_.resize(units);
     remaining_ = std::make_unique<std::atomic<int32_t>[]>(units);
+    if (budget_.kept > 0)
+      kept_splits_.reserve(static_cast<size_t>(limits.seqs) * static_cast<size_t>(max_splits_));
     y_offsets_.resize(static_cast<size_t>(tile_queries_ * group_));
     for (int32_t row = 0; row < tile_queries_ * group_; ++row) {
       y_offsets_[static_cast<size_t>(row)] = row / group_ * y_.stride + int64_t{row % group_} * v_dim_;
@@ -121,7 +136,9 @@ class PagedAttention : public Operation {
       const int64_t queries = queries_of(view, seq);
       const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
       const int64_t first = first_seen(context - queries);
-      const int64_t seen = context - first + std::min<int64_t>(first, layer_.sink_tokens);
+      int64_t seen = context - first + std::min<int64_t>(first, layer_.sink_tokens);
+      if (budget_.kept > 0)
+        seen = std::min<int64_t>(seen, int64_t{budget_.kept} * block_size_ + budget_.interval);
       cost.bytes += queries > 0 ? seen * position_bytes : 0;
       cost.operations += 2 * queries * std::max<int64_t>(0, seen - queries / 2) * units_per_tile_ * group_ *
                          (head_dim_ + v_dim_);
@@ -149,7 +166,7 @@ class PagedAttention : public Operation {
 
   size_t unit_floats(int32_t splits, int32_t queries) const {
     return static_cast<size_t>(splits) * static_cast<size_t>(queries * group_) *
-           (static_cast<size_t>(v_dim_) + 2);
+           (static_cast<size_t>(v_dim_) + 2 + (budget_.kept > 0 ? size_t{2} * TW_SPLIT_TILES : 0));
   }
 
   // Repeats the sinks of each unit's heads for every query, because the rows of a tile are (query, head of
@@ -167,16 +184,19 @@ class PagedAttention : public Operation {
   void make_tiles(const StepView& view) {
     tiles_.clear();
     units_.clear();
+    kept_splits_.clear();
     for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
       const int32_t queries = queries_of(view, seq);
       const int32_t start = view.step.seq_starts[static_cast<size_t>(seq)];
       const int32_t first = view.step.context_lens[static_cast<size_t>(seq)] - queries;
+      const size_t kept = budget_.kept > 0 ? find_kept_splits(view, seq) : 0;
       for (int32_t i = 0; i < queries; i += tile_queries_) {
         QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0, false};
         tile.first_split = static_cast<int32_t>(first_seen(tile.position) / TW_ATTENTION_SPLIT);
         tile.sinks_apart = layer_.sink_tokens > 0 && tile.first_split > 0;
         tile.splits =
             (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split + tile.sinks_apart;
+        if (budget_.kept > 0) show_kept_splits(kept, &tile);
         tiles_.push_back(tile);
       }
       const auto end = static_cast<int32_t>(tiles_.size());
@@ -185,6 +205,36 @@ class PagedAttention : public Operation {
         for (int32_t tile = end - 1; tile >= end - count; --tile) units_.push_back({tile, part});
       }
     }
+  }
+
+  // Returns the scores of a sequence's blocks, and which are gone.
+  BlockScores scores_of(const StepView& view, int32_t seq) const {
+    const int32_t slot = view.step.state_slots[static_cast<size_t>(seq)];
+    return block_scores(states_.at(static_cast<size_t>(budget_.state), slot), max_blocks_);
+  }
+
+  // Lists the splits of which a sequence keeps a block, up to its last position. Returns where the list
+  // begins.
+  size_t find_kept_splits(const StepView& view, int32_t seq) {
+    const size_t begin = kept_splits_.size();
+    const uint8_t* gone = scores_of(view, seq).gone;
+    const int32_t blocks = (view.step.context_lens[static_cast<size_t>(seq)] - 1) / block_size_ + 1;
+    const int32_t each = TW_ATTENTION_SPLIT / block_size_;
+    for (int32_t first = 0; first < blocks; first += each) {
+      const uint8_t* end = gone + std::min(first + each, blocks);
+      if (std::find(gone + first, end, uint8_t{0}) != end) kept_splits_.push_back(first / each);
+    }
+    return begin;
+  }
+
+  // Gives a tile the splits of its sequence's list, which ends with that of the sequence's last position, up
+  // to that of its own.
+  void show_kept_splits(size_t begin, QueryTile* tile) const {
+    const int32_t last = (tile->position + tile->queries - 1) / TW_ATTENTION_SPLIT;
+    tile->kept = kept_splits_.data() + begin;
+    const auto end =
+        std::upper_bound(kept_splits_.begin() + static_cast<std::ptrdiff_t>(begin), kept_splits_.end(), last);
+    tile->splits = static_cast<int32_t>(end - kept_splits_.begin()) - static_cast<int32_t>(begin);
   }
 
   // Places each unit in the scratch and lists the tasks. Returns false if there are enough units, or if they
@@ -229,6 +279,7 @@ class PagedAttention : public Operation {
   }
 
   // The scratch of a unit is acc [splits, rows, v_dim], then max [splits, rows], then sum [splits, rows].
+  // With a budget, tile_max and tile_sum [splits, rows, TW_SPLIT_TILES] follow.
   void attend(const StepView& view, int32_t unit, int32_t split, int thread, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const GroupTables& tables = view.step.groups[layer_.group];
@@ -262,6 +313,13 @@ class PagedAttention : public Operation {
     args.acc = scratch + static_cast<size_t>(split) * rows * v_dim;
     args.max = max + static_cast<size_t>(split) * rows;
     args.sum = sum + static_cast<size_t>(split) * rows;
+    if (budget_.kept > 0) {
+      const size_t noted = rows * TW_SPLIT_TILES, splits = static_cast<size_t>(tile.splits);
+      args.gone = scores_of(view, tile.seq).gone;
+      args.tile_max = sum + splits * rows + static_cast<size_t>(split) * noted;
+      args.tile_sum = args.tile_max + splits * noted;
+      std::fill_n(args.tile_sum, noted, 0.0f);
+    }
     attend_(&args);
   }
 
@@ -283,10 +341,31 @@ class PagedAttention : public Operation {
       args.sinks = sink_rows_.data() + part * y_offsets_.size();
     }
     combine_(&args);
+    if (budget_.kept > 0) add_shares_of(view, tile, args);
+  }
+
+  // Adds the shares of a unit's rows to the scores of their sequence's blocks.
+  void add_shares_of(const StepView& view, const QueryTile& tile,
+                     const tw_attention_combine_args& unit) const {
+    const auto rows = static_cast<size_t>(unit.rows), splits = static_cast<size_t>(unit.splits);
+    RowShares shares;
+    shares.rows = unit.rows;
+    shares.splits = unit.splits;
+    shares.block_size = block_size_;
+    shares.numbers = tile.kept;
+    shares.max = unit.max;
+    shares.sum = unit.sum;
+    shares.tile_max = unit.sum + splits * rows;
+    shares.tile_sum = shares.tile_max + splits * rows * TW_SPLIT_TILES;
+    shares.sinks = unit.sinks;
+    add_shares(shares, scores_of(view, tile.seq).scores);
   }
 
   BufferRef q_, y_;
   KvStorage& kv_;
+  StateStorage& states_;  // of the scores, if there is a budget
+  BlockBudget budget_;
+  int32_t max_blocks_;  // of a sequence
   size_t layer_index_;
   KvLayerRecord layer_;
   int32_t kv_heads_;
@@ -310,10 +389,37 @@ class PagedAttention : public Operation {
   std::vector<float> sink_rows_;        // [units_per_tile, tile_queries * group], if there are sinks
   std::vector<QueryTile> tiles_;        // of this step
   std::vector<Unit> units_;             // of this step
+  std::vector<int32_t> kept_splits_;    // of this step's sequences, one behind the other
   std::vector<SplitTask> split_tasks_;  // of this step
   std::vector<size_t> unit_scratch_;    // per unit, where its scratch begins
   std::unique_ptr<std::atomic<int32_t>[]> remaining_;  // per unit, splits not yet done
 };
+
+}  // namespace
+
+namespace {
+
+// A budget of 0 blocks is none, and the other fields are then 0 too.
+void check_budget(const InstructionCheck& c, const KvLayerRecord& layer) {
+  const BlockBudget budget = budget_of(c.instruction);
+  if (budget.kept == 0) {
+    for (int i = kBudgetInts + 1; i < kBudgetEnd; ++i)
+      c.require(c.instruction.ints[i] == 0, "ints[", i, "] must be 0 without a budget");
+    return;
+  }
+  const auto block_size = static_cast<int32_t>(c.plan.header.block_size);
+  c.require(layer.window == 0, "a layer with a budget must have no window, has ", layer.window);
+  c.require(budget.sinks >= 0 && budget.recent >= 1 && budget.kept > 0 &&
+                int64_t{budget.sinks} + budget.recent < budget.kept && budget.kept <= c.plan.max_blocks(),
+            "kept must be at most ", c.plan.max_blocks(),
+            " blocks and more than sinks and recent, of which the last "
+            "is positive, is ",
+            budget.kept, " with ", budget.sinks, " and ", budget.recent);
+  c.require(budget.interval >= 1 && budget.interval % block_size == 0, "interval must be a multiple of ",
+            block_size, " positions, is ", budget.interval);
+  const uint64_t bytes = kept_bytes(c.plan.max_blocks()), found = c.kept_state().bytes;
+  c.require(found == bytes, "the state of scores must have ", bytes, " bytes, has ", found);
+}
 
 }  // namespace
 
@@ -331,6 +437,7 @@ void check_paged_attention(const InstructionCheck& c) {
   c.require_finite("scale", c.instruction.floats[0]);
   c.require_finite("softcap", c.instruction.floats[1]);
   c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
+  check_budget(c, layer);
 }
 
 std::unique_ptr<Operation> make_paged_attention(const Instruction& instruction, const OpContext& context) {

@@ -35,6 +35,11 @@ typedef struct tw_attention_args {
   float* acc;                  // [queries, group, v_dim]: sum of exp(score - max) * v, not divided
   float* max;                  // [queries, group]: largest score of the split, -inf where nothing is visible
   float* sum;                  // [queries, group]: sum of exp(score - max), 0 where nothing is visible
+  const uint8_t* gone;         // [blocks of the sequence], or NULL: 1 for a block that no query sees
+  // [queries, group, TW_ATTENTION_SPLIT / 16], or NULL: of each tile of 16 positions that a query sees some
+  // of, the largest score so far in the split, and the sum of exp(score - that) over the tile. Other tiles
+  // are left alone.
+  float *tile_max, *tile_sum;
 } tw_attention_args;
 
 // Each row is one (query, head). The kernel folds the splits in ascending order, adds the sink, and divides

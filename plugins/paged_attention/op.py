@@ -7,6 +7,11 @@ With the attribute chunked, the window begins at a multiple of its length and do
 attribute sink_tokens, each query sees the first so many positions of its sequence too, up to its own (StreamingLLM,
 Xiao et al. 2024, arXiv 2309.17453). Keys keep the positions that they were rotated for.
 
+With the attributes of a budget (BUDGET), the first position of a step may not see all before it: at each multiple of
+`interval` positions of a sequence it was decided which `kept` blocks stay, by the shares of attention that blocks got
+in all layers of a cache group (runtime/core/ops/kept_blocks.h). One layer alone does not say which these are, so the
+definition here computes what no decision has changed, and refuses the rest.
+
 With the attribute v_dim, the cache is that of latent_kv_write: one row of K for all heads, whose first v_dim columns
 are V too. The result is then [T, H * v_dim].
 
@@ -29,6 +34,10 @@ from tensorwright.plugins.rounding import round_to
 
 CPU_MAX_HEAD_DIM = 4096
 """Equal to TW_MAX_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
+BUDGET = ("kept", "sinks", "recent", "interval", "scores")
+"""The attributes of attention whose cache group forgets blocks: how many stay at a decision, the first and the last
+ones that always do, the positions between two decisions, and the number of the state with the scores and 1. An
+instruction without a budget has 0 for all."""
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -54,6 +63,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes attention. The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
     q, cache, seq_starts, context_lens, block_tables, sinks, slopes = with_vectors(inputs, 5)
+    _require_undecided(context_lens, attrs, cache.block_size)
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     if cache.dtype in QUERY_LEVELS_OF:
         rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS_OF[cache.dtype]))
@@ -66,6 +76,18 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     return [round_to(y.reshape(len(q), y.shape[1] * y.shape[2]).astype(np.float32), act_dtype)]
 
 
+def _require_undecided(context_lens: np.ndarray, attrs: dict[str, Any], block_size: int) -> None:
+    """Raises GraphError for sequences of which blocks are gone."""
+    if attrs.get("kept", 0) == 0 or len(context_lens) == 0:
+        return
+    longest, most = int(max(context_lens)), attrs["kept"] * block_size
+    if longest > most + attrs["interval"]:
+        raise GraphError(
+            f"paged_attention: of a sequence of {longest} positions some blocks are gone, because it keeps {most} at "
+            "each decision; the scores of all layers say which, so no layer is defined alone"
+        )
+
+
 _BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("block_tables"))
 OP = Op(
     "paged_attention",
@@ -74,7 +96,7 @@ OP = Op(
         "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
         "softcap": "float",
     },
-    optional_attrs={"v_dim": "int", "chunked": "bool", "sink_tokens": "int"},
+    optional_attrs={"v_dim": "int", "chunked": "bool", "sink_tokens": "int", **dict.fromkeys(BUDGET, "int")},
     stages=("cached",),
     infer=infer,
     reference=reference,
@@ -86,7 +108,7 @@ INSTRUCTION = Instruction(
     number=6,
     operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", RAW), shared("slopes?", RAW)),
     results=(rows("y", narrow=True),),
-    attrs={"kv_layer": "int", "heads": "int", "scale": "float", "softcap": "float"},
+    attrs={"kv_layer": "int", "heads": "int", **dict.fromkeys(BUDGET, "int"), "scale": "float", "softcap": "float"},
     reference=reference,
     sequence_aware=True,
     sums=True,

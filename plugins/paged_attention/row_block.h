@@ -22,6 +22,7 @@ struct Rows {
   uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
   uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
   int32_t number[TW_SPLIT_TILES + kChunk];     // of the tile in its split
+  int64_t first_row;                           // (query, head) row 0 of the block
   float slope[kMaxRows];                       // of the row's head, if there are slopes
   int32_t start[kMaxRows];                     // position 0 of the split, counted from the row's own position
   float max[kMaxRows];                         // so far
@@ -41,10 +42,12 @@ struct TilePointers {
 
 // Finds the tiles that rows see among tiles with holes. Returns false if they see nothing.
 template <int kMaxRows>
-inline bool look_past_holes(const tw_visible* range, int rows, Rows<kMaxRows>& block) {
+inline bool look_past_holes(const tw_attention_args* a, const tw_visible* range, int rows,
+                            Rows<kMaxRows>& block) {
   int place = 0;
   for (int tile = 0; tile < TW_SPLIT_TILES; ++tile) {
     unsigned some = 0, all = 0xffff;
+    if (!tw_tile_exists(a, tile)) continue;
     for (int r = 0; r < rows; ++r) {
       const unsigned seen = tw_visible_in_tile(range[r], tile);
       block.visible[r][place] = (uint16_t)seen;
@@ -67,6 +70,7 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
   tw_visible range[kMaxRows];
   int begin = TW_ATTENTION_SPLIT, end = 0;          // what some row sees
   int all_begin = 0, all_end = TW_ATTENTION_SPLIT;  // what every row sees
+  block.first_row = row;
   for (int r = 0; r < rows; ++r) {
     range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
     block.start[r] = a->split * TW_ATTENTION_SPLIT - (a->first_position + (int32_t)((row + r) / a->group));
@@ -79,7 +83,7 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
     begin = range[r].begin < begin ? range[r].begin : begin;
     end = range[r].end > end ? range[r].end : end;
   }
-  if (tw_has_holes(a)) return look_past_holes(range, rows, block);
+  if (tw_has_holes(a)) return look_past_holes(a, range, rows, block);
   block.tile_begin = begin / TW_LANES;
   block.tile_end = (end + TW_LANES - 1) / TW_LANES;
   for (int tile = block.tile_begin; tile < block.tile_end; ++tile) {
@@ -90,6 +94,12 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
       block.visible[r][tile] = whole ? 0xffff : tw_visible_in_tile(range[r], tile);
   }
   return begin < end;
+}
+
+// Returns where the maximum and the sum of a row's tile are noted.
+template <int kMaxRows>
+inline int64_t noted_at(const Rows<kMaxRows>& block, int row, int tile) {
+  return (block.first_row + row) * TW_SPLIT_TILES + block.number[tile];
 }
 
 // Finds where the tiles lie that some query sees. The pointers of tiles that do not exist are those of the

@@ -166,6 +166,14 @@ float tree_sum(float* lanes) {
   return lanes[0];
 }
 
+// Notes the maximum so far and the sum of a tile's visible weights, of which tile `at` of all rows has them.
+void note_tile(const tw_attention_args* a, int64_t at, float max, uint32_t visible, const float* weight) {
+  float lanes[TW_LANES];
+  for (int j = 0; j < TW_LANES; ++j) lanes[j] = visible >> j & 1 ? weight[j] : 0.0f;
+  a->tile_max[at] = max;
+  a->tile_sum[at] = tree_sum(lanes);
+}
+
 // The sums of weights times offsets of V, for each group of columns, in the lanes of Softmax::sum.
 template <int kGroups>
 struct OffsetSums {
@@ -210,8 +218,9 @@ void add_value(const Cache& cache, const char* page, int position, const char* v
 }
 
 template <int kDtype, typename Cache>
-void attend_row(const Cache& cache, int query, const float* slope, float* acc, float* max, float* sum) {
+void attend_row(const Cache& cache, int64_t row, const float* slope, float* acc, float* max, float* sum) {
   const tw_attention_args* a = cache.a;
+  const int query = (int)(row / a->group);
   const int start = a->split * TW_ATTENTION_SPLIT - (a->first_position + query);
   const tw_visible range = tw_visible_positions(a, query);
   Softmax softmax;
@@ -219,12 +228,13 @@ void attend_row(const Cache& cache, int query, const float* slope, float* acc, f
   memset(acc, 0, (size_t)a->v_dim * sizeof *acc);
   for (int tile = 0; tile < TW_SPLIT_TILES; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
-    if (!visible) continue;
+    if (!visible || tw_tile_is_gone(a, tile)) continue;
     int position;
     const char* page = tw_split_block(a, tile, &position);
     float weight[TW_LANES];
     score_tile(cache, page, position, visible, slope, start + tile * TW_LANES, weight);
     const float rescale = soften_tile(softmax, visible, weight);
+    if (a->tile_sum) note_tile(a, row * TW_SPLIT_TILES + tile, softmax.max, visible, weight);
     for (int d = 0; d < a->v_dim; ++d) acc[d] *= rescale;
     offsets.add_tile(cache, page, position, visible, rescale, weight);
     for (int j = 0; j < TW_LANES; ++j) {
@@ -245,7 +255,7 @@ void attend(const tw_attention_args* a) {
       const int64_t row = (int64_t)query * a->group + head;
       const Cache cache(a, query * a->q_stride + head * a->head_dim);
       const float* slope = a->slopes ? a->slopes + head : NULL;
-      attend_row<kDtype>(cache, query, slope, a->acc + row * a->v_dim, a->max + row, a->sum + row);
+      attend_row<kDtype>(cache, row, slope, a->acc + row * a->v_dim, a->max + row, a->sum + row);
     }
   }
 }

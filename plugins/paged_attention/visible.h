@@ -51,12 +51,18 @@ static inline uint16_t tw_visible_in_tile(tw_visible visible, int32_t tile) {
 }
 
 // Returns whether rows may see tiles that have others between them which no row sees.
-static inline int tw_has_holes(const tw_attention_args* a) { return a->sink_tokens > 0; }
+static inline int tw_has_holes(const tw_attention_args* a) { return a->sink_tokens > 0 || a->gone; }
+
+// Returns whether the block of a tile was forgotten, so that no query sees it.
+static inline int tw_tile_is_gone(const tw_attention_args* a, int32_t tile) {
+  if (!a->gone) return 0;
+  return a->gone[((int64_t)a->split * TW_ATTENTION_SPLIT + tile * TW_LANES) / a->block_size];
+}
 
 // Returns whether some query sees a tile of the split. The pages of all other tiles may be gone.
 static inline int tw_tile_exists(const tw_attention_args* a, int32_t tile) {
   const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT + tile * TW_LANES;
-  if (start >= (int64_t)a->first_position + a->queries) return 0;
+  if (start >= (int64_t)a->first_position + a->queries || tw_tile_is_gone(a, tile)) return 0;
   const int64_t first = tw_first_seen(a->first_position, a->window, a->chunked);
   return start < a->sink_tokens || start + TW_LANES > first;
 }

@@ -72,12 +72,17 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, in
     block.rescale[row][in_chunk] = _mm256_cvtss_f32(rescale);
     block.rescaled |= 1u << in_chunk;
   }
+  __m256 own[2];
   for (int i = 0; i < 2; ++i) {
     const __m256 p = exp_nonpositive(_mm256_sub_ps(score[i], _mm256_set1_ps(higher)));
     _mm256_store_ps(weight + 8 * i, p);
     _mm256_store_ps(block.sum[row] + 8 * i, _mm256_blendv_ps(sum[i], _mm256_add_ps(sum[i], p), seen[i]));
+    own[i] = _mm256_and_ps(p, seen[i]);
   }
   block.max[row] = higher;
+  if (!a->tile_sum) return;
+  a->tile_max[noted_at(block, row, tile)] = higher;
+  a->tile_sum[noted_at(block, row, tile)] = tw_tree_sum_avx2(own[0], own[1]);
 }
 
 template <bool kCapped, bool kSloped>

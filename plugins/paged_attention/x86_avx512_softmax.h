@@ -96,6 +96,15 @@ inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, i
   _mm_storeu_ps(block.rescale[row], rescale);
   alignas(16) float max_of[kChunk];
   _mm_store_ps(max_of, max);
+  if (a->tile_sum) {
+    for (int i = 0; i < kChunk && begin + i < end; ++i) {
+      if (!visible[i]) continue;
+      const __m512 p = exp_nonpositive(_mm512_sub_ps(score[i], _mm512_set1_ps(max_of[i])));
+      const int64_t at = noted_at(block, row, begin + i);
+      a->tile_max[at] = max_of[i];
+      a->tile_sum[at] = tw_tree_sum_avx512(_mm512_maskz_mov_ps(visible[i], p));
+    }
+  }
   TW_UNROLL
   for (int i = 0; i < kChunk; ++i) {
     if (grown) sum = _mm512_mul_ps(sum, _mm512_set1_ps(block.rescale[row][i]));

@@ -157,6 +157,9 @@ class LLM(StrictKeywords):
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
     attention_window, sink_tokens: for a build from a model directory: layers that attend to all positions see the last
         attention_window positions and the first sink_tokens (None means 4); None leaves attention as it is.
+    kv_budget, recent_tokens: for a build from a model directory: the KV cache keeps kv_budget tokens of a sequence at
+        every 128th, of these the last recent_tokens (None means a quarter), the first sink_tokens, and those that
+        attention looked at most; None keeps all.
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
@@ -219,6 +222,8 @@ class LLM(StrictKeywords):
         kv_cache_dtype: str = "auto",
         attention_window: int | None = None,
         sink_tokens: int | None = None,
+        kv_budget: int | None = None,
+        recent_tokens: int | None = None,
         calibrate: str = "none",
         calibration_text: str | Path | None = None,
         max_seq_len: int | None = None,
@@ -282,6 +287,8 @@ class LLM(StrictKeywords):
             kv_cache_dtype=kv_cache_dtype,
             attention_window=attention_window,
             sink_tokens=sink_tokens,
+            kv_budget=kv_budget,
+            recent_tokens=recent_tokens,
             calibrate=calibrate,
             calibration_text=os.fspath(calibration_text) if isinstance(calibration_text, Path) else calibration_text,
             max_seq_len=max_seq_len,
@@ -328,7 +335,12 @@ class LLM(StrictKeywords):
         self._finalizer.atexit = False  # at the interpreter's exit the client closes itself
         stats = self._client.stats()
         room = stats["pinned_room"]
-        groups = tuple((group["window"], group["total_blocks"] - room) for group in stats["groups"])
+        # A sequence holds as many blocks of a group with a budget as of one with this window.
+        more = self.engine.chunk_stop - stats["block_size"]
+        groups = tuple(
+            (group["kv_budget"] + more if group["kv_budget"] else group["window"], group["total_blocks"] - room)
+            for group in stats["groups"]
+        )
         self.capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
         self.pins = PinTable(
             self._client.pin, self._client.unpin, stats["block_size"], room, native.pins_of(self.engine, self.options)

@@ -41,6 +41,7 @@ class PyCpuExecutor {
     result["block_bytes"] = facts.block_bytes;
     result["group_windows"] = facts.group_windows;
     result["state_bytes"] = facts.state_bytes;
+    result["chunk_stop"] = facts.chunk_stop();
     result["draft_width"] = facts.draft_width;
     result["draft_vocab"] = facts.draft_vocab;
     result["hidden_width"] = facts.hidden_width;
@@ -53,6 +54,12 @@ class PyCpuExecutor {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     lead_->allocate(blocks, max_tokens, max_rows, max_seqs, state_slots);
+  }
+
+  std::vector<int> gone_blocks(int32_t group, int32_t slot) {
+    const std::lock_guard lock(mutex_);
+    const std::span<const uint8_t> gone = lead_->gone_blocks(group, slot);
+    return {gone.begin(), gone.end()};
   }
 
   Logits step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
@@ -250,6 +257,8 @@ void bind_executor(nb::module_& m) {
            "threads: 0 is one per usable processor; load: 'map' or 'copy'; ranks: the others of a parallel "
            "engine, whose rank 0 this is. Raises EngineError, RankError.")
       .def("facts", &PyCpuExecutor::facts, "vocab_size, max_seq_len, block_size, block_bytes and more.")
+      .def("gone_blocks", &PyCpuExecutor::gone_blocks, "group"_a, "slot"_a,
+           "Of a group with a budget: 1 for each block that the sequence of a state slot has forgotten.")
       .def("allocate", &PyCpuExecutor::allocate, "blocks"_a, "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
            "state_slots"_a = 0,
            "Makes room, once: blocks is a list with one count per cache group; state_slots is 0 unless "

@@ -25,6 +25,8 @@ namespace tensorwright {
 namespace {
 
 const JsonPlace kEngineFile = {"EngineError", "engine"};
+constexpr int64_t kDecisionInterval =
+    128;  // engine_format/kv_cache.py: positions between two decisions of a kv_budget
 constexpr size_t kMaxTextBytes = size_t{64} << 20;  // of a text file of an engine
 
 [[noreturn]] void refuse_file(const std::string& path, const std::string& what) {
@@ -253,8 +255,12 @@ void EngineFiles::read_limits() {
   needs_.weight_bytes = static_cast<int64_t>(sums_.at(kWeightsFile).size);
   needs_.block_bytes = positive(config_, path, "limits", "kv_block_bytes", has_states);
   needs_.state_bytes = has_states ? positive(config_, path, "limits", "state_bytes") : 0;
-  needs_.max_seq_len =
-      static_cast<int32_t>(std::min(kMost, positive(config_, path, "limits", "max_seq_len")));
+  max_seq_len_ = static_cast<int32_t>(std::min(kMost, positive(config_, path, "limits", "max_seq_len")));
+  needs_.most_held = max_seq_len_;
+  if (!config_["build_options"].value("kv_budget", Json()).is_null()) {
+    const int64_t budget = positive(config_, path, "build_options", "kv_budget");
+    needs_.most_held = static_cast<int32_t>(std::min<int64_t>(max_seq_len_, budget + kDecisionInterval));
+  }
   needs_.block_size = static_cast<int32_t>(std::min(kMost, positive(config_, path, "limits", "block_size")));
 }
 
@@ -305,7 +311,7 @@ void EngineFiles::check_plan(const ModelFacts& plan) const {
   const auto blocks = std::accumulate(plan.block_bytes.begin(), plan.block_bytes.end(), int64_t{0});
   const std::pair<const char*, std::pair<int64_t, int64_t>> facts[] = {
       {"vocab_size", {positive(config_, path, "model", "vocab_size"), plan.vocab_size}},
-      {"max_seq_len", {needs_.max_seq_len, plan.max_seq_len}},
+      {"max_seq_len", {max_seq_len_, plan.max_seq_len}},
       {"block_size", {needs_.block_size, plan.block_size}},
       {"kv_block_bytes", {needs_.block_bytes, blocks}},
       {"state_bytes", {needs_.state_bytes, plan.state_bytes}},

@@ -72,6 +72,7 @@ class EngineFiles {
   std::map<std::string, Mark> marks_;
   std::vector<int32_t> eos_token_ids_;
   CacheNeeds needs_;
+  int32_t max_seq_len_ = 0;
 };
 
 }  // namespace tensorwright

@@ -20,8 +20,8 @@ def open_draft(path: str, target: EngineDir) -> EngineDir:
     require_cpu(draft, "a draft model")
     if draft.state_bytes:
         raise InvalidOptionError(
-            f"{path} cannot be a draft model: it has recurrent layers, whose states cannot be taken back behind a "
-            "wrong proposal; choose another one"
+            f"{draft.what_has_states} cannot be taken back behind a wrong proposal, so it cannot be a draft model; "
+            "choose another one"
         )
     ours, theirs = _vocabulary(target), _vocabulary(draft)
     if ours != theirs or (ours is None and draft.vocab_size != target.vocab_size):

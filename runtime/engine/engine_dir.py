@@ -21,6 +21,7 @@ from tensorwright.engine_format.file_names import (
     TOKENIZER,
     TOKENIZER_CONFIG,
 )
+from tensorwright.engine_format.kv_cache import DECISION_INTERVAL, most_held
 from tensorwright.engine_format.template_files import read_templates
 from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import EngineError
@@ -66,8 +67,33 @@ class EngineDir(EngineFolder):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence's states over all recurrent layers; 0 for a model without such layers."""
+        """Bytes of one sequence's states: those of all recurrent layers, and the scores of its blocks in an engine with
+        a kv_budget. 0 without either."""
         return self.config.limits.state_bytes or 0
+
+    @property
+    def what_has_states(self) -> str:
+        """Says why a sequence has states, for messages: the engine's path and words for "it has states"."""
+        if self.kv_budget is not None:
+            return f"{self.path} was built with a kv_budget, whose scores of blocks"
+        return f"{self.path} has recurrent layers, whose states"
+
+    @property
+    def kv_budget(self) -> int | None:
+        """The positions that a sequence keeps in the KV cache at each decision; None means all."""
+        budget: int | None = self.config.build_options.get("kv_budget")
+        return budget
+
+    @property
+    def chunk_stop(self) -> int:
+        """The position whose multiples no step of a sequence crosses, because blocks are forgotten there; 0 without a
+        kv_budget."""
+        return 0 if self.kv_budget is None else max(DECISION_INTERVAL, self.block_size)
+
+    @property
+    def most_held(self) -> int:
+        """The most positions whose blocks a sequence holds."""
+        return most_held(self.max_seq_len, self.kv_budget)
 
     @property
     def draft_vocab(self) -> int:

@@ -172,15 +172,15 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             )
         if engine.state_bytes:
             raise InvalidOptionError(
-                f"speculative={options.speculation.method!r}: {engine.path} has recurrent layers, whose states cannot "
-                "be taken back behind a wrong proposal; leave it out"
+                f"speculative={options.speculation.method!r}: {engine.what_has_states} cannot be taken back behind a "
+                "wrong proposal; leave it out"
             )
     if options.jump_forward:
         require_cpu(engine, "jump_forward=True")
         if engine.state_bytes:
             raise InvalidOptionError(
-                f"jump_forward=True: {engine.path} has recurrent layers, whose states cannot be taken back where a "
-                "step has to wait for a mask; leave it out"
+                f"jump_forward=True: {engine.what_has_states} cannot be taken back where a step has to wait for a "
+                "mask; leave it out"
             )
     if options.max_loras:
         read_places(engine, "max_loras")
@@ -249,8 +249,7 @@ def _resolve_tiers(options: RuntimeOptions, engine: EngineDir) -> PrefixTiers | 
         raise InvalidOptionError(f"{name} keeps blocks of the prefix cache, which is off: leave one of both out")
     if engine.state_bytes:
         raise InvalidOptionError(
-            f"{name}: {engine.path} has recurrent layers, and blocks are of no use without their states, which are not "
-            "kept so: leave it out"
+            f"{name}: {engine.what_has_states} are not kept so, and blocks are of no use without them: leave it out"
         )
     if options.speculation is not None and options.speculation.method in ("draft", "heads"):
         raise InvalidOptionError(
@@ -296,8 +295,7 @@ def _check_blocks_count(options: RuntimeOptions, engine: EngineDir, name: str, d
         )
     if engine.state_bytes:
         raise InvalidOptionError(
-            f"{name}: {engine.path} has recurrent layers, and blocks are of no use without their states, which are not "
-            f"{done}: leave it out"
+            f"{name}: {engine.what_has_states} are not {done}, and blocks are of no use without them: leave it out"
         )
 
 

@@ -78,7 +78,7 @@ def share_cache(engine: EngineDir, size: int, max_batch_size: int, snapshots: in
     state, block = engine.state_bytes, engine.kv_block_bytes
     if state == 0:
         return CacheShares(size, max_batch_size, 0)
-    positions = min(POSITIONS_PER_STATE, engine.max_seq_len)
+    positions = min(POSITIONS_PER_STATE, engine.most_held)
     with_positions = state + block * -(-positions // engine.block_size)
     sequences = max(1, min(max_batch_size, size // with_positions))
     room = max(0, size - sequences * (state + block)) // state
@@ -105,7 +105,7 @@ def default_kv_bytes(
         available = available_memory()
     least, states = engine.kv_block_bytes + engine.state_bytes, engine.state_bytes * max_batch_size
     weights = engine.weights.stat().st_size
-    useful = engine.kv_block_bytes * (-(-engine.max_seq_len // engine.block_size)) * max_batch_size + states
+    useful = engine.kv_block_bytes * (-(-engine.most_held // engine.block_size)) * max_batch_size + states
     if prefixes:
         useful += min(SNAPSHOTS_PER_SEQUENCE * states, int(useful * SNAPSHOT_SHARE / (1 - SNAPSHOT_SHARE)))
     # Mapped weights are page cache, which counts as available, but the engine needs them in memory while it runs.

@@ -205,9 +205,11 @@ def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Ite
     for name, value in stats.get("fleet", {}).items():
         yield Sample(FLEET[name], float(value))
     for group in stats["groups"]:
-        # A window and a chunk of as many positions are two groups, and so is a window with sink tokens.
+        # A window and a chunk of as many positions are two groups, and so is a window with sink tokens. A group that
+        # keeps a budget of positions has no window.
         sinks = f" and {group['sink_tokens']} first" if group["sink_tokens"] else ""
-        window = (("window", f"{group['window']}{' chunked' if group['chunked'] else ''}{sinks}"),)
+        kept = f" of {group['kv_budget']} kept" if group["kv_budget"] else ""
+        window = (("window", f"{group['window']}{' chunked' if group['chunked'] else ''}{sinks}{kept}"),)
         for name, metric in BLOCKS.items():
             yield Sample(metric, float(group[name]), window)
         yield Sample(USAGE, group["used_blocks"] / max(1, group["total_blocks"]), window)

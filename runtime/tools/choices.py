@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tensorwright.engine_format.kv_cache import step_end
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.tools.evaluate import step_tokens
@@ -81,6 +82,7 @@ class ChoiceScorer:
         self._blocks = -(-longest // self._block)  # the blocks of one place
         self._groups = len(facts["group_windows"])
         self._has_states = facts["state_bytes"] > 0
+        self._stop = facts["chunk_stop"]
         size = self._blocks * sum(facts["block_bytes"]) + facts["state_bytes"]
         self._places = max(1, min(places, MAX_CACHE_BYTES // size))
         self._rows = step_tokens(engine.vocab_size)
@@ -121,6 +123,7 @@ class ChoiceScorer:
             # The last token of a choice predicts nothing, so it is not computed.
             first, last = len(place.question.context) - 1, len(place.tokens) - 1
             end = min(last, place.done + tokens, max(first, place.done) + rows)
+            end = step_end(place.done, end, self._stop)
             if end > place.done:
                 scored = min(end, max(first, place.done))
                 spans.append(_Span(i, place.done, end, scored))

@@ -28,6 +28,9 @@ class Scorer:
         # The last token of a sequence predicts nothing, so it is not computed.
         computed = longest - 1
         self._chunk = min(computed, step_tokens(engine.vocab_size))
+        if engine.chunk_stop:  # Steps that begin at multiples of a divisor cross no multiple of the stop.
+            stop = engine.chunk_stop
+            self._chunk = max(n for n in range(1, min(self._chunk, stop) + 1) if stop % n == 0)
         self._side_by_side = max(1, step_tokens(engine.vocab_size) // computed)
         self._block = engine.block_size
         self._blocks = -(-computed // engine.block_size)  # blocks of one sequence

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.kv_cache import step_end
 from tensorwright.runtime.base.host import default_threads
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
@@ -55,12 +56,13 @@ Times = dict[str, list[float]]
 """The seconds of the runs of each kind of step, in the order of the rounds."""
 
 
-def works_for(max_seq_len: int, prompt: int = 512) -> list[Work]:
+def works_for(max_seq_len: int, prompt: int = 512, stop: int = 0) -> list[Work]:
+    """Returns the kinds of steps. stop: see step_end."""
     context = min(256, max_seq_len - 1)
     return [
         Work("decode 1", 1, context, 1),
         Work("decode 16", 16, context, 1),
-        Work("prompt", 1, 0, min(prompt, max_seq_len)),
+        Work("prompt", 1, 0, step_end(0, min(prompt, max_seq_len), stop)),
     ]
 
 
@@ -158,12 +160,12 @@ def tune(engine: EngineDir, seconds: float, ended: Callable[[], None] = lambda: 
     ended: is called at the end of each of stage_names().
     """
     cores = default_threads()
-    works = works_for(engine.max_seq_len)
+    works = works_for(engine.max_seq_len, stop=engine.chunk_stop)
     opened = {cores: Steps(engine, cores, works)}
     opened[cores].seconds("decode 1", ())  # it touches memory for the first time
     first = opened[cores].seconds("prompt", ())
     if first > MOST_PROMPT_S:
-        works = works_for(engine.max_seq_len, max(64, int(512 * MOST_PROMPT_S / first)))
+        works = works_for(engine.max_seq_len, max(64, int(512 * MOST_PROMPT_S / first)), engine.chunk_stop)
         opened = {cores: Steps(engine, cores, works)}
     names = [work.name for work in works]
 

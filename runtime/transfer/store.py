@@ -59,6 +59,11 @@ class PrefixStore:
             raise InvalidOptionError(
                 "exchanging prefixes of the KV cache needs enable_prefix_caching, which is off: leave it out"
             )
+        if llm.engine.kv_budget is not None:
+            raise InvalidOptionError(
+                f"exchanging prefixes of the KV cache: {llm.engine.path} was built with a kv_budget, and which blocks "
+                "stand behind a prefix depends on scores that are not exchanged: build it without"
+            )
         if llm.engine.state_bytes and not llm.options.state_snapshots:
             raise InvalidOptionError(
                 f"exchanging prefixes of {llm.engine.path} needs state_snapshots, for its recurrent layers have states "

@@ -12,6 +12,7 @@
 #include "plugins/layer_norm/kernels.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
+#include "plugins/paged_attention/visible.h"
 #include "plugins/rms_norm/kernels.h"
 #include "plugins/rotary/kernels.h"
 #include "tests/cpp/check.h"
@@ -104,13 +105,16 @@ std::vector<char> values_of(const Shape& s, const Written& w, int kv_head, int s
 }
 
 // acc, max and sum of every KV head and split, for the last `queries` positions. v_dim: 0, or the columns of
-// V that are read, from rows beside the pages.
+// V that are read, from rows beside the pages. forgets: every other block but the last is gone, and what is
+// noted of tiles follows.
 std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window,
-                          int v_dim = 0, bool chunked = false, int sinks = 0) {
+                          int v_dim = 0, bool chunked = false, int sinks = 0, bool forgets = false) {
   std::vector<int32_t> block_table;
   for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
   const int group = s.heads / s.kv_heads, bytes = static_cast<int>(tw_dtype_bytes(s.q_dtype()));
   const size_t rows = static_cast<size_t>(queries) * group;
+  std::vector<uint8_t> gone(block_table.size());
+  for (size_t block = 0; block + 1 < gone.size(); block += 2) gone[block] = 1;
   std::vector<float> all;
   for (int kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
     for (int split = 0; split * TW_ATTENTION_SPLIT < s.length; ++split) {
@@ -140,8 +144,11 @@ std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, 
       a.acc = acc.data();
       a.max = max.data();
       a.sum = sum.data();
+      std::vector<float> tile_max(forgets ? rows * TW_SPLIT_TILES : 0), tile_sum(tile_max);
+      if (forgets) a.gone = gone.data(), a.tile_max = tile_max.data(), a.tile_sum = tile_sum.data();
       fn(&a);
-      for (const auto* part : {&acc, &max, &sum}) all.insert(all.end(), part->begin(), part->end());
+      for (const auto* part : {&acc, &max, &sum, &tile_max, &tile_sum})
+        all.insert(all.end(), part->begin(), part->end());
     }
   }
   return all;
@@ -262,11 +269,13 @@ TW_TEST(attention_reads_no_unused_slot) {
         const bool repeats = window == 1 || queries == 2 || queries * shape.length > 1100;
         if (tw_test::emulated() && repeats) continue;
         const auto table = attention_kernels(shape.dtype);
+        const bool forgets = queries == 9;
         const std::vector<float> expected =
-            attend(shape, written, table.back().fn, queries, window, 0, chunked, sinks);
+            attend(shape, written, table.back().fn, queries, window, 0, chunked, sinks, forgets);
         for (const auto& entry : table) {
           if (!runnable(entry)) continue;
-          const std::vector<float> got = attend(shape, written, entry.fn, queries, window, 0, chunked, sinks);
+          const std::vector<float> got =
+              attend(shape, written, entry.fn, queries, window, 0, chunked, sinks, forgets);
           for (float value : got) TW_CHECK(!std::isnan(value));
           if (!rounds_otherwise(entry.extra)) TW_CHECK(same_bits(got, expected));
         }

@@ -519,4 +519,48 @@ TW_TEST(random_damage_never_crashes) {
   TW_CHECK(taken > 0 && taken < 5000);
 }
 
+namespace {
+
+// Six blocks of 16 positions, the first one and the last two among them, at each multiple of 64.
+void give_budget(ToyPlan& t) {
+  t.states = {{kept_bytes(75)}};
+  const int32_t ints[] = {6, 1, 2, 64, 1};
+  std::copy(std::begin(ints), std::end(ints), t.instructions[5].ints + kBudgetInts);
+}
+
+}  // namespace
+
+TW_TEST(what_a_group_keeps_is_a_fact) {
+  ToyPlan toy;
+  give_budget(toy);
+  const ModelFacts facts = Plan::parse(toy.bytes()).facts();
+  TW_CHECK_EQ(facts.chunk_stop(), 64);
+  TW_CHECK_EQ(facts.budget(0).kept, 6);
+  TW_CHECK_EQ(facts.budget(0).state, 0);
+  TW_CHECK_EQ(facts.state_bytes, int64_t{704});
+  TW_CHECK_EQ(facts.budget(1).kept, 0);
+}
+
+TW_TEST(layers_of_a_group_forget_the_same_blocks) {
+  const auto fault = [](auto change) {
+    return fault_of([&](ToyPlan& t) {
+      give_budget(t);
+      change(t, t.instructions[5].ints + kBudgetInts);
+    });
+  };
+  check_says(fault([](ToyPlan& t, int32_t* ints) {
+               Instruction other = t.instructions[5];
+               other.ints[kBudgetInts + 3] = 32;
+               (void)ints, t.instructions.insert(t.instructions.begin() + 6, other);
+             }),
+             "instruction 6: the budget must be that of the other layers of cache group 0");
+  check_says(fault([](ToyPlan& t, int32_t*) { t.kv_layers[0].window = 5; }),
+             "a layer with a budget must have no window, has 5");
+  check_says(fault([](ToyPlan&, int32_t* ints) { ints[4] = 2; }), "scores must be 1 to 1, is 2");
+  check_says(fault([](ToyPlan& t, int32_t*) { t.states[0].bytes = 640; }),
+             "the state of scores must have 704 bytes, has 640");
+  check_says(fault([](ToyPlan&, int32_t* ints) { ints[3] = 1 << 30; }),
+             "heads times interval must be at most 1073741824 over all layers, is 2147483648");
+}
+
 TW_TEST_MAIN()

@@ -15,7 +15,8 @@ int64_t bound(const SchedulerLimits& limits, int64_t prompt, int64_t max_tokens,
   int64_t c = limits.max_tokens - limits.max_seqs + 1;
   if (limits.max_chunk) c = std::min<int64_t>(c, limits.max_chunk);
   if (scoring) c = std::min<int64_t>(c, limits.max_prompt_rows);
-  return (prompt + max_tokens + c - 1) / c + max_tokens + 2 * snapshots;
+  const int64_t stops = limits.chunk_stop ? (prompt + max_tokens) / limits.chunk_stop : 0;
+  return (prompt + max_tokens + c - 1) / c + max_tokens + 2 * snapshots + stops;
 }
 
 }  // namespace
@@ -47,9 +48,11 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
     int32_t block_size = 1 + static_cast<int32_t>(random() % 4),
             blocks = 12 + static_cast<int32_t>(random() % 20);
     const bool prefix_cache = random() % 2;
-    const auto window = static_cast<int32_t>(random() % 12);
+    auto window = static_cast<int32_t>(random() % 12);
     const StateShape states{round % 2 ? 0 : max_seqs, round % 5 * 3};
-    Simulation s(blocks, block_size, limits, prefix_cache, window, states, round % 3 == 1);
+    const int32_t kept = round % 4 == 2 ? 4 : 0;
+    if (kept > 0) window = 0, limits.chunk_stop = 3 * block_size;
+    Simulation s(blocks, block_size, limits, prefix_cache, window, states, round % 3 == 1 && kept == 0, kept);
     s.late_every = round % 3 == 2 ? 4 : 0;
     std::map<int64_t, int64_t> must_start, must_finish, need;
     for (int64_t id = 1; id <= 40; ++id) {
@@ -125,10 +128,14 @@ TW_TEST(random_trouble_leaks_nothing) {
   std::mt19937 random(6);
   for (int round = 0; round < 40; ++round) {
     SchedulerLimits limits{4, 12, 0, 1 + static_cast<int32_t>(random() % 3), random()};
+    limits.chunk_multiple = round % 3 == 2 ? 3 : 0;
+    limits.max_prompt_rows = 3;
     const bool prefix_cache = random() % 2;
-    const auto window = static_cast<int32_t>(random() % 12);
+    auto window = static_cast<int32_t>(random() % 12);
+    const int32_t kept = round % 4 == 1 ? 3 : 0;
+    if (kept > 0) window = 0, limits.chunk_stop = 6;
     Simulation s(14, 3, limits, prefix_cache, window, StateShape{round % 2 ? 4 : 0, round % 8},
-                 round % 3 == 1);
+                 round % 3 == 1 && kept == 0, kept);
     for (int64_t id = 1; id <= 30; ++id) {
       int32_t prompt = 1 + static_cast<int32_t>(random() % 25);
       int32_t most = 1 + static_cast<int32_t>(random() % (42 - prompt)),

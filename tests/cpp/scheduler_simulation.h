@@ -7,6 +7,8 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
+#include <vector>
 
 #include "runtime/core/scheduler/scheduler.h"
 #include "tests/cpp/check.h"
@@ -64,18 +66,33 @@ struct Simulation {
   // The states of recurrent layers are made up too: a slot holds all tokens that were computed in it.
   std::vector<std::vector<int32_t>> states;
   bool forking = false;
+  std::vector<uint8_t> gone;  // what on_gone said last
 
-  // Two groups, the second with a window if one is given, which may be chunked.
+  // Returns the second of two groups. kept: the blocks that its sequences keep at multiples of chunk_stop.
+  static GroupShape second(int32_t blocks, int32_t block_size, const SchedulerLimits& l, int32_t window,
+                           bool chunked, int32_t kept) {
+    GroupShape shape{blocks, window, 0, chunked};
+    if (window > 0) shape.max_held = static_cast<int32_t>(window_blocks(window, l.max_tokens, block_size));
+    shape.kept = kept;
+    shape.interval = kept > 0 ? l.chunk_stop : 0;
+    if (kept > 0) shape.max_held = shape.kept_at_most(block_size);
+    shape.max_held = std::min(shape.max_held, blocks);
+    return shape;
+  }
+
+  // Two groups, the second with a window if one is given, which may be chunked, or with a budget of blocks,
+  // which needs states.
   Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false,
-             int32_t window = 0, StateShape state_shape = {}, bool chunked = false)
+             int32_t window = 0, StateShape state_shape = {}, bool chunked = false, int32_t kept = 0)
       : limits(l),
-        kv({{blocks},
-            {blocks, window,
-             window ? std::min<int32_t>(blocks, window_blocks(window, l.max_tokens, block_size)) : 0,
-             chunked}},
-           block_size, prefix_cache, PrefixTree::Hash{secret_hash}, state_shape),
+        kv({{blocks}, second(blocks, block_size, l, window, chunked, kept)}, block_size, prefix_cache,
+           PrefixTree::Hash{secret_hash}, state_shape),
         scheduler(kv, l),
         states(static_cast<size_t>(kv.state_slots())) {
+    kv.on_gone([this](int32_t group, int32_t slot) {
+      TW_CHECK_EQ(group, 1);
+      return std::span<const uint8_t>(gone = gone_of(states.at(static_cast<size_t>(slot))));
+    });
     kv.on_copy_state([this](int32_t from, int32_t to) {
       TW_CHECK(from != to);
       states.at(static_cast<size_t>(to)) = states.at(static_cast<size_t>(from));
@@ -84,6 +101,41 @@ struct Simulation {
       TW_CHECK(from != to && kv.group(group).references(from) > 1 && kv.group(group).references(to) == 1);
       ++copies;
     });
+  }
+
+  // Which blocks of a sequence of these tokens are gone from the second group: at each multiple of its
+  // interval all but so many, of those between the first and the last block by what tokens they begin with.
+  std::vector<uint8_t> gone_of(const std::vector<int32_t>& tokens) const {
+    std::vector<uint8_t> result(tokens.size() + 64);
+    const int32_t size = kv.block_size(), interval = kv.shape(1).interval;
+    for (int32_t end = interval; end <= static_cast<int32_t>(tokens.size()); end += interval) {
+      const int32_t blocks = end / size;
+      auto over = static_cast<int32_t>(std::count(result.begin(), result.begin() + blocks, uint8_t{0})) -
+                  kv.shape(1).kept;
+      for (; over > 0; --over) {
+        int32_t least = -1;
+        const auto score = [&](int32_t block) {
+          return static_cast<uint32_t>(tokens[static_cast<size_t>(block * size)] + end) * 2654435761u;
+        };
+        for (int32_t block = 1; block < blocks - 1; ++block) {
+          if (!result[static_cast<size_t>(block)] && (least < 0 || score(block) < score(least)))
+            least = block;
+        }
+        result[static_cast<size_t>(least)] = 1;
+      }
+    }
+    return result;
+  }
+
+  // A sequence holds of the second group all blocks but those that are gone.
+  void check_kept(const Sequence& sequence) const {
+    if (kv.shape(1).kept == 0 || sequence.computed == 0) return;
+    const BlockTable& table = sequence.blocks.tables[1];
+    const auto& state = states.at(static_cast<size_t>(sequence.blocks.state.id()));
+    TW_CHECK_EQ(static_cast<int32_t>(state.size()), sequence.computed);
+    const std::vector<uint8_t> lost = gone_of(state);
+    for (int32_t i = 0; i < table.size(); ++i) TW_CHECK_EQ(table[i] < 0, lost[static_cast<size_t>(i)] != 0);
+    TW_CHECK(table.held() <= kv.shape(1).kept_at_most(kv.block_size()));
   }
 
   StepPlan checked_plan() {
@@ -100,6 +152,8 @@ struct Simulation {
       TW_CHECK(seen.insert(chunk.sequence).second);
       TW_CHECK(chunk.tokens > 0 && chunk.tokens <= chunk.sequence->pending());
       if (limits.max_chunk) TW_CHECK(chunk.tokens <= limits.max_chunk);
+      if (limits.chunk_multiple && !chunk.last())
+        TW_CHECK((chunk.sequence->computed + chunk.tokens) % limits.chunk_multiple == 0);
       TW_CHECK_EQ(chunk.sequence->blocks.size(), kv.blocks_for(chunk.sequence->computed + chunk.tokens));
       const BlockTable& table = chunk.sequence->blocks.tables[1];
       if (int32_t window = kv.shape(1).window; window && chunk.tokens == 1)
@@ -109,6 +163,9 @@ struct Simulation {
       tokens += chunk.tokens;
       prompt_rows += chunk.prompt_rows;
       check_own(*chunk.sequence);
+      check_kept(*chunk.sequence);
+      if (const int32_t stop = limits.chunk_stop, first = chunk.sequence->computed; stop > 0)
+        TW_CHECK_EQ(first / stop, (first + chunk.tokens - 1) / stop);
     }
     TW_CHECK_EQ(tokens, plan.tokens);
     TW_CHECK_EQ(prompt_rows, plan.prompt_rows);

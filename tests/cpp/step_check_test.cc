@@ -85,6 +85,33 @@ TW_TEST(blocks_of_sink_tokens_must_be_there) {
   TW_CHECK_ERROR(checker.check(step), "InvalidRequestError");
 }
 
+TW_TEST(a_step_crosses_no_position_where_blocks_are_forgotten) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 64;
+  facts.block_size = 4;
+  facts.block_bytes = {100};
+  facts.group_windows = {0};
+  facts.group_budgets = {{4, 1, 1, 8, 0}};
+  StepChecker checker(facts, {8, 8, 8}, {4});
+  const auto step_from = [](int32_t first, int32_t tokens) {
+    Step step;
+    GroupTables table{4, {0, 1, 2, 3}, {}};
+    for (int32_t p = first; p < first + tokens; ++p) {
+      step.token_ids.push_back(1);
+      step.positions.push_back(p);
+      table.slots.push_back(p);
+    }
+    step.seq_starts = {0, tokens};
+    step.context_lens = {first + tokens};
+    step.groups = {table};
+    return step;
+  };
+  checker.check(step_from(0, 8));
+  checker.check(step_from(8, 3));
+  TW_CHECK_ERROR(checker.check(step_from(5, 4)), "InvalidRequestError");
+}
+
 TW_TEST(each_sequence_has_a_state_slot_of_its_own) {
   ModelFacts facts;
   facts.vocab_size = 10;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,6 +77,14 @@ class TestDefinition:
         )
         close(made, kernel, length - 20)
 
+    @sweep("gone", [(0,), (1, 2, 3), (0, 2, 16, 17), tuple(range(32))])
+    @sweep("block_size", [16, 32, 64])
+    def test_blocks_that_are_gone(self, dtype: str, kernel: int, gone: tuple[int, ...], block_size: int) -> None:
+        """Whole splits too, with blocks of 16 and 32 positions."""
+        made = Sequence(34 * block_size, group=3, head_dim=16, block_size=block_size, dtype=dtype, gone=gone)
+        made.pages[made.block_table[list(gone)]] = 0xFF  # NaN, which a kernel that reads it would spread
+        close(made, kernel, made.length - 20)
+
     @sweep("window", [0, 24])
     def test_softcap(self, dtype: str, kernel: int, window: int) -> None:
         close(Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window), kernel, 40)
@@ -85,6 +95,47 @@ class TestDefinition:
 
     def test_whole_prompt(self, dtype: str, kernel: int) -> None:
         close(Sequence(90, group=3, kv_heads=2, head_dim=32, dtype=dtype), kernel, 0)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+@sweep("group", [1, 3, 9])
+def test_the_shares_of_tiles(dtype: str, kernel: int, group: int) -> None:
+    """What is noted of a tile is the sum of its weights against the maximum so far; and what attention gives stays."""
+    made = Sequence(1000, group=group, head_dim=16, dtype=dtype, gone=(3, 17), softcap=20.0, with_slopes=True)
+    first, queries = 977, 23
+    own = noted_tiles(made, kernel, first)
+    q, k = made.q[first:].astype(np.float64), made.k[:, 0].astype(np.float64)
+    key = np.arange(made.length)
+    query = first + np.arange(queries)[:, None, None]
+    score = 20 * np.tanh(made.scale * np.einsum("qhd,kd->qhk", q, k) / 20)
+    score = score + made.slopes[None, :, None].astype(np.float64) * (key - query)
+    score = np.where((key <= query) & ~np.isin(key // made.block_size, made.gone), score, -np.inf)
+    share = np.exp(score - score.max(-1, keepdims=True))
+    share = np.pad(share, [(0, 0), (0, 0), (0, 24)]).reshape(queries, group, 64, 16).sum(-1)
+    top = score.max(-1)[..., None]
+    tile_max, tile_sum = np.concatenate(own[0], -1), np.concatenate(own[1], -1)
+    got = np.where(tile_sum > 0, tile_sum * np.exp(np.minimum(tile_max - top, 80)), 0)
+    assert np.abs(got - share).max() <= 1e-4 * max(1.0, share.max())
+    assert np.isnan(tile_max[..., 6:8]).all(), "of a tile that is gone nothing is noted"
+    plain = made.partial(kernel, first, made.length, 0, 1)
+    for one, other in zip(plain, own[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+    reference = exact_kernels(dtype)[-1]
+    if kernel in exact_kernels(dtype):
+        for one, other in zip(own[:2], noted_tiles(made, reference, first)[:2], strict=True):
+            np.testing.assert_array_equal(np.stack(one), np.stack(other))
+
+
+def noted_tiles(made: Sequence, kernel: int, first: int) -> tuple[list[np.ndarray], list[np.ndarray], Any]:
+    """tile_max and tile_sum [queries, group, 32] of splits 0 and 1, and what split 1 gives. What is not noted is NaN
+    and 0."""
+    shape = (made.length - first, made.group, 32)
+    tops, sums = [np.full(shape, np.nan, np.float32) for _ in range(2)], [np.zeros(shape, np.float32) for _ in range(2)]
+    parts = [
+        made.partial(kernel, first, made.length, 0, split, tile_max=tops[split], tile_sum=sums[split])
+        for split in range(2)
+    ]
+    return tops, sums, parts[1]
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)

@@ -143,7 +143,8 @@ class FakeEngine:
 
     def stats(self) -> dict[str, Any]:
         blocks = {"total_blocks": self.blocks, "free_blocks": self.blocks, "cached_blocks": 0, "used_blocks": 0}
-        groups = [{"window": window, "chunked": False, "sink_tokens": 0, **blocks} for window in self.windows]
+        shape = {"chunked": False, "sink_tokens": 0, "kv_budget": 0}
+        groups = [{"window": window, **shape, **blocks} for window in self.windows]
         counts = {"steps": self.steps, "invariant_violations": self.violations, "running": len(self._alive)}
         return {**dict.fromkeys(COUNTERS, 0), **blocks, **counts, "block_size": 32, "groups": groups}
 

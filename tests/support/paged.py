@@ -56,6 +56,7 @@ class Sequence:
     with_sinks: bool = False
     with_slopes: bool = False
     kv: str = ""
+    gone: tuple[int, ...] = ()  # blocks that no query sees
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
@@ -89,8 +90,12 @@ class Sequence:
             q = restore_heads(*quantize_heads(q, QUERY_LEVELS_OF[self.kv]))
         return attend(
             q, k, v, begin, self.scale, self.window, self.softcap, self.sinks, self.slopes, chunked=self.chunked,
-            sink_tokens=self.sink_tokens,
+            sink_tokens=self.sink_tokens, hidden=np.isin(np.arange(end) // self.block_size, self.gone),
         )  # fmt: skip
+
+    @property
+    def gone_blocks(self) -> list[int]:
+        return [int(block in self.gone) for block in range(len(self.block_table))] if self.gone else []
 
     def rounds_weights(self, kernel: int) -> bool:
         """Whether the kernel rounds weights to bfloat16, since it sums V by dot products of pairs."""
@@ -117,8 +122,11 @@ class Sequence:
         weight = 2.0**-9 + 7.5e-5 if self.rounds_weights(kernel) else 0.0
         return largest * (2 * (score + weight) + sums) + (largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0)
 
-    def partial(self, kernel: int, begin: int, end: int, kv_head: int, split: int) -> tuple[np.ndarray, ...]:
-        """acc [queries, group, D], max and sum [queries, group] of one task."""
+    def partial(
+        self, kernel: int, begin: int, end: int, kv_head: int, split: int, **noted: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """acc [queries, group, D], max and sum [queries, group] of one task. noted: tile_max and tile_sum [queries,
+        group, 32], which the kernel fills, or neither."""
         queries, first = end - begin, kv_head * self.group
         # The heads of a KV head are a column range of a wider matrix, as in the engine.
         q = stored(self.q[begin:end], self.dtype).reshape(queries, -1)
@@ -130,7 +138,7 @@ class Sequence:
             first_position=begin, split=split, scale=self.scale, window=self.window, softcap=self.softcap,
             kv_dtype=KV_NUMBERS.get(self.kv),
             slopes=None if self.slopes is None else self.slopes[first : first + self.group], chunked=self.chunked,
-            sink_tokens=self.sink_tokens,
+            sink_tokens=self.sink_tokens, gone=self.gone_blocks, **noted,
         )  # fmt: skip
         return acc, top, total
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.kv_cache import step_end
+
 
 class Ragged:
     """Keeps every sequence's length and block tables. Blocks are handed out shuffled, so that none lie in a row."""
@@ -16,6 +18,7 @@ class Ragged:
         self.block_size: int = facts["block_size"]
         self.groups = len(facts["block_bytes"])
         self.has_states = facts["state_bytes"] > 0
+        self.stop: int = facts["chunk_stop"]
         slots = max_seqs if self.has_states else 0
         executor.allocate([blocks] * self.groups, max_tokens, max_tokens, max_seqs, slots)
         rng = np.random.default_rng(seed)
@@ -86,5 +89,8 @@ class Ragged:
 
     def alone(self, name: str, ids: list[int], chunk: int = 0) -> np.ndarray:
         """All logits [len(ids), vocab] of one sequence fed by itself, in chunks of `chunk` tokens (0: all at once)."""
-        size = chunk or len(ids)
-        return np.concatenate([self.step([(name, ids[i : i + size])]) for i in range(0, len(ids), size)])
+        rows, size = [], chunk or len(ids)
+        while (begin := self.lengths.get(name, 0)) < len(ids):
+            end = step_end(begin, min(len(ids), begin + size), self.stop)
+            rows.append(self.step([(name, ids[begin:end])]))
+        return np.concatenate(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,8 @@ class ToyLlama:
     window: int = 0  # of the odd layers, in a cache group of their own
     chunked: bool = False  # the window begins at a multiple of its length
     sink_tokens: int = 0  # seen besides the window
+    # Blocks that stay at a decision, first and last ones that always do, and positions between two decisions.
+    budget: tuple[int, int, int, int] | None = None
     eps: float = 1e-5
     seed: int = 0
     w: dict[str, np.ndarray] = field(default_factory=dict)
@@ -66,6 +69,8 @@ class ToyLlama:
 
     def plan(self) -> PlanWriter:
         p = PlanWriter(self.vocab, self.max_seq_len, self.block_size, self.dtype)
+        if self.budget:
+            p.states = [-(-9 * -(-self.max_seq_len // self.block_size) // 64) * 64]
         table = p.panels("embed", self.w["embed"])
         x, angles = p.buffer(TOKENS, F32, self.hidden), p.buffer(TOKENS, F32, self.head_dim)
         p.op(pw.EMBEDDING, "embed", outs=[x], weights=[table], floats=[1.0])
@@ -97,7 +102,8 @@ class ToyLlama:
         p.op(pw.RMS_NORM, f"{i}.norm1", [x], [a], [norm1], floats=[self.eps, 0.0])
         p.op(pw.MATMUL, f"{i}.qkv", [a], [qkv], [w_qkv, bias], ints=[0, qkv_cols])
         p.op(pw.ROTARY_KV_WRITE, f"{i}.rotary", [qkv, angles], [q], ints=[kv, self.heads, self.head_dim])
-        p.op(pw.PAGED_ATTENTION, f"{i}.attention", [q], [y], ints=[kv, self.heads], floats=[self.scale, 0.0])
+        budget = [*self.budget, 1] if self.budget else []
+        p.op(pw.PAGED_ATTENTION, f"{i}.attention", [q], [y], ints=[kv, self.heads, *budget], floats=[self.scale, 0.0])
         b, h = p.buffer(TOKENS, self.dtype, self.hidden), p.buffer(TOKENS, self.dtype, self.inter)
         out = p.buffer(TOKENS, F32, self.hidden)
         if fused:
@@ -121,35 +127,96 @@ class ToyLlama:
 
     def forward(self, ids: list[int]) -> np.ndarray:
         """Logits [len(ids), vocab] float64, rounded to `dtype` where the engine's activations are."""
-
-        def act(v: np.ndarray) -> np.ndarray:
-            return v if self.dtype == F32 else round_to(self.dtype, v).astype(np.float64)
-
-        def norm(v: np.ndarray, w: np.ndarray) -> np.ndarray:
-            return act(v / np.sqrt((v * v).mean(-1, keepdims=True) + self.eps) * w)
-
+        if self.budget:
+            return self.forward_within_budget(ids)[0]
         x = self.w["embed"].astype(np.float64)[ids]
-        angles = (np.arange(len(ids), dtype=np.float32)[:, None] * self.inv_freq).astype(np.float64)
         for i in range(self.layers):
-            w = {k.split(".")[1]: v.astype(np.float64) for k, v in self.w.items() if k.startswith(f"{i}.")}
-            y = self._attention(norm(x, w["norm1"]) @ w["qkv"].T + w["bias"], angles, self.layer_window(i), act)
-            x = x + act(y) @ w["o"].T
-            b = norm(x, w["norm2"])
-            gate = b @ w["gate"].T
-            x = x + act(gate / (1 + np.exp(-gate)) * (b @ w["up"].T)) @ w["down"].T
-        return norm(x, self.w["norm"].astype(np.float64)) @ self.w["embed"].astype(np.float64).T
+            qkv, rest = self._layer(i, x)
+            x = rest(self._attention(qkv, self._angles(0, len(ids)), self.layer_window(i)))
+        return self._logits(x)
 
-    def _attention(self, qkv: np.ndarray, angles: np.ndarray, window: int, act) -> np.ndarray:
+    def forward_within_budget(self, ids: list[int]) -> tuple[np.ndarray, list[set[int]]]:
+        """The same with a budget, an interval of positions after the other, and the blocks that are gone after each.
+
+        Every position of an interval sees the blocks that no decision before it took away. A block's score is the sum
+        of its shares of the softmax over all positions, heads and layers, and halved at each decision.
+        """
+        assert self.budget
+        kept, sinks, recent, interval = self.budget
+        size = self.block_size
+        caches = [[np.zeros((0, self.heads, self.head_dim))] * 2 for _ in range(self.layers)]
+        gone: set[int] = set()
+        after: list[set[int]] = []
+        scores = np.zeros(-(-len(ids) // size))
+        logits = []
+        for begin in range(0, len(ids), interval):
+            end = min(begin + interval, len(ids))
+            x = self.w["embed"].astype(np.float64)[ids[begin:end]]
+            seen = np.arange(end)[None] <= np.arange(begin, end)[:, None]
+            seen &= ~np.isin(np.arange(end) // size, list(gone))
+            for i in range(self.layers):
+                qkv, rest = self._layer(i, x)
+                q, k, v = self._heads(qkv, self._angles(begin, end))
+                caches[i] = [np.concatenate(pair) for pair in zip(caches[i], (k, v), strict=True)]
+                p = self._softmax(q, caches[i][0], seen)
+                np.add.at(scores, np.arange(end) // size, p.sum((0, 1)))
+                x = rest(np.einsum("hqk,khd->qhd", p, caches[i][1]).reshape(end - begin, -1))
+            logits.append(self._logits(x))
+            if end % interval == 0:
+                blocks = end // size
+                held = [block for block in range(blocks) if block not in gone]
+                may_go = [block for block in held if sinks <= block < blocks - recent]
+                # Of equal scores the younger goes.
+                order = sorted(may_go, key=lambda block: (scores[block], -block))
+                gone |= set(order[: max(0, len(held) - kept)])
+                scores /= 2
+            after.append(set(gone))
+        return np.concatenate(logits), after
+
+    def _act(self, v: np.ndarray) -> np.ndarray:
+        return v if self.dtype == F32 else round_to(self.dtype, v).astype(np.float64)
+
+    def _rms(self, v: np.ndarray, w: np.ndarray) -> np.ndarray:
+        return self._act(v / np.sqrt((v * v).mean(-1, keepdims=True) + self.eps) * w)
+
+    def _angles(self, begin: int, end: int) -> np.ndarray:
+        return (np.arange(begin, end, dtype=np.float32)[:, None] * self.inv_freq).astype(np.float64)
+
+    def _layer(self, i: int, x: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        """q, k and v of a layer in one matrix, and what becomes of the layer's attention."""
+        w = {k.split(".")[1]: v.astype(np.float64) for k, v in self.w.items() if k.startswith(f"{i}.")}
+
+        def rest(y: np.ndarray) -> np.ndarray:
+            out = x + self._act(y) @ w["o"].T
+            b = self._rms(out, w["norm2"])
+            gate = b @ w["gate"].T
+            return out + self._act(gate / (1 + np.exp(-gate)) * (b @ w["up"].T)) @ w["down"].T
+
+        return self._rms(x, w["norm1"]) @ w["qkv"].T + w["bias"], rest
+
+    def _logits(self, x: np.ndarray) -> np.ndarray:
+        return self._rms(x, self.w["norm"].astype(np.float64)) @ self.w["embed"].astype(np.float64).T
+
+    def _heads(self, qkv: np.ndarray, angles: np.ndarray) -> list[np.ndarray]:
+        """q, k and v, each [tokens, heads, head_dim]: those of a KV head stand once for each of its query heads."""
         t, half = qkv.shape[0], self.head_dim // 2
         heads = qkv.reshape(t, -1, self.head_dim).copy()
         turning = heads[:, : self.heads + self.kv_heads]
         low, high = turning[..., :half].copy(), turning[..., half:].copy()
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         turning[..., :half], turning[..., half:] = low * cos - high * sin, high * cos + low * sin
-        heads = act(heads)
-        q, k, v = np.split(heads, [self.heads, self.heads + self.kv_heads], axis=1)
-        k, v = (np.repeat(a, self.heads // self.kv_heads, axis=1) for a in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) * self.scale
+        q, *kv = np.split(self._act(heads), [self.heads, self.heads + self.kv_heads], axis=1)
+        return [q, *(np.repeat(a, self.heads // self.kv_heads, axis=1) for a in kv)]
+
+    def _softmax(self, q: np.ndarray, k: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """[heads, queries, keys]"""
+        scores = np.where(seen, np.einsum("qhd,khd->hqk", q, k) * self.scale, -np.inf)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        return p / p.sum(-1, keepdims=True)
+
+    def _attention(self, qkv: np.ndarray, angles: np.ndarray, window: int) -> np.ndarray:
+        t = len(qkv)
+        q, k, v = self._heads(qkv, angles)
         distance = np.arange(t)[:, None] - np.arange(t)[None, :]
         hidden = (distance < 0) | ((distance >= window) if window else False)
         if window and self.chunked:
@@ -157,6 +224,4 @@ class ToyLlama:
             hidden = (distance < 0) | (chunk[:, None] != chunk[None, :])
         if window:
             hidden &= (np.arange(t) >= self.sink_tokens) | (distance < 0)
-        scores = np.where(hidden, -np.inf, scores)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(t, -1)
+        return np.einsum("hqk,khd->qhd", self._softmax(q, k, ~hidden), v).reshape(t, -1)

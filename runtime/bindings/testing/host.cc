@@ -24,13 +24,13 @@ namespace {
 
 using Shares = std::tuple<int64_t, int32_t, int32_t>;
 
-CacheNeeds needs_of(int64_t weights, int64_t block, int64_t state, int32_t max_seq_len, int32_t block_size) {
-  return {weights, block, state, max_seq_len, block_size};
+CacheNeeds needs_of(int64_t weights, int64_t block, int64_t state, int32_t most_held, int32_t block_size) {
+  return {weights, block, state, most_held, block_size};
 }
 
 void bind_host(nb::module_& m) {
   nb::class_<CacheNeeds>(m, "CacheNeeds", "What an engine needs of memory.")
-      .def(nb::new_(&needs_of), "weight_bytes"_a, "block_bytes"_a, "state_bytes"_a, "max_seq_len"_a,
+      .def(nb::new_(&needs_of), "weight_bytes"_a, "block_bytes"_a, "state_bytes"_a, "most_held"_a,
            "block_size"_a);
   m.def(
       "available_memory",

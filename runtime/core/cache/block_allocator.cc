@@ -95,6 +95,7 @@ void BlockTable::drop() {
 BlockTable BlockTable::share() const {
   BlockTable other(sinks_);
   other.first_ = first_;
+  other.holes_ = holes_;
   other.blocks_.reserve(blocks_.size());
   for (const BlockRef& block : blocks_) other.blocks_.push_back(block.share());
   return other;

@@ -5,6 +5,7 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -80,7 +81,8 @@ class BlockAllocator {
 
 // The blocks of one sequence in one group, in the order of positions. The destructor gives them back. Blocks
 // that fell out of the group's window are dropped, the first block first; their entries stay, and are empty.
-// The first `sinks` entries hold sink tokens (group_shape.h) and are never dropped.
+// The first `sinks` entries hold sink tokens (group_shape.h) and are never dropped so. Any entry may be
+// dropped by its index.
 class BlockTable {
  public:
   explicit BlockTable(int32_t sinks = 0) : sinks_(sinks), first_(sinks) {}
@@ -88,11 +90,16 @@ class BlockTable {
   int32_t sinks() const { return sinks_; }
   // All entries from sinks() up to this one are dropped. It may lie behind the end of a short table.
   int32_t first() const { return first_; }
-  int32_t held() const { return size() - (first_ - sinks_); }
+  int32_t held() const { return size() - (first_ - sinks_) - holes_; }
   int32_t operator[](int32_t index) const {
-    return index >= sinks_ && index < first_ ? -1 : blocks_[index].id();
+    return index < first_ && index >= sinks_ ? -1 : blocks_[index] ? blocks_[index].id() : -1;
   }
   void append(BlockRef block) { blocks_.push_back(std::move(block)); }
+  // Appends an entry that is dropped already.
+  void append_hole() {
+    blocks_.emplace_back();
+    ++holes_;
+  }
   // Takes the memory for `size` entries: up to this size, append() and drop() throw nothing.
   void reserve(int32_t size) {
     if (size > this->size()) make_room(blocks_, static_cast<size_t>(size - this->size()));
@@ -100,8 +107,17 @@ class BlockTable {
   // Drops the block of entry first(). At the end of the table it appends an empty entry instead, for a block
   // that the sequence never held. The table must have the entries of the sinks.
   void drop();
+  // Drops the block of an entry behind first(), if it is not dropped yet.
+  void drop(int32_t index) {
+    if (!blocks_[index]) return;
+    blocks_[index].reset();
+    ++holes_;
+  }
   void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }
-  void truncate(int32_t size) { blocks_.resize(size); }
+  void truncate(int32_t size) {
+    for (int32_t i = std::max(size, first_); i < this->size(); ++i) holes_ -= !blocks_[i];
+    blocks_.resize(size);
+  }
   // Returns a table with more references to the same blocks, for a fork.
   BlockTable share() const;
   // Copies on write: if another sequence or the tree has the block too, `copy(from, to)` fills a new block,
@@ -112,6 +128,7 @@ class BlockTable {
  private:
   std::vector<BlockRef> blocks_;
   int32_t sinks_, first_;
+  int32_t holes_ = 0;  // entries behind first() that were dropped
 };
 
 }  // namespace tensorwright

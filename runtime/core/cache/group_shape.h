@@ -25,6 +25,13 @@ struct GroupShape {
   int32_t max_held = 0;     // by one sequence; 0: no bound but its length
   bool chunked = false;     // the window begins at a multiple of its length
   int32_t sink_tokens = 0;  // only with a window that slides
+  // Blocks that a sequence keeps where the executor says which it forgets (Executor::gone_blocks): at each
+  // multiple of `interval` positions. 0: no bound; then it has no window.
+  int32_t kept = 0;
+  int32_t interval = 0;
+
+  // Returns how many blocks a sequence holds at most before it forgets some again; 0: no bound.
+  int32_t kept_at_most(int32_t block_size) const { return kept > 0 ? kept + interval / block_size : 0; }
 
   // Returns how many leading blocks of a sequence hold sink tokens.
   int32_t sink_blocks(int32_t block_size) const { return (sink_tokens + block_size - 1) / block_size; }
@@ -38,6 +45,7 @@ struct GroupShape {
   // share the blocks of the first `shared` ones.
   int64_t needed(int64_t n, int64_t shared, int64_t entries, int64_t block_size) const {
     int64_t all = shared + n * (entries - shared);
+    if (kept > 0) return std::min(all, n * kept_at_most(static_cast<int32_t>(block_size)));
     if (window == 0) return all;
     const int64_t sinks = sink_blocks(static_cast<int32_t>(block_size));
     return std::min(all, n * (sinks + window_blocks(window, 1, block_size)));

@@ -19,8 +19,11 @@ KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool pref
   std::vector<int32_t> windows;
   for (const GroupShape& shape : shapes_) {
     groups_.emplace_back(shape.blocks);
-    windows.push_back(shape.window);
+    // Of a group whose sequences forget blocks too, the tree has nodes with holes between nodes without.
+    windows.push_back(shape.window + shape.kept);
   }
+  if (states.sequences == 0 && std::ranges::any_of(shapes_, [](const GroupShape& s) { return s.kept > 0; }))
+    throw std::logic_error("[kv_blocks] the states of a sequence say which of its blocks are forgotten");
   if (states.sequences > 0) slots_.emplace(states.sequences + max_snapshots_);
   // Without snapshots no sequence with states could go on behind a remembered block.
   if (prefix_cache && (!slots_ || max_snapshots_ > 0)) tree_.emplace(groups_, block_size, hash, windows);
@@ -34,13 +37,33 @@ int32_t KvBlocks::first_needed(size_t group, int32_t next, int32_t published) co
   return std::max(seen, sink_blocks(static_cast<int32_t>(group)));
 }
 
-// Returns whether a sequence can go on behind the first `length` nodes.
+// Returns whether a sequence that starts behind a node, from its snapshot, needs the block of an entry.
+bool KvBlocks::is_kept_behind(const PrefixTree::Node* node, size_t group, int32_t index) const {
+  if (!node->snapshot) return false;
+  return !gone_(static_cast<int32_t>(group), node->snapshot.id())[static_cast<size_t>(index)];
+}
+
+// Returns whether a sequence needs block `index` of a group behind a path.
+bool KvBlocks::needs(const std::vector<PrefixTree::Node*>& path, size_t group, int32_t index) const {
+  if (shapes_[group].kept > 0) return is_kept_behind(path.back(), group, index);
+  return is_needed_behind(static_cast<int32_t>(group), static_cast<int32_t>(path.size()), index);
+}
+
+// Returns whether a sequence can go on behind the first `length` nodes. Where which blocks it needs depends
+// on a snapshot, and there is none, the last block must be there.
 bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const {
   auto entries = static_cast<int32_t>(length);
   for (size_t group = 0; group < groups_.size(); ++group) {
     const auto is_hole = [&](int32_t i) {
       return path[static_cast<size_t>(i)]->blocks[group] == PrefixTree::kHole;
     };
+    if (shapes_[group].kept > 0) {
+      if (entries > 0 && is_hole(entries - 1)) return false;
+      for (int32_t i = 0; i < entries; ++i) {
+        if (is_hole(i) && is_kept_behind(path[length - 1], group, i)) return false;
+      }
+      continue;
+    }
     const int32_t first = first_needed(group, entries * block_size_, entries);
     for (int32_t i = entries; i-- > first;) {
       if (is_hole(i)) return false;
@@ -66,7 +89,7 @@ KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_vie
   auto length = static_cast<int32_t>(match.path.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
     for (int32_t i = 0; i < length; ++i) {
-      if (!is_needed_behind(static_cast<int32_t>(group), length, i)) continue;
+      if (!needs(match.path, group, i)) continue;
       ++match.filled[group];
       match.idle[group] += match.path[i]->idle[group] != 0;
     }
@@ -90,6 +113,16 @@ void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
     const auto share = [&](int32_t i) {
       table.append(tree_->share(match.path[static_cast<size_t>(i)], group));
     };
+    if (shapes_[group].kept > 0) {
+      for (int32_t i = 0; i < length; ++i) {
+        if (needs(match.path, group, i)) {
+          share(i);
+        } else {
+          table.append_hole();
+        }
+      }
+      continue;
+    }
     for (int32_t i = 0; i < std::min(table.sinks(), length); ++i) share(i);
     while (table.first() < first_needed(group, length * block_size_, length)) table.drop();
     for (int32_t i = table.first(); i < length; ++i) share(i);
@@ -306,6 +339,10 @@ void KvBlocks::take_snapshot(SequenceBlocks& held, int32_t computed, bool decode
 
 void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
   for (size_t group = 0; group < groups_.size(); ++group) {
+    if (shapes_[group].kept > 0) {
+      if (next > 0 && next % shapes_[group].interval == 0) drop_gone(group, held);
+      continue;
+    }
     BlockTable& table = held.tables[group];
     int32_t needed = first_needed(group, next, held.published), from = table.first();
     while (table.first() < needed) table.drop();
@@ -317,10 +354,41 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
   }
 }
 
+void KvBlocks::drop_gone(size_t group, SequenceBlocks& held) {
+  const std::span<const uint8_t> gone = gone_(static_cast<int32_t>(group), held.state.id());
+  BlockTable& table = held.tables[group];
+  // A block that is not published yet, for want of memory, goes the next time: the tree knows nothing of it.
+  PrefixTree::Node* node = tree_ && held.tail ? held.tail->parent : nullptr;
+  for (int32_t i = (tree_ ? held.published - 1 : table.size()); i-- > 0;) {
+    if (gone[static_cast<size_t>(i)] && table[i] >= 0) {
+      table.drop(i);
+      if (tree_) tree_->let_go(node, 1, group);
+    }
+    if (tree_) node = node->parent;
+  }
+}
+
+// Gives back the blocks of a group that forgets some, those of the deepest nodes first.
+void KvBlocks::release_kept(size_t group, SequenceBlocks& gone) {
+  BlockTable table = std::move(gone.tables[group]);
+  gone.tables[group] = BlockTable();
+  PrefixTree::Node* node = gone.tail;
+  for (int32_t i = table.size(); i-- > 0;) {
+    const bool held = table[i] >= 0, published = i < gone.published;
+    table.truncate(i);
+    if (held && published) tree_->let_go(node, 1, group);
+    if (published) node = node->parent;
+  }
+}
+
 void KvBlocks::release(SequenceBlocks& held) {
   SequenceBlocks gone = std::move(held);
   held = SequenceBlocks();
   for (size_t group = 0; group < gone.tables.size(); ++group) {
+    if (shapes_[group].kept > 0) {
+      release_kept(group, gone);
+      continue;
+    }
     BlockTable& table = gone.tables[group];
     const int32_t sinks = std::min(table.sinks(), gone.published), first = table.first();
     table = BlockTable();

@@ -1,6 +1,8 @@
 // Owns the blocks of all cache groups and remembers their contents. The tables of all groups grow together:
 // entry i of each holds the same positions. A group with a window drops the blocks that no later position
-// sees; those of its sink tokens it keeps.
+// sees; those of its sink tokens it keeps. A group whose sequences keep so many blocks drops those that the
+// executor says are gone, which the sequence's states say: behind a prefix, its snapshot says which blocks
+// are needed.
 //
 // If the model has recurrent layers, a sequence also has a slot for its states, from attach() to release().
 // Blocks of a prefix are then of no use without the states at its end. These are kept as snapshots, each in a
@@ -51,6 +53,7 @@ class KvBlocks {
  public:
   using Copy = std::function<void(int32_t group, int32_t from, int32_t to)>;
   using CopyState = std::function<void(int32_t from, int32_t to)>;
+  using Gone = std::function<std::span<const uint8_t>(int32_t group, int32_t slot)>;
 
   KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
            PrefixTree::Hash hash = secret_hash, StateShape states = {});
@@ -63,6 +66,9 @@ class KvBlocks {
   void on_copy(Copy copy) { copy_ = std::move(copy); }
   // Sets the function that copies the states from one slot to another. Only a model with states needs it.
   void on_copy_state(CopyState copy) { copy_state_ = std::move(copy); }
+  // Sets the function that says which blocks of a sequence are forgotten, by the slot of its states. Only
+  // groups whose sequences keep so many blocks need it (GroupShape::kept).
+  void on_gone(Gone gone) { gone_ = std::move(gone); }
 
   // Tells `leaving` of each remembered block before it is forgotten (PrefixTree::archive). Only where
   // prefixes are remembered, and before any is.
@@ -139,7 +145,8 @@ class KvBlocks {
   void touch(const std::vector<PrefixTree::Node*>& path) {
     for (size_t group = 0; !path.empty() && group < groups_.size(); ++group) tree_->touch(path.back(), group);
   }
-  // Returns whether a sequence behind a prefix of `blocks` blocks needs block `index` of a group.
+  // Returns whether a sequence behind a prefix of `blocks` blocks needs block `index` of a group, whose
+  // sequences forget no blocks.
   bool is_needed_behind(int32_t group, int32_t blocks, int32_t index) const;
   // Returns how many leading blocks of each sequence in a group are never dropped.
   int32_t sink_blocks(int32_t group) const { return shapes_[group].sink_blocks(block_size_); }
@@ -163,7 +170,8 @@ class KvBlocks {
   int32_t used_state_slots() const { return slots_ ? slots_->used() : 0; }  // of sequences and snapshots
   int32_t snapshots() const { return tree_ ? tree_->snapshots() : 0; }
   // Gives back the blocks that no position from `next` on sees, except the last published block, which keeps
-  // the sequence's place in the tree. Neither drop_unseen() nor release() takes memory.
+  // the sequence's place in the tree; and those that are forgotten where `next` is a multiple of the group's
+  // interval. Neither drop_unseen() nor release() takes memory.
   void drop_unseen(SequenceBlocks& held, int32_t next);
   void release(SequenceBlocks& held);
   // Throws InvariantError unless every block of a group is free, idle or used, and these agree with the tree
@@ -174,6 +182,10 @@ class KvBlocks {
   void check_states(int64_t sequences) const;
 
  private:
+  void drop_gone(size_t group, SequenceBlocks& held);
+  void release_kept(size_t group, SequenceBlocks& gone);
+  bool is_kept_behind(const PrefixTree::Node* node, size_t group, int32_t index) const;
+  bool needs(const std::vector<PrefixTree::Node*>& path, size_t group, int32_t index) const;
   int32_t first_needed(size_t group, int32_t next, int32_t published) const;
   std::vector<BlockTable> empty_tables() const;
   bool copies(size_t group, const SequenceBlocks& held, int32_t from) const;
@@ -191,6 +203,7 @@ class KvBlocks {
   std::optional<PrefixTree> tree_;       // absent if no prefix is reused
   Copy copy_;
   CopyState copy_state_;
+  Gone gone_;
   SnapshotStats snapshot_stats_;
 };
 

@@ -28,8 +28,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t default_cache_bytes(const CacheNeeds& needs, int32_t max_batch_size, int64_t available,
                             bool prefixes) {
   const int64_t least = needs.block_bytes + needs.state_bytes, states = needs.state_bytes * max_batch_size;
-  int64_t useful =
-      needs.block_bytes * ceil_div(needs.max_seq_len, needs.block_size) * max_batch_size + states;
+  int64_t useful = needs.block_bytes * ceil_div(needs.most_held, needs.block_size) * max_batch_size + states;
   if (prefixes) {
     const double share = static_cast<double>(useful) * kSnapshotShare / (1 - kSnapshotShare);
     useful += std::min(kSnapshotsPerSequence * states, static_cast<int64_t>(share));
@@ -60,7 +59,7 @@ CacheShares share_cache(const CacheNeeds& needs, int64_t size, int32_t max_batch
                         std::optional<int32_t> snapshots) {
   const int64_t state = needs.state_bytes, block = needs.block_bytes;
   if (state == 0) return {size, max_batch_size, 0};
-  const int64_t positions = std::min<int64_t>(kPositionsPerState, needs.max_seq_len);
+  const int64_t positions = std::min<int64_t>(kPositionsPerState, needs.most_held);
   const int64_t with_positions = state + block * ceil_div(positions, needs.block_size);
   const int64_t sequences = std::max<int64_t>(1, std::min<int64_t>(max_batch_size, size / with_positions));
   const int64_t room = std::max<int64_t>(0, size - sequences * (state + block)) / state;

@@ -63,6 +63,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       debug_lose_block_(options.debug_lose_block) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
+  require_whole_chunks(facts, options);
   shapes_ = share_blocks(facts, options);
   std::vector<int32_t> blocks;
   for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
@@ -71,25 +72,27 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   if (facts.state_bytes > 0)
     states = {options.max_batch_size, options.prefix_cache ? options.state_snapshots : 0};
   if (proposer && facts.state_bytes > 0) {
-    throw Error(
-        "InvalidOptionError",
-        "[engine] nothing can be proposed to a model with recurrent layers, because their states cannot be "
-        "taken back behind a wrong proposal; leave speculative out");
+    throw Error("InvalidOptionError",
+                "[engine] nothing can be proposed to a model with recurrent layers or a kv_budget, because "
+                "states and "
+                "scores of blocks cannot be taken back behind a wrong proposal; leave speculative out");
   }
   // No step has more rows than tokens.
-  int64_t rows = int64_t{options.max_batch_size} + options.max_prompt_rows;
+  const int32_t prompt_rows = prompt_rows_of(facts, options);
+  int64_t rows = int64_t{options.max_batch_size} + prompt_rows;
   rows = std::min<int64_t>(rows + (proposer ? options.speculation.max_rows : 0), options.max_num_tokens);
   executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size,
                       states.sequences + states.snapshots);
   kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache,
                                    PrefixTree::Hash{secret_hash}, states);
+  kv_->on_gone([this](int32_t group, int32_t slot) { return executor_->gone_blocks(group, slot); });
   kv_->on_copy_state([this](int32_t from, int32_t to) { executor_->copy_state(from, to); });
   if (!facts.block_bytes.empty())
     kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
-                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows,
-                            options.ageing_s});
+                            options.debug_preempt_every, options.debug_seed, prompt_rows, options.ageing_s,
+                            facts.chunk_multiple, facts.chunk_stop()});
   // What is imported for nobody who waits here leaves as many blocks of a group as a step can take: one that
   // each sequence's chunk begins in, and those of a full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
@@ -98,8 +101,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   pins_ = std::make_unique<PrefixPins>(*kv_, pinned_room(facts, options), facts.block_bytes);
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
-    forced_ =
-        std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, options.max_prompt_rows);
+    forced_ = std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, prompt_rows);
   }
   if (options.cache_events > 0) make_log(options);
   if (options.tiers.enabled()) make_tiers(options.tiers);
@@ -142,7 +144,8 @@ void EngineCore::make_tiers(const TierOptions& options) {
   const ModelFacts& model = executor_->facts();
   if (!kv_->remembers() || model.state_bytes > 0 || model.block_bytes.empty())
     throw Error("InvalidOptionError",
-                "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers; set "
+                "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers or a "
+                "kv_budget; set "
                 "enable_prefix_caching, or leave prefix_cache_memory and prefix_cache_disk out");
   tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes, cache_log_.get());
   kv_->archive(tiers_->hash(), [this](const PrefixTree::Node& node, size_t group) {
@@ -942,7 +945,7 @@ EngineStats EngineCore::stats() const {
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
     stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used(),
-                            shapes_[i].chunked, shapes_[i].sink_tokens});
+                            shapes_[i].chunked, shapes_[i].sink_tokens, shapes_[i].kept * kv_->block_size()});
   }
   const EngineStats::Blocks& blocks = stats.groups[widest_group()];
   stats.total_blocks = blocks.total;

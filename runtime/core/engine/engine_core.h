@@ -41,6 +41,7 @@ struct EngineStats {
     int32_t window, total, free, cached, used;
     bool chunked;         // the window begins at a multiple of its length
     int32_t sink_tokens;  // first positions that every position sees besides its window
+    int32_t kv_budget;    // positions that a sequence keeps where blocks are forgotten; 0: all
   };
   std::vector<Blocks> groups;
   // The blocks of the group with the widest window; a group without a window is the widest.

@@ -63,6 +63,24 @@ void validate_options(const EngineOptions& o) {
                  o.debug_preempt_every, "raise it");
 }
 
+void require_whole_chunks(const ModelFacts& facts, const EngineOptions& o) {
+  const int64_t least = facts.chunk_multiple;
+  if (least == 0) return;
+  const std::string why =
+      ", because the engine was built so that prompts are computed in chunks of that many";
+  require_option(o.max_num_tokens - o.max_batch_size + 1 >= least,
+                 "max_num_tokens must be at least " + std::to_string(o.max_batch_size - 1 + least) +
+                     ", max_batch_size and a chunk of " + std::to_string(least) + why,
+                 o.max_num_tokens, "raise it, or lower max_batch_size");
+  require_option(o.max_chunk == 0 || o.max_chunk >= least,
+                 "max_prefill_chunk must be 0 (no cap) or at least " + std::to_string(least) + why,
+                 o.max_chunk, "raise it");
+}
+
+int32_t prompt_rows_of(const ModelFacts& facts, const EngineOptions& options) {
+  return std::max(options.max_prompt_rows, facts.chunk_multiple);
+}
+
 namespace {
 
 int64_t chunk_of(const EngineOptions& o) {
@@ -87,7 +105,8 @@ int32_t pinned_room(const ModelFacts& facts, const EngineOptions& options) {
   if (facts.state_bytes > 0 || each == 0 || !options.prefix_cache)
     throw Error(
         "InvalidOptionError",
-        "[engine] pinned prefixes are a part of the prefix cache of a model without recurrent layers; "
+        "[engine] pinned prefixes are a part of the prefix cache of a model without recurrent layers or a "
+        "kv_budget; "
         "set enable_prefix_caching, or leave pinned_prefix_memory out");
   const int64_t room = options.pinned_bytes / each, all = options.kv_cache_bytes / each;
   if (room >= all || room < 1)
@@ -119,20 +138,24 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
     shape.window = facts.group_windows[group];
     shape.chunked = facts.chunked(group);
     shape.sink_tokens = facts.sink_tokens(group);
+    shape.kept = facts.budget(group).kept;
+    shape.interval = facts.budget(group).interval;
     shape.blocks = static_cast<int32_t>(alike);
-    if (shape.window == 0) {
+    if (shape.window == 0 && shape.kept == 0) {
       open += facts.block_bytes[group];
       continue;
     }
-    int64_t held = shape.sink_blocks(facts.block_size) +
-                   window_blocks(shape.window, chunk_of(options), facts.block_size);
+    int64_t held = shape.kept > 0 ? shape.kept_at_most(facts.block_size)
+                                  : shape.sink_blocks(facts.block_size) +
+                                        window_blocks(shape.window, chunk_of(options), facts.block_size);
     shape.max_held = static_cast<int32_t>(std::min(held, alike));
     shape.blocks =
         static_cast<int32_t>(std::min(alike, held * options.max_batch_size + pinned_room(facts, options)));
     left -= shape.blocks * facts.block_bytes[group];
   }
   for (GroupShape& shape : shapes) {
-    if (shape.window == 0) shape.blocks = static_cast<int32_t>(std::min(left / open, limit));
+    if (shape.window == 0 && shape.kept == 0)
+      shape.blocks = static_cast<int32_t>(std::min(left / open, limit));
   }
   return shapes;
 }

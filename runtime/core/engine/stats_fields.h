@@ -15,6 +15,7 @@ void visit_blocks(const EngineStats::Blocks& blocks, const Visit& visit) {
   visit("window", blocks.window);
   visit("chunked", blocks.chunked);
   visit("sink_tokens", blocks.sink_tokens);
+  visit("kv_budget", blocks.kv_budget);
   visit("total_blocks", blocks.total);
   visit("free_blocks", blocks.free);
   visit("cached_blocks", blocks.cached);
@@ -106,6 +107,7 @@ void visit_facts(const Engine& engine, const Visit& visit) {
   visit("block_bytes", f.block_bytes);
   visit("group_windows", f.group_windows);
   visit("state_bytes", f.state_bytes);
+  visit("chunk_multiple", f.chunk_multiple);
   visit("draft_vocab", f.draft_vocab);
   visit("hidden_width", f.hidden_width);
   std::vector<int32_t> blocks;

@@ -75,6 +75,7 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
                place_weights(plan_, team_->placement(), options.numa)),
       kv_(plan_),
       states_(plan_),
+      kept_(plan_, states_),
       dispatch_(explain_dispatch()),
       adapters_(plan_, options.max_adapters, options.max_adapter_rank, selected_isa()),
       profile_(plan_),
@@ -142,6 +143,7 @@ LogitRows CpuExecutor::run(const Step& step) {
   StepView view{
       step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
   const WatchedPadding watched(plan_, view);
+  kept_.begin(step);
   const bool features = features_wanted_ && heads_;
   const size_t end = features ? heads_->begin : logit_end_;
   if (profile_.enabled() || (timeline_ && !timeline_->full())) {
@@ -149,6 +151,7 @@ LogitRows CpuExecutor::run(const Step& step) {
   } else {
     run_operations(view, 0, end);
   }
+  kept_.end(step);
   features_ = features ? FeatureRows{heads_->model.floats(view), heads_->model.stride} : FeatureRows{};
   if (plan_.header.logits_buffer < 0) return {nullptr, 0, step.rows()};
   return {logits_.floats(view), logits_.stride, step.rows()};
@@ -260,6 +263,11 @@ void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
 void CpuExecutor::copy_state(int32_t from, int32_t to) {
   check_slots("copy_state", {from, to});
   states_.copy(from, to, *team_);
+}
+
+std::span<const uint8_t> CpuExecutor::gone_blocks(int32_t group, int32_t slot) const {
+  check_slots("gone_blocks", {slot});
+  return kept_.gone(group, slot);
 }
 
 void CpuExecutor::read_block(int32_t group, int32_t block, char* to) const {

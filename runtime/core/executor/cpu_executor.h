@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "runtime/core/executor/profile.h"
 #include "runtime/core/executor/weight_reads.h"
 #include "runtime/core/interface/executor.h"
+#include "runtime/core/ops/kept_blocks.h"
 #include "runtime/core/ops/kv_storage.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/ops/state_storage.h"
@@ -62,6 +64,7 @@ class CpuExecutor : public Executor {
   DraftRows run_draft(const Step& step, const float* features) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
+  std::span<const uint8_t> gone_blocks(int32_t group, int32_t slot) const override;
   void read_block(int32_t group, int32_t block, char* to) const override;
   void write_block(int32_t group, int32_t block, const char* from) override;
   void read_state(int32_t slot, char* to) const override;
@@ -96,6 +99,7 @@ class CpuExecutor : public Executor {
   const MappedFile weights_;
   KvStorage kv_;
   StateStorage states_;
+  KeptBlocks kept_;
   std::vector<DispatchChoice> dispatch_;
   std::vector<std::unique_ptr<Operation>> operations_;  // one per instruction
   AdapterProducts adapters_;

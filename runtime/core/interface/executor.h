@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -12,6 +13,16 @@
 #include "runtime/core/interface/adapter.h"
 
 namespace tensorwright {
+
+// How many blocks a sequence may keep of a cache group that forgets blocks by their scores, and which
+// (ops/kept_blocks.h). Without a budget kept is 0.
+struct BlockBudget {
+  int32_t kept = 0;   // blocks that stay at a decision; between two, a sequence has those of an interval more
+  int32_t sinks = 0;  // first blocks, which always stay
+  int32_t recent = 0;    // last blocks, which stay at a decision
+  int32_t interval = 0;  // positions between two decisions, a multiple of the block size
+  int32_t state = -1;    // the state that holds the scores, for the executor
+};
 
 // Facts of the model that the scheduler and the sampler need. The engine's files hold them.
 struct ModelFacts {
@@ -27,13 +38,28 @@ struct ModelFacts {
   // Per cache group: how many first positions of a sequence every position sees besides its window, which
   // slides. Empty: none in any group.
   std::vector<int32_t> group_sink_tokens = {};
+  // Per cache group: what its sequences may keep. Empty: none has a budget.
+  std::vector<BlockBudget> group_budgets = {};
   // Of the heads that propose tokens: the columns of a feature; the tokens that they may propose, as many
   // times as they say tokens at once; and their cache group, -1 without one. 0 columns: the model has no
   // heads.
   int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
+  // Where the chunks of a sequence end: at a multiple of this position, or at the end of the tokens that the
+  // sequence has. 0: anywhere. A chunk may hold several multiples.
+  int32_t chunk_multiple = 0;
   // The columns of a row of results where the model ends with hidden states; 0: its rows are logits.
   int32_t hidden_width = 0;
 
+  BlockBudget budget(size_t group) const {
+    return group < group_budgets.size() ? group_budgets[group] : BlockBudget{};
+  }
+  // Returns the position whose multiples no chunk of a sequence crosses, because blocks are forgotten there;
+  // 0: there is none. All groups with a budget have the same.
+  int32_t chunk_stop() const {
+    int32_t stop = 0;
+    for (const BlockBudget& budget : group_budgets) stop = budget.interval > stop ? budget.interval : stop;
+    return stop;
+  }
   // Returns the columns of a row of results: logits, or hidden states.
   int32_t columns() const { return hidden_width > 0 ? hidden_width : vocab_size; }
 
@@ -112,6 +138,10 @@ class Executor {
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
   // Copies the states of all recurrent layers from one slot to another.
   virtual void copy_state(int32_t from, int32_t to) = 0;
+  // Returns which blocks of a sequence no later step of it reads, in a group with a budget: 1 for each block
+  // that is forgotten, by its place in the sequence. slot: that of the sequence's states. Valid until the
+  // next run().
+  virtual std::span<const uint8_t> gone_blocks(int32_t /*group*/, int32_t /*slot*/) const { return {}; }
   // Copy one block of a group out of the cache or into it, over all layers of the group: block_bytes[group]
   // bytes, as the cache lays them out. Throws Error{"InvalidOptionError"} if the executor cannot.
   virtual void read_block(int32_t group, int32_t block, char* to) const;

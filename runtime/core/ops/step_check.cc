@@ -86,6 +86,10 @@ void StepChecker::check_sequences(const Step& step) const {
             " at sequence ", seq);
     require(context >= end - start && context <= facts_.max_seq_len, "context_lens[", seq, "] must be ",
             end - start, " to ", facts_.max_seq_len, ", is ", context);
+    const int32_t first = context - (end - start), stop = facts_.chunk_stop();
+    require(stop == 0 || first / stop == (context - 1) / stop, "sequence ", seq, " has positions ", first,
+            " to ", context - 1, "; a step must not cross a multiple of ", stop,
+            ", where blocks are forgotten");
     for (int32_t token = start; token < end; ++token) {
       const int32_t expected = context - (end - token);
       require(step.positions[static_cast<size_t>(token)] == expected, "positions[", token, "] must be ",

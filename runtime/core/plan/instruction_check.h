@@ -84,6 +84,14 @@ class InstructionCheck {
             plan.states.size(), ", is ", index);
     return plan.states[static_cast<size_t>(index)];
   }
+  // Returns the record of the state that the attribute `scores` of a budget names: the number of a state
+  // and 1.
+  const StateRecord& kept_state() const {
+    const int32_t scores = budget_of(instruction).state + 1;
+    require(scores >= 1 && static_cast<size_t>(scores) <= plan.states.size(), "scores must be 1 to ",
+            plan.states.size(), ", is ", scores);
+    return plan.states[static_cast<size_t>(scores) - 1];
+  }
   // q must have the cache's dtype, or with a cache of integers the dtype of activations.
   void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
     const bool quantized = tw_kv_is_quantized(layer.dtype);

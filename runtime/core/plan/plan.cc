@@ -92,6 +92,23 @@ bool names_kv_layer(uint32_t op) {
   }
 }
 
+BlockBudget budget_of(const Instruction& instruction) {
+  const int32_t* ints = instruction.ints + kBudgetInts;
+  return {ints[0], ints[1], ints[2], ints[3], ints[4] - 1};
+}
+
+std::vector<BlockBudget> Plan::budgets() const {
+  std::vector<BlockBudget> budgets;
+  for (const Instruction& instruction : instructions) {
+    if (instruction.op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
+    const BlockBudget budget = budget_of(instruction);
+    if (budget.kept == 0) continue;
+    budgets.resize(header.cache_groups);
+    budgets[kv_layers[static_cast<size_t>(instruction.ints[0])].group] = budget;
+  }
+  return budgets;
+}
+
 ModelFacts Plan::facts() const {
   ModelFacts facts;
   facts.vocab_size = static_cast<int32_t>(header.vocab_size);
@@ -107,6 +124,7 @@ ModelFacts Plan::facts() const {
     facts.group_chunked[layer.group] = static_cast<uint8_t>(layer.chunked);
     facts.group_sink_tokens[layer.group] = static_cast<int32_t>(layer.sink_tokens);
   }
+  facts.group_budgets = budgets();
   if (header.logits_buffer >= 0) {
     const auto columns = static_cast<int32_t>(buffers[static_cast<size_t>(header.logits_buffer)].cols);
     facts.hidden_width = columns == facts.vocab_size ? 0 : columns;

@@ -39,8 +39,26 @@ struct Plan {
   // Returns the name of the type whose peak bounds an instruction's arithmetic: "int8" for products of
   // quantized weights, the weights' or the cache's type for other products, else "float32".
   const char* arithmetic(const Instruction& instruction) const;
+  // Returns the blocks of a sequence of max_seq_len positions.
+  int32_t max_blocks() const {
+    return static_cast<int32_t>((header.max_seq_len - 1) / header.block_size + 1);
+  }
+  // Returns what sequences may keep of each cache group; empty if none has a budget.
+  std::vector<BlockBudget> budgets() const;
   ModelFacts facts() const;
 };
+
+// Returns the bytes of the state that scores so many blocks: 8 and 1 for each (ops/kept_blocks.h).
+constexpr uint64_t kept_bytes(int32_t blocks) {
+  return (uint64_t{9} * static_cast<uint32_t>(blocks) + 63) / 64 * 64;
+}
+
+// Where the whole numbers of a budget begin among those of an instruction of attention: kept, sinks, recent,
+// interval, scores.
+inline constexpr int kBudgetInts = 2, kBudgetEnd = kBudgetInts + 5;
+
+// Returns what an instruction of attention says of the budget of its group.
+BlockBudget budget_of(const Instruction& instruction);
 
 // Returns whether an op reads or writes the cache of a KV layer, which its first whole number names.
 bool names_kv_layer(uint32_t op);

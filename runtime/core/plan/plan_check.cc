@@ -146,6 +146,42 @@ void check_heads(const Plan& plan) {
 
 }  // namespace
 
+namespace {
+
+// All layers of a group must forget the same blocks at the same positions, because they share block tables,
+// and groups must not share scores. The sum of all shares of two intervals must fit 64 bits (kept_blocks.h).
+void check_budgets(const Plan& plan) {
+  constexpr int64_t kMaxShares = int64_t{1} << 30;
+  const auto fault = [&](size_t i, const auto&... parts) {
+    refuse_plan(concat("instruction ", i, ": ", parts...));
+  };
+  std::vector<const Instruction*> firsts(plan.header.cache_groups);
+  int64_t shares = 0;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    if (instruction.op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
+    const BlockBudget budget = budget_of(instruction);
+    const uint32_t group = plan.kv_layers[static_cast<size_t>(instruction.ints[0])].group;
+    if (!firsts[group]) firsts[group] = &instruction;
+    if (!std::equal(instruction.ints + kBudgetInts, instruction.ints + kBudgetEnd,
+                    firsts[group]->ints + kBudgetInts))
+      fault(i, "the budget must be that of the other layers of cache group ", group);
+    if (budget.kept == 0) continue;
+    if (plan.meets_ranks()) fault(i, "there must be no budget in the plan of one of several ranks");
+    shares += int64_t{instruction.ints[1]} * budget.interval;
+    if (shares > kMaxShares)
+      fault(i, "heads times interval must be at most ", kMaxShares, " over all layers, is ", shares);
+    for (size_t other = 0; other < firsts.size(); ++other) {
+      if (other == group || !firsts[other] || budget_of(*firsts[other]).kept == 0) continue;
+      const BlockBudget others = budget_of(*firsts[other]);
+      if (others.state == budget.state || others.interval != budget.interval)
+        fault(i, "cache groups ", other, " and ", group, " must have the same interval, and a state each");
+    }
+  }
+}
+
+}  // namespace
+
 void check_instructions(const Plan& plan) {
   std::vector<bool> written(plan.buffers.size(), false), cached(plan.kv_layers.size(), false);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
@@ -167,6 +203,7 @@ void check_instructions(const Plan& plan) {
     }
   }
   check_heads(plan);
+  check_budgets(plan);
   const bool sends = std::ranges::any_of(plan.instructions, [](const Instruction& instruction) {
     return instruction.op == static_cast<uint32_t>(Op::kSend);
   });

@@ -35,14 +35,14 @@
 // The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token
 // when it decodes, and by at least c = min(max_chunk, max_tokens - max_seqs + 1) tokens when it prefills (or
-// by all that are left, or to the next snapshot). With prompt_logprobs, c is max_prompt_rows if that is less.
-// So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps, and 2 more if snapshots are
-// kept, after it became the first, however often it was preempted before. No waiting sequence starts before
-// the first waiting one. So a sequence starts at the latest one step after the sum of S over the sequences
-// that were running or before it in the order when it arrived (each completion counts), and over those of
-// higher priority that arrived while it waited: these can keep it waiting as long as they keep arriving. No
-// other sequence that arrives later delays it; with equal priorities, none at all. (debug_preempt_every
-// breaks this on purpose.)
+// by all that are left, or to the next snapshot or multiple of chunk_stop). With prompt_logprobs, c is
+// max_prompt_rows if that is less. So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps,
+// and 2 more if snapshots are kept and one for each multiple of chunk_stop, after it became the first,
+// however often it was preempted before. No waiting sequence starts before the first waiting one. So a
+// sequence starts at the latest one step after the sum of S over the sequences that were running or before it
+// in the order when it arrived (each completion counts), and over those of higher priority that arrived while
+// it waited: these can keep it waiting as long as they keep arriving. No other sequence that arrives later
+// delays it; with equal priorities, none at all. (debug_preempt_every breaks this on purpose.)
 //
 // Tenants share the engine when they wait. Of the waiting sequences, those of the highest priority start
 // first; among these the ones that ran before and were preempted; then the tenant that has had the least
@@ -56,6 +56,15 @@
 // highest priority that waits, and keeps that priority once it starts. So after (highest - its own) *
 // ageing_s no sequence that arrives later goes before it for its priority: then it waits for its turn as a
 // sequence of the highest priority does.
+//
+// With chunk_multiple, a chunk ends at a multiple of that position or at the end of the sequence's tokens.
+// What does not reach the next multiple waits for a step that has room, so what a row of a prompt is computed
+// with depends on its position alone. A pace that is less than one multiple lets one through, a hit of the
+// prefix cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then
+// rounded down to a multiple.
+//
+// With chunk_stop, no chunk crosses a multiple of that position, where the executor forgets blocks of a
+// sequence.
 //
 // With a pace (set_pace), a step that decodes computes at most so many other tokens, and no more completions
 // start than it says. c of the bound above is then the pace's prefill, if that is less.
@@ -97,6 +106,10 @@ struct SchedulerLimits {
   // samples.
   int32_t max_prompt_rows = 1;
   double ageing_s = 0;  // seconds of waiting that are worth one priority; 0: none
+  // A chunk ends at a multiple of this position, or at the end of the tokens that the sequence has; 0:
+  // anywhere. max_tokens - max_seqs + 1, max_prompt_rows and, if it is a cap, max_chunk must be no less.
+  int32_t chunk_multiple = 0;
+  int32_t chunk_stop = 0;  // no chunk crosses a multiple of this position; 0: there is none
 };
 
 struct PlannedChunk {
@@ -222,6 +235,8 @@ class Scheduler {
   bool has_blocks(const Sequence& sequence, const KvBlocks::Match& match);
   int32_t take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan);
   int32_t budget(const StepPlan& plan, const Sequence& sequence) const;
+  int32_t rounded(const Sequence& sequence, int32_t chunk) const;
+  KvBlocks::Match match(const Sequence& sequence) const;
   int32_t places() const;
   bool has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const;
   int32_t outstanding_blocks(int32_t group) const;

@@ -51,6 +51,8 @@ SINK_TOKENS = 4
 """The sink tokens beside an attention window, unless a build says another number: those of StreamingLLM's paper."""
 MAX_SINK_TOKENS = 512
 """Equal to TW_MAX_SINK_TOKENS of runtime/core/base/first_seen.h."""
+RECENT_SHARE = 4
+"""One of so many tokens of a kv_budget is recent, unless a build says another number."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -99,6 +101,12 @@ _WINDOW_OF_FIRST_USE = At(
 )
 _SINKS_OF_FIRST_USE = At(
     "Sink tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
+)
+_BUDGET_OF_FIRST_USE = At(
+    "KV budget of the engine that is built from a model directory, as in build-engine.", minimum=0
+)
+_RECENT_OF_FIRST_USE = At(
+    "Recent tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
 )
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
@@ -335,13 +343,45 @@ class BuildFields:
         targets=("cpu",),
         at={
             Door.BUILD: At(
-                "With --attention-window: how many first positions of a text are seen besides. [default: "
-                f"{SINK_TOKENS}]",
+                "With --attention-window or --kv-budget: how many first positions of a text are always seen. "
+                f"[default: {SINK_TOKENS}]",
                 minimum=0,
             ),
             Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
             Door.LLM: At(),
             **dict.fromkeys(_FIRST_USE_DOORS, _SINKS_OF_FIRST_USE),
+        },
+    )
+    kv_budget: int | None = declare(
+        None,
+        int,
+        rule=_WINDOW,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "Bound the memory of a sequence: at every 128th token the KV cache keeps so many tokens, those that "
+                "attention looked at most, and forgets the others. Answers change. See docs/long-contexts.md. "
+                "[default: 0, all]",
+                minimum=0,
+            ),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _BUDGET_OF_FIRST_USE),
+        },
+    )
+    recent_tokens: int | None = declare(
+        None,
+        int,
+        rule=_WINDOW,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                "With --kv-budget: how many tokens of it are the last ones, which always stay. [default: a quarter]",
+                minimum=0,
+            ),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _RECENT_OF_FIRST_USE),
         },
     )
     keep_weights: bool = declare(
@@ -523,6 +563,8 @@ class BuildChoices:
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
     attention_window: int | None = same_as(BuildFields, "attention_window")
     sink_tokens: int | None = same_as(BuildFields, "sink_tokens")
+    kv_budget: int | None = same_as(BuildFields, "kv_budget")
+    recent_tokens: int | None = same_as(BuildFields, "recent_tokens")
     calibrate: str = same_as(BuildFields, "calibrate")
     calibration_text: str | None = same_as(BuildFields, "calibration_text")
 
@@ -536,10 +578,13 @@ class BuildChoices:
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
         window = "" if not self.attention_window else f"attention window {self.attention_window}"
         sinks = "" if self.sink_tokens is None else f"{self.sink_tokens} sink tokens"
+        budget = "" if not self.kv_budget else f"KV budget {self.kv_budget}"
+        recent = "" if self.recent_tokens is None else f"{self.recent_tokens} recent tokens"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
         sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
         calibrated = "" if self.calibrate == "none" else f"calibrated with {self.calibrate}"
-        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, window, sinks, length)
+        cache = (kv_cache, window, budget, recent, sinks)
+        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, *cache, length)
         return ", ".join(choice for choice in choices if choice)
 
     @property
@@ -601,7 +646,15 @@ class BuildChoices:
         if self.attention_window not in (None, window or 0):
             found = "without an attention window" if window is None else f"with an attention window of {window}"
             raise _other("attention_window", self.attention_window, f"{path} is an engine {found}")
-        sinks = config.build_options.get("sink_tokens", SINK_TOKENS if window is not None else 0)
+        budget = config.build_options.get("kv_budget")
+        if self.kv_budget not in (None, budget or 0):
+            found = "without a KV budget" if budget is None else f"with a KV budget of {budget}"
+            raise _other("kv_budget", self.kv_budget, f"{path} is an engine {found}")
+        recent = config.build_options.get("recent_tokens", (budget or 0) // RECENT_SHARE)
+        if self.recent_tokens not in (None, recent):
+            raise _other("recent_tokens", self.recent_tokens, f"{path} is an engine with {recent} recent tokens")
+        bounded = window is not None or budget is not None
+        sinks = config.build_options.get("sink_tokens", SINK_TOKENS if bounded else 0)
         if self.sink_tokens not in (None, sinks):
             raise _other("sink_tokens", self.sink_tokens, f"{path} is an engine with {sinks} sink tokens")
 

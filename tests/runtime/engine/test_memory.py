@@ -61,7 +61,7 @@ def needs(engine: EngineDir) -> Any:
     """What the core is told of an engine's memory."""
     weights = engine.weights.stat().st_size
     return _testing.CacheNeeds(
-        weights, engine.kv_block_bytes, engine.state_bytes, engine.max_seq_len, engine.block_size
+        weights, engine.kv_block_bytes, engine.state_bytes, engine.most_held, engine.block_size
     )
 
 

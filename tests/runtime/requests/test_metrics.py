@@ -52,8 +52,10 @@ def test_a_window_and_a_chunk_of_one_length_have_samples_of_their_own(llm: LLM) 
     (group,) = stats["groups"]
     stats["groups"] = [{**group, "window": 16, "chunked": chunked} for chunked in (False, True)]
     stats["groups"].append({**group, "window": 16, "sink_tokens": 4})
+    stats["groups"].append({**group, "kv_budget": 96})
     labels = [sample.labels for sample in engine_samples(stats) if sample.metric.name == "tensorwright_kv_blocks"]
-    assert labels == [(("window", "16"),), (("window", "16 chunked"),), (("window", "16 and 4 first"),)]
+    windows = [window for ((name, window),) in labels if name == "window"]
+    assert windows == ["16", "16 chunked", "16 and 4 first", "0 of 96 kept"]
 
 
 def test_every_stat_of_the_engine_has_its_sample(llm: LLM) -> None:

@@ -279,8 +279,8 @@ def test_closing_ends_all_requests(start: Start) -> None:
 
 def test_statistics_are_sums_that_never_fall(start: Start) -> None:
     group = {
-        "window": 0, "chunked": False, "sink_tokens": 0, "total_blocks": 8, "free_blocks": 5, "cached_blocks": 1,
-        "used_blocks": 2,
+        "window": 0, "chunked": False, "sink_tokens": 0, "kv_budget": 0, "total_blocks": 8, "free_blocks": 5,
+        "cached_blocks": 1, "used_blocks": 2,
     }  # fmt: skip
 
     def stats(steps: int, stalled: float) -> dict[str, Any]:
