@@ -7,17 +7,19 @@
 Each engine is built in FOLDER with accuracy measured on `--tokens` tokens of the text of this package, unless it is
 there. Then all engines compute a sequence of as many tokens as the model takes, in turn, and as often as `--rounds`
 says. A row tells an engine's perplexity beside the reference's, KL divergence and agreement of the first choice, from
-its record; the KV bytes that the sequence holds at most, of blocks in use; and processor seconds of its prompt, and of
-a token behind it, the least of the rounds.
+its record, which measures the sooner an engine forgets, the shorter sequences; perplexity of that one sequence, and how
+often its first choice is that of the engine which keeps all; the KV bytes that the sequence holds at most, of blocks in
+use; and processor seconds of its prompt, and of a token behind it, the least of the rounds.
 
-The last column is recall: a passage of 64 random tokens stands near the beginning, and again behind every `--away`
-tokens of text. It is the share of the repeated passages' tokens, but for the first 8 of each, that are the model's
-first choice, over 4 texts. No window of fewer tokens than lie between two passages shows the one before.
+The last column is recall: a passage of 64 tokens stands near the beginning, and again behind every `--away` tokens of
+other text. It is the perplexity of the repeated passages, but for the first 8 tokens of each, over 4 texts. No window of
+fewer tokens than lie between two passages shows the one before.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import resource
 import sys
@@ -43,6 +45,8 @@ class Row:
     held: int = 0
     prompt: list[float] = field(default_factory=list)
     token: list[float] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    perplexity: float = 0.0
     recalled: float = 0.0
 
 
@@ -85,10 +89,24 @@ def run_once(row: Row, ids: list[int], decode: int) -> None:
     row.token.append((processor_seconds() - begin - prompt) / (decode - 1))
 
 
+def read(row: Row, ids: list[int]) -> None:
+    """Notes the first choices of all positions of a sequence, and its perplexity."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
+    tables = row.llm.generate({"prompt_token_ids": ids}, params).prompt_logprobs
+    assert tables is not None
+    logprobs = []
+    for token, table in zip(ids, tables, strict=True):
+        if table is not None:
+            logprobs.append(table[token].logprob)
+            row.choices.append(next(other for other, entry in table.items() if entry.rank == 1))
+    row.perplexity = math.exp(-sum(logprobs) / len(logprobs))
+
+
 def recall_text(text: list[int], length: int, away: int, seed: int) -> tuple[list[int], list[int]]:
     """Returns tokens with a passage that comes again and again, and the places of the tokens to be recalled."""
     draw = random.Random(seed)
-    passage = [draw.choice(text) for _ in range(PASSAGE)]
+    begin = draw.randrange(len(text) - PASSAGE)
+    passage = text[begin : begin + PASSAGE]
     start = draw.randrange(len(text) // 2)
     ids, places = text[start : start + PASSAGE], []
     ids = [*ids, *passage]
@@ -101,18 +119,18 @@ def recall_text(text: list[int], length: int, away: int, seed: int) -> tuple[lis
 
 
 def recall(row: Row, text: list[int], away: int) -> float:
-    """Returns the share of the tokens to be recalled that are the engine's first choice."""
-    right = wanted = 0
+    """Returns the perplexity of the tokens to be recalled."""
+    logprobs = []
     for seed in range(TEXTS):
         ids, places = recall_text(text, row.llm.engine.max_seq_len - 1, away, seed)
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        table = row.llm.generate({"prompt_token_ids": ids}, params).prompt_logprobs
-        assert table is not None
+        tables = row.llm.generate({"prompt_token_ids": ids}, params).prompt_logprobs
+        assert tables is not None
         for place in places:
-            entry = table[place]
-            right += entry is not None and entry[ids[place]].rank == 1
-        wanted += len(places)
-    return right / wanted
+            table = tables[place]
+            assert table is not None
+            logprobs.append(table[ids[place]].logprob)
+    return math.exp(-sum(logprobs) / len(logprobs))
 
 
 def main() -> None:
@@ -142,17 +160,23 @@ def main() -> None:
         for row in rows:
             run_once(row, ids, args.decode)
     for row in rows:
+        read(row, ids)
         row.recalled = recall(row, text, args.away)
     print(f"{args.model}, {args.dtype}, a prompt of {len(ids)} tokens, {args.threads} threads", file=sys.stderr)
-    heads = "keeps", "perplexity, engine / reference", "KL", "same first choice", "KV held", "prompt, s", "token, ms"
+    heads = (
+        "keeps", "perplexity, engine / reference", "KL", "same first choice", "perplexity here", "same here", "KV held",
+        "prompt, s", "token, ms",
+    )  # fmt: skip
     print(f"| {' | '.join(heads)} | recall |")
     print(f"|{'---|' * (len(heads) + 1)}")
     for row in rows:
         kept = row.record
+        same = sum(one == other for one, other in zip(row.choices, rows[0].choices, strict=True)) / len(row.choices)
         ratio = f"{kept['perplexity_engine']:.3f} / {kept['perplexity_reference']:.3f}"
         print(
             f"| {row.kept} | {ratio} | {kept['kl_divergence']:.4f} | {kept['top1_agreement']:.3f} | "
-            f"{row.held / 2**20:.2f} MiB | {min(row.prompt):.3f} | {1000 * min(row.token):.2f} | {row.recalled:.3f} |"
+            f"{row.perplexity:.1f} | {same:.3f} | "
+            f"{row.held / 2**20:.2f} MiB | {min(row.prompt):.3f} | {1000 * min(row.token):.2f} | {row.recalled:.1f} |"
         )
         row.llm.shutdown()
 
