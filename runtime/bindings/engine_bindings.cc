@@ -351,6 +351,7 @@ Facts PyEngine::facts() const {
   d["block_bytes"] = f.block_bytes;
   d["group_windows"] = f.group_windows;
   d["state_bytes"] = f.state_bytes;
+  d["chunk_multiple"] = f.chunk_multiple;
   d["draft_vocab"] = f.draft_vocab;
   d["hidden_width"] = f.hidden_width;
   Ints blocks;

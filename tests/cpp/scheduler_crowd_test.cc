@@ -125,6 +125,8 @@ TW_TEST(random_trouble_leaks_nothing) {
   std::mt19937 random(6);
   for (int round = 0; round < 40; ++round) {
     SchedulerLimits limits{4, 12, 0, 1 + static_cast<int32_t>(random() % 3), random()};
+    limits.chunk_multiple = round % 3 == 2 ? 3 : 0;
+    limits.max_prompt_rows = 3;
     const bool prefix_cache = random() % 2;
     const auto window = static_cast<int32_t>(random() % 12);
     Simulation s(14, 3, limits, prefix_cache, window, StateShape{round % 2 ? 4 : 0, round % 8},

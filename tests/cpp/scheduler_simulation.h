@@ -100,6 +100,8 @@ struct Simulation {
       TW_CHECK(seen.insert(chunk.sequence).second);
       TW_CHECK(chunk.tokens > 0 && chunk.tokens <= chunk.sequence->pending());
       if (limits.max_chunk) TW_CHECK(chunk.tokens <= limits.max_chunk);
+      if (limits.chunk_multiple && !chunk.last())
+        TW_CHECK((chunk.sequence->computed + chunk.tokens) % limits.chunk_multiple == 0);
       TW_CHECK_EQ(chunk.sequence->blocks.size(), kv.blocks_for(chunk.sequence->computed + chunk.tokens));
       const BlockTable& table = chunk.sequence->blocks.tables[1];
       if (int32_t window = kv.shape(1).window; window && chunk.tokens == 1)

@@ -48,6 +48,42 @@ TW_TEST(chunks_mix_with_decodes_until_prefill_is_done) {
   TW_CHECK(shapes[3] == (Shape{{1, 1}, {2, 1}, {3, 1}}));
 }
 
+TW_TEST(chunks_end_at_multiples_or_with_the_tokens) {
+  SchedulerLimits limits{4, 21, 0};
+  limits.chunk_multiple = 8;
+  limits.max_prompt_rows = 8;
+  Simulation s(100, 4, limits, true);
+  s.scheduler.add(make(1, 3, 9));
+  s.scheduler.add(make(2, 30, 2));
+  s.scheduler.add(make(3, 9, 2, 500));
+  std::vector<Shape> shapes;
+  for (int i = 0; i < 4; ++i) {
+    StepPlan plan = s.scheduler.plan();
+    shapes.push_back(shape(plan));
+    s.scheduler.rollback(plan);
+    s.step();
+  }
+  TW_CHECK(shapes[0] == (Shape{{1, 3}, {2, 16}}));  // 2 tokens are left, and would end between two multiples
+  TW_CHECK(shapes[1] == (Shape{{1, 1}, {2, 14}}));
+  TW_CHECK(shapes[2] == (Shape{{1, 1}, {2, 1}, {3, 9}}));
+  s.run();
+  // 28 tokens are remembered, seven blocks. The hit ends at a multiple.
+  s.scheduler.add(make(4, 30, 2));
+  TW_CHECK(shape(s.scheduler.plan()) == (Shape{{4, 6}}));
+}
+
+TW_TEST(a_pace_lets_a_multiple_through) {
+  SchedulerLimits limits{2, 24, 0};
+  limits.chunk_multiple = 8;
+  limits.max_prompt_rows = 8;
+  Simulation s(100, 4, limits);
+  s.scheduler.add(make(1, 3, 9));
+  s.step();
+  s.scheduler.add(make(2, 30, 2));
+  s.scheduler.set_pace({.prefill = 5});
+  TW_CHECK(shape(s.scheduler.plan()) == (Shape{{1, 1}, {2, 8}}));
+}
+
 TW_TEST(nobody_overtakes_in_the_queue) {
   Simulation s(4, 4, {4, 64, 0});
   s.scheduler.add(make(1, 8, 4));

@@ -63,6 +63,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       debug_lose_block_(options.debug_lose_block) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
+  require_whole_chunks(facts, options);
   shapes_ = share_blocks(facts, options);
   std::vector<int32_t> blocks;
   for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
@@ -77,7 +78,8 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
         "taken back behind a wrong proposal; leave speculative out");
   }
   // No step has more rows than tokens.
-  int64_t rows = int64_t{options.max_batch_size} + options.max_prompt_rows;
+  const int32_t prompt_rows = prompt_rows_of(facts, options);
+  int64_t rows = int64_t{options.max_batch_size} + prompt_rows;
   rows = std::min<int64_t>(rows + (proposer ? options.speculation.max_rows : 0), options.max_num_tokens);
   executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size,
                       states.sequences + states.snapshots);
@@ -88,8 +90,8 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
-                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows,
-                            options.ageing_s});
+                            options.debug_preempt_every, options.debug_seed, prompt_rows,
+                            options.ageing_s, facts.chunk_multiple});
   // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
@@ -98,7 +100,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
     forced_ =
-        std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, options.max_prompt_rows);
+        std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, prompt_rows);
   }
   if (options.tiers.enabled()) make_tiers(options.tiers);
   if (!proposer) return;

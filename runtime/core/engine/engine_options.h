@@ -46,6 +46,11 @@ struct EngineOptions {
 
 // Throws Error{"InvalidOptionError"} if an option is out of its range.
 void validate_options(const EngineOptions& options);
+// Throws Error{"InvalidOptionError"} if a step or a capped chunk is too short for the chunks of a model whose
+// chunks end at certain positions.
+void require_whole_chunks(const ModelFacts& facts, const EngineOptions& options);
+// Returns how many prompt positions a step may report: max_prompt_rows, but no fewer than the shortest chunk.
+int32_t prompt_rows_of(const ModelFacts& facts, const EngineOptions& options);
 // Divides the memory of the cache. Each cache group gets as many blocks as the others, but a group with a
 // window no more than a full batch can hold in it; groups without a window share the rest. A model without
 // attention gets one group of blocks that take no memory: they count positions, as many as a full batch and

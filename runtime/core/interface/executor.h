@@ -31,6 +31,9 @@ struct ModelFacts {
   // times as they say tokens at once; and their cache group, -1 without one. 0 columns: the model has no
   // heads.
   int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
+  // Where the chunks of a sequence end: at a multiple of this position, or at the end of the tokens that the
+  // sequence has. 0: anywhere. A chunk may hold several multiples.
+  int32_t chunk_multiple = 0;
   // The columns of a row of results where the model ends with hidden states; 0: its rows are logits.
   int32_t hidden_width = 0;
 

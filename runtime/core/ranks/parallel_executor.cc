@@ -142,6 +142,7 @@ void ParallelExecutor::join_facts(uint64_t fingerprint) {
     }
     const ModelFacts theirs = read_facts(reader);
     facts_.state_bytes = std::max(facts_.state_bytes, theirs.state_bytes);
+    facts_.chunk_multiple = std::max(facts_.chunk_multiple, theirs.chunk_multiple);
     for (size_t g = 0; g < theirs.block_bytes.size(); ++g) {
       if (g == facts_.block_bytes.size()) {
         facts_.block_bytes.push_back(0);

@@ -9,6 +9,7 @@
 #include <new>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <tuple>
 #include <unordered_set>
 
@@ -55,6 +56,13 @@ Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), lim
     throw std::logic_error(
         "[scheduler] limits must hold 1 <= max_seqs <= max_tokens, max_chunk >= 0, max_prompt_rows >= 1 and "
         "ageing_s >= 0");
+  }
+  const int32_t least = limits.chunk_multiple, room = limits.max_tokens - limits.max_seqs + 1;
+  if (least < 0 || least > room || (limits.max_chunk > 0 && least > limits.max_chunk) ||
+      least > limits.max_prompt_rows || least % kv.block_size() != 0) {
+    throw std::logic_error(
+        "[scheduler] chunk_multiple must be a multiple of the block size, at most max_tokens - max_seqs + 1, "
+        "max_prompt_rows and max_chunk");
   }
 }
 
@@ -277,9 +285,33 @@ void Scheduler::charge_start(PlannedChunk& chunk, int32_t remembered) {
 int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
   int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
   chunk = std::min({chunk, limits_.max_tokens - plan.tokens, sequence.until_snapshot()});
-  if (pace_.prefill > 0 && plan.decodes > 0 && !sequence.decodes())
-    chunk = std::min(chunk, pace_.prefill - plan.prefill());
-  return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
+  if (pace_.prefill > 0 && plan.decodes > 0 && !sequence.decodes()) {
+    // A pace below one multiple would keep a prompt from ever getting on.
+    chunk = std::min(chunk, std::max(pace_.prefill, limits_.chunk_multiple) - plan.prefill());
+  }
+  if (limits_.max_chunk > 0) chunk = std::min(chunk, limits_.max_chunk);
+  return rounded(sequence, chunk);
+}
+
+// Returns as many of the next `chunk` tokens of a sequence as end where a chunk may end.
+int32_t Scheduler::rounded(const Sequence& sequence, int32_t chunk) const {
+  const int32_t multiple = limits_.chunk_multiple;
+  if (multiple == 0 || chunk <= 0 || chunk == sequence.pending()) return chunk;
+  return std::max(0, (sequence.computed + chunk) / multiple * multiple - sequence.computed);
+}
+
+// Returns the longest remembered prefix of a sequence that a chunk may follow.
+KvBlocks::Match Scheduler::match(const Sequence& sequence) const {
+  std::span<const int32_t> tokens = sequence.reusable();
+  const std::string_view salt = sequence.sampling->cache_salt;
+  KvBlocks::Match found = kv_.match(tokens, salt);
+  const auto hit = [&] { return static_cast<int32_t>(found.path.size()) * kv_.block_size(); };
+  // A shorter prefix is looked for among fewer tokens: the match leaves the last of them to compute.
+  while (limits_.chunk_multiple > 0 && hit() % limits_.chunk_multiple != 0) {
+    tokens = tokens.first(static_cast<size_t>(hit() / limits_.chunk_multiple * limits_.chunk_multiple + 1));
+    found = kv_.match(tokens, salt);
+  }
+  return found;
 }
 
 // Plans a chunk of a running sequence. Returns false if no budget is left, or if there are no blocks and no
@@ -299,6 +331,7 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
     // The last sequence takes the blocks that are left. If none are left, it keeps its blocks until a
     // sequence before it needs them.
     chunk = kv_.reach(sequence.blocks, sequence.computed, sequence.computed + chunk) - sequence.computed;
+    chunk = rounded(sequence, chunk);
     if (chunk <= 0) return false;
     kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk);
     break;
@@ -312,7 +345,7 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   if (places() + sequence.places() > limits_.max_seqs) return false;
   if (pace_.places > 0 && !running_.empty() && places() + sequence.places() > pace_.places) return false;
   if (budget(plan, sequence) <= 0) return false;
-  KvBlocks::Match match = kv_.match(sequence.reusable(), sequence.sampling->cache_salt);
+  const KvBlocks::Match match = this->match(sequence);
   for (int32_t group = 0; group < kv_.groups(); ++group) {
     if (!has_blocks_for(sequence, match, group)) return false;
   }
@@ -325,6 +358,11 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
     sequence.computed = 0;
     throw;
   }
+  if (chunk == 0) {  // the blocks that are there do not reach the next multiple
+    kv_.release(sequence.blocks);
+    sequence.computed = 0;
+    return false;
+  }
   if (limits_.ageing_s > 0)
     sequence.priority = aged_priority(sequence, waiting_.front()->priority, Clock::now());
   insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
@@ -334,7 +372,7 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
 }
 
 // Gives a sequence the matched blocks and those of its first chunk. Returns the number of tokens in the
-// chunk.
+// chunk, 0 if the blocks that are there do not reach the next multiple of chunk_multiple.
 int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan) {
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
@@ -342,11 +380,16 @@ int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match,
   sequence.asked = false;
   sequence.snapshot_ends = {};
   if (kv_.keeps_snapshots()) {
-    sequence.snapshot_ends = {match.remembered * kv_.block_size(),
-                              (sequence.size() - 1) / kv_.block_size() * kv_.block_size()};
+    const int32_t unit = std::max(kv_.block_size(), limits_.chunk_multiple);
+    sequence.snapshot_ends = {match.remembered * kv_.block_size() / unit * unit,
+                              (sequence.size() - 1) / unit * unit};
   }
   int32_t end = sequence.computed + budget(plan, sequence);
   int32_t chunk = kv_.reach(sequence.blocks, sequence.computed, end) - sequence.computed;
+  if (chunk > 0 && limits_.chunk_multiple > 0) {
+    chunk = rounded(sequence, chunk);
+    if (chunk == 0) return 0;
+  }
   if (chunk <= 0 || !kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
@@ -473,7 +516,9 @@ void Scheduler::remember(Sequence& sequence) {
 int32_t Scheduler::reserve(const StepPlan& plan, size_t chunk, int32_t count) {
   Sequence& sequence = *plan.chunks[chunk].sequence;
   const int32_t from = sequence.computed + plan.chunks[chunk].tokens;
-  const int32_t room = std::min(token_room(plan), count);
+  int32_t room = std::min(token_room(plan), count);
+  if (const int32_t multiple = limits_.chunk_multiple; multiple > 0)
+    room = std::min(room, (multiple - from % multiple) % multiple);
   const int32_t end = room > 0 ? kv_.reach(sequence.blocks, from, from + room) : from;
   try {
     if (end > from && kv_.make_writable(sequence.blocks, from, end)) return end - from;

@@ -55,6 +55,12 @@
 // ageing_s no sequence that arrives later goes before it for its priority: then it waits for its turn as a
 // sequence of the highest priority does.
 //
+// With chunk_multiple, a chunk ends at a multiple of that position or at the end of the sequence's tokens. What
+// does not reach the next multiple waits for a step that has room, so what a row of a prompt is computed with
+// depends on its position alone. A pace that is less than one multiple lets one through, a hit of the prefix
+// cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then rounded
+// down to a multiple.
+//
 // With a pace (set_pace), a step that decodes computes at most so many other tokens, and no more completions
 // start than it says. c of the bound above is then the pace's prefill, if that is less.
 //
@@ -95,6 +101,9 @@ struct SchedulerLimits {
   // samples.
   int32_t max_prompt_rows = 1;
   double ageing_s = 0;  // seconds of waiting that are worth one priority; 0: none
+  // A chunk ends at a multiple of this position, or at the end of the tokens that the sequence has; 0:
+  // anywhere. max_tokens - max_seqs + 1, max_prompt_rows and, if it is a cap, max_chunk must be no less.
+  int32_t chunk_multiple = 0;
 };
 
 struct PlannedChunk {
@@ -214,6 +223,8 @@ class Scheduler {
   bool admit(size_t waiting_index, StepPlan& plan);
   int32_t take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan);
   int32_t budget(const StepPlan& plan, const Sequence& sequence) const;
+  int32_t rounded(const Sequence& sequence, int32_t chunk) const;
+  KvBlocks::Match match(const Sequence& sequence) const;
   int32_t places() const;
   bool has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const;
   int32_t outstanding_blocks(int32_t group) const;
