@@ -92,6 +92,7 @@ def build(
     kv_cache_dtype: str = "auto",
     attention_window: int | None = None,
     sink_tokens: int | None = None,
+    sparse_prefill: int | None = None,
     keep_weights: bool = False,
     calibrate: str = "none",
     calibration_text: str | Path | None = None,
@@ -136,6 +137,8 @@ def build(
 
     For target cpu alone: attention_window: layers that attend to all positions see the last so many, and the first
     sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md).
+    sparse_prefill: each 32 positions of a prompt see at most so many positions, a multiple of 32, which they choose by
+    their scores; None lets them see all.
     calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
@@ -169,6 +172,7 @@ def build(
         kv_cache_dtype=kv_cache_dtype,
         attention_window=attention_window,
         sink_tokens=sink_tokens,
+        sparse_prefill=sparse_prefill,
         keep_weights=keep_weights,
         calibrate=calibrate,
         calibration_text=named_place(calibration_text),

@@ -80,6 +80,7 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     facts.kv_cache_dtype = options.kv_cache_dtype
     facts.attention_window = options.attention_window or 0
     facts.sink_tokens = options.shown_sink_tokens
+    facts.sparse_prefill = options.sparse_prefill or 0
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
     facts.channel_scales = options.calibration.scales

@@ -221,6 +221,8 @@ class Facts:
     """How many last positions layers of full attention are to see; 0 asks for all."""
     sink_tokens = Fact(_whole, default=0)
     """How many first positions they are to see besides."""
+    sparse_prefill = Fact(_whole, default=0)
+    """How many positions a block of a prompt's queries is to choose in layers of full attention; 0 asks for all."""
     activations = Fact(_text, default="auto")
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
@@ -310,8 +312,8 @@ class Facts:
 
 
 QUANTIZATION = (
-    "kv_cache_dtype", "attention_window", "sink_tokens", "activations", "quantize", "channel_scales", "column_orders",
-    "outlier_columns",
+    "kv_cache_dtype", "attention_window", "sink_tokens", "sparse_prefill", "activations", "quantize", "channel_scales",
+    "column_orders", "outlier_columns",
 )  # fmt: skip
 """The facts that ask the passes for quantization, and for attention to fewer positions."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}

@@ -383,9 +383,11 @@ def lower_latent_kv_write(low: Lowering, node: Node) -> list[Value]:
 
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
-    attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
+    numbers = {name: float(node.attrs[name]) for name in ("scale", "softcap")}
+    attrs = {**kv_attrs(node), "sparse_prefill": node.attrs.get("sparse_prefill", 0), **numbers}
     vectors = [None if v is None else low.weight(v, RAW) for v in (node.optional(5), node.optional(6))]
-    operands = [*(low.value(node.operand(i)) for i in range(5)), *vectors]
+    prompts = None if (v := node.optional(7)) is None else low.value(v)
+    operands = [*(low.value(node.operand(i)) for i in range(5)), *vectors, prompts]
     return low.emit("paged_attention", operands, [kind], **attrs)
 
 

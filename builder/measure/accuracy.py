@@ -180,10 +180,11 @@ class EngineLogits:
         self._blocks = -(-longest // facts["block_size"])
         self._groups = len(facts["block_bytes"])
         self._state_slots = [0] if facts["state_bytes"] else []
+        self._sparse = facts["sparse_prefill"] > 0
         self._rows = 0
 
     def __call__(self, ids: list[int], rows: int) -> Iterator[np.ndarray]:
-        """Yields the logits of a new sequence as [up to `rows`, vocab] float32."""
+        """Yields the logits of a new sequence, which is all prompt, as [up to `rows`, vocab] float32."""
         if rows != self._rows:
             self._executor.allocate([self._blocks] * self._groups, rows, rows, 1, len(self._state_slots))
             self._rows = rows
@@ -194,4 +195,5 @@ class EngineLogits:
             yield self._call(
                 self._executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
                 list(range(count)), [(table, positions)] * self._groups, self._state_slots,
+                [len(ids)] if self._sparse else [],
             )  # fmt: skip

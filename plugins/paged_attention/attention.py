@@ -82,10 +82,12 @@ def attend(
     slopes: np.ndarray | None = None,
     chunked: bool = False,
     sink_tokens: int = 0,
+    shown: np.ndarray | None = None,
 ) -> np.ndarray:
     """Attends with q [Q, H, D], at positions first_position + i, to k [L, Hkv, D], v [L, Hkv, Dv] -> [Q, H, Dv].
 
-    sink_tokens: how many first positions every query sees besides its window. All is computed in float64.
+    sink_tokens: how many first positions every query sees besides its window. shown: bool [Hkv, Q, L], where it is false
+    the query does not see the key; None means true everywhere. All is computed in float64.
     """
     group = q.shape[1] // k.shape[1]
     # [Hkv, group, Q, D] times [Hkv, 1, D, L]
@@ -97,7 +99,7 @@ def attend(
     if slopes is not None:
         score = score + slopes.astype(np.float64).reshape(k.shape[1], group, 1, 1) * (key - query)
     seen = (key <= query) & ((key >= first_seen(query, window, chunked)) | (key < sink_tokens))
-    score = np.where(seen, score, -np.inf)
+    score = np.where(seen if shown is None else seen & shown[:, None], score, -np.inf)
     top = score.max(axis=-1, keepdims=True)
     beside = np.full((k.shape[1], group, 1, 1), -np.inf)
     if sinks is not None:

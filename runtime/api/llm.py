@@ -154,6 +154,8 @@ class LLM(StrictKeywords):
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, "int8" or "int4".
     attention_window, sink_tokens: for a build from a model directory: layers that attend to all positions see the last
         attention_window positions and the first sink_tokens (None means 4); None leaves attention as it is.
+    sparse_prefill: for a build from a model directory: each 32 positions of a prompt see at most so many positions,
+        which they choose (docs/long-contexts.md); None lets them see all.
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
@@ -215,6 +217,7 @@ class LLM(StrictKeywords):
         kv_cache_dtype: str = "auto",
         attention_window: int | None = None,
         sink_tokens: int | None = None,
+        sparse_prefill: int | None = None,
         calibrate: str = "none",
         calibration_text: str | Path | None = None,
         max_seq_len: int | None = None,
@@ -277,6 +280,7 @@ class LLM(StrictKeywords):
             kv_cache_dtype=kv_cache_dtype,
             attention_window=attention_window,
             sink_tokens=sink_tokens,
+            sparse_prefill=sparse_prefill,
             calibrate=calibrate,
             calibration_text=os.fspath(calibration_text) if isinstance(calibration_text, Path) else calibration_text,
             max_seq_len=max_seq_len,

@@ -352,6 +352,7 @@ Facts PyEngine::facts() const {
   d["group_windows"] = f.group_windows;
   d["state_bytes"] = f.state_bytes;
   d["chunk_multiple"] = f.chunk_multiple;
+  d["sparse_prefill"] = f.sparse_prefill;
   d["draft_vocab"] = f.draft_vocab;
   d["hidden_width"] = f.hidden_width;
   Ints blocks;

@@ -51,6 +51,11 @@ SINK_TOKENS = 4
 """The sink tokens beside an attention window, unless a build says another number: those of StreamingLLM's paper."""
 MAX_SINK_TOKENS = 512
 """Equal to TW_MAX_SINK_TOKENS of runtime/core/base/first_seen.h."""
+SPARSE_BLOCK = 32
+"""Sparse prefill chooses blocks of so many positions: those of the KV cache of target cpu."""
+MIN_SPARSE_PREFILL = 4 * SPARSE_BLOCK
+"""The first block, the two last ones and one that is chosen. plugins/paged_attention/choice.h has the same number of
+blocks."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -100,6 +105,9 @@ _WINDOW_OF_FIRST_USE = At(
 _SINKS_OF_FIRST_USE = At(
     "Sink tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
 )
+_SPARSE_OF_FIRST_USE = At(
+    "Sparse prefill of the engine that is built from a model directory, as in build-engine.", minimum=0
+)
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
     minimum=2,
@@ -130,6 +138,14 @@ def _is_path(value: Any) -> bool:
 
 _WINDOW = whole_number(f"a whole number from 0 to {MAX_POSITIONS}", low=0, high=MAX_POSITIONS)
 _SINKS = whole_number(f"a whole number from 0 to {MAX_SINK_TOKENS}", low=0, high=MAX_SINK_TOKENS)
+_SPARSE = Rule(
+    f"0, or a multiple of {SPARSE_BLOCK} from {MIN_SPARSE_PREFILL} to {MAX_POSITIONS}",
+    lambda value: (
+        type(value) is int
+        and (value == 0 or MIN_SPARSE_PREFILL <= value <= MAX_POSITIONS)
+        and value % SPARSE_BLOCK == 0
+    ),
+)
 _IS_PATH = Rule("the path of a file of text", _is_path)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
@@ -340,6 +356,23 @@ class BuildFields:
             **dict.fromkeys(_FIRST_USE_DOORS, _SINKS_OF_FIRST_USE),
         },
     )
+    sparse_prefill: int | None = declare(
+        None,
+        int,
+        rule=_SPARSE,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in blocks "
+                "that they choose by their scores. The answer sees all. Answers change. "
+                f"A multiple of {SPARSE_BLOCK}, such as 2048. See docs/long-contexts.md. [default: 0, all positions]",
+                minimum=0,
+            ),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _SPARSE_OF_FIRST_USE),
+        },
+    )
     keep_weights: bool = declare(
         False,
         at=_everywhere(
@@ -515,6 +548,7 @@ class BuildChoices:
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
     attention_window: int | None = same_as(BuildFields, "attention_window")
     sink_tokens: int | None = same_as(BuildFields, "sink_tokens")
+    sparse_prefill: int | None = same_as(BuildFields, "sparse_prefill")
     calibrate: str = same_as(BuildFields, "calibrate")
     calibration_text: str | None = same_as(BuildFields, "calibration_text")
 
@@ -528,10 +562,12 @@ class BuildChoices:
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
         window = "" if not self.attention_window else f"attention window {self.attention_window}"
         sinks = "" if self.sink_tokens is None else f"{self.sink_tokens} sink tokens"
+        prefill = "" if not self.sparse_prefill else f"sparse prefill {self.sparse_prefill}"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
         sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
         calibrated = "" if self.calibrate == "none" else f"calibrated with {self.calibrate}"
-        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, window, sinks, length)
+        seen = (window, sinks, prefill)
+        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, *seen, length)
         return ", ".join(choice for choice in choices if choice)
 
     @property
@@ -596,6 +632,10 @@ class BuildChoices:
         sinks = config.build_options.get("sink_tokens", SINK_TOKENS if window is not None else 0)
         if self.sink_tokens not in (None, sinks):
             raise _other("sink_tokens", self.sink_tokens, f"{path} is an engine with {sinks} sink tokens")
+        sparse = config.build_options.get("sparse_prefill")
+        if self.sparse_prefill not in (None, sparse or 0):
+            found = "without sparse prefill" if sparse is None else f"with sparse prefill {sparse}"
+            raise _other("sparse_prefill", self.sparse_prefill, f"{path} is an engine {found}")
 
     def _check_calibrated(self, config: EngineConfig, path: Path) -> None:
         record = None if config.quantization is None else config.quantization.calibration
