@@ -133,8 +133,9 @@ def measure_logits(
 
 
 def block_rows(vocab_size: int) -> int:
-    """Returns how many positions' logits are computed and compared at a time."""
-    return max(MIN_ROWS, min(MAX_ROWS, LOGIT_BYTES // (4 * vocab_size)))
+    """Returns how many positions' logits are computed and compared at a time: a multiple of MIN_ROWS, in which rows of
+    a sparse prompt come."""
+    return max(MIN_ROWS, min(MAX_ROWS, LOGIT_BYTES // (4 * vocab_size) // MIN_ROWS * MIN_ROWS))
 
 
 def multiply_adds(graph: Graph) -> int:

@@ -35,7 +35,7 @@ class BlockChoice {
   BlockChoice(const Shape& shape, tw_attention_fn attend, tw_attention_shares_fn shares, float scale,
               float softcap);
 
-  // Returns the bytes of scratch that choose() uses, and that table() reads until the step ends.
+  // Returns the bytes of scratch that choose() uses, and that table() reads until the operation ends.
   size_t reserve(const StepLimits& limits, int threads);
 
   // Lists the blocks of queries of the step that choose; none if the step has no prompt_lens.
@@ -76,7 +76,7 @@ class BlockChoice {
             const Work& work) const;
   void score(const Batch& batch, const int32_t* table, const char* pages, int64_t page_bytes, int q_dtype,
              const Work& work) const;
-  void weigh(int32_t place, int32_t keys, int32_t stride, const Work& work) const;
+  void weigh(int32_t number, int32_t keys, int32_t stride, const Work& work) const;
   void take(const Chosen& chosen, const int32_t* table, const Work& work, int32_t* out) const;
 
   const Shape shape_;

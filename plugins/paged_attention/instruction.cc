@@ -83,7 +83,7 @@ class PagedAttention : public Operation {
         combine_(choose("attention_combine", attention_combine_kernels(), context.isa)),
         latent_values_(choose("latent_values", latent_values_kernels(), context.isa)) {
     if (layer_.v_dim > 0) value_bytes_ = size_t{TW_ATTENTION_SPLIT} * v_row_bytes();
-    if (const int32_t budget = instruction.ints[2]; budget > 0) {
+    if (const int32_t budget = sparse_prefill_of(instruction); budget > 0) {
       const int32_t max_blocks = (static_cast<int32_t>(context.plan.header.max_seq_len) - 1) / block_size_ + 1;
       choice_.emplace(
           BlockChoice::Shape{kv_heads_, group_, head_dim_, block_size_, budget / block_size_, max_blocks,
@@ -377,8 +377,9 @@ class PagedAttention : public Operation {
 
 // Queries that choose need keys of their own KV head, and scores that do not depend on how far a key is.
 // plan_check.cc has the rules for all layers together.
-void check_budget(const InstructionCheck& c, const KvLayerRecord& layer) {
-  const auto block = static_cast<int32_t>(c.plan.header.block_size), budget = c.instruction.ints[2];
+void check_choice(const InstructionCheck& c, const KvLayerRecord& layer) {
+  const auto block = static_cast<int32_t>(c.plan.header.block_size);
+  const int32_t budget = sparse_prefill_of(c.instruction);
   const int64_t least = int64_t{BlockChoice::kMinBlocks} * block;
   if (budget == 0) return;
   c.require(budget >= least && budget % block == 0 && budget <= static_cast<int64_t>(c.plan.header.max_seq_len),
@@ -404,7 +405,7 @@ void check_paged_attention(const InstructionCheck& c) {
   c.require_finite("scale", c.instruction.floats[0]);
   c.require_finite("softcap", c.instruction.floats[1]);
   c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
-  check_budget(c, layer);
+  check_choice(c, layer);
 }
 
 std::unique_ptr<Operation> make_paged_attention(const Instruction& instruction, const OpContext& context) {

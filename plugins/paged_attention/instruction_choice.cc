@@ -179,10 +179,10 @@ void BlockChoice::score(const Batch& batch, const int32_t* table, const char* pa
   }
 }
 
-// Sums up what the rows of the batch's block of queries at `place` give each block of keys before it. A row of
+// Sums up what the rows of the batch's `number`th block of queries give each block of keys before it. A row of
 // NaN gives nothing.
-void BlockChoice::weigh(int32_t place, int32_t keys, int32_t stride, const Work& work) const {
-  const int32_t first = place * rows_;
+void BlockChoice::weigh(int32_t number, int32_t keys, int32_t stride, const Work& work) const {
+  const int32_t first = number * rows_;
   const tw_attention_shares_args args = {rows_,           keys,     stride, work.max + first,
                                          work.sum + first, work.total};
   shares_(&args);

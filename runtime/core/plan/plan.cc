@@ -112,9 +112,9 @@ ModelFacts Plan::facts() const {
     facts.hidden_width = columns == facts.vocab_size ? 0 : columns;
   }
   for (const Instruction& instruction : instructions) {
-    if (instruction.op != static_cast<uint32_t>(Op::kPagedAttention) || instruction.ints[2] == 0) continue;
-    facts.sparse_prefill = instruction.ints[2];
-    facts.chunk_multiple = facts.block_size;
+    if (instruction.op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
+    facts.sparse_prefill = sparse_prefill_of(instruction);
+    if (facts.sparse_prefill > 0) facts.chunk_multiple = facts.block_size;
   }
   for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
   if (const Instruction* entry = heads()) {

@@ -42,6 +42,9 @@ struct Plan {
   ModelFacts facts() const;
 };
 
+// Returns the most positions that a row of a prompt sees in an instruction of attention; 0: all.
+constexpr int32_t sparse_prefill_of(const Instruction& attention) { return attention.ints[2]; }
+
 // Returns whether an op reads or writes the cache of a KV layer, which its first whole number names.
 bool names_kv_layer(uint32_t op);
 

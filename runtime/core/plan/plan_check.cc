@@ -151,10 +151,11 @@ void check_sparse_prefill(const Plan& plan) {
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
     if (static_cast<Op>(instruction.op) != Op::kPagedAttention) continue;
-    if (budget >= 0 && budget != instruction.ints[2])
+    const int32_t own = sparse_prefill_of(instruction);
+    if (budget >= 0 && budget != own)
       refuse_plan(concat("instruction ", i, ": sparse_prefill must be that of the first layer, ", budget, ", is ",
-                         instruction.ints[2]));
-    budget = instruction.ints[2];
+                         own));
+    budget = own;
   }
   if (budget <= 0) return;
   const auto has_window = [](const KvLayerRecord& layer) { return layer.window > 0; };
