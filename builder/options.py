@@ -105,8 +105,8 @@ class BuildOptions(BuildFields):
             return
         if self.attention_window is not None:
             raise InvalidOptionError(
-                "sparse_prefill is for layers that attend to all positions, and attention_window leaves none; leave out "
-                "one of them"
+                "sparse_prefill is for layers that attend to all positions, and attention_window leaves none; leave "
+                "out one of them"
             )
         if self.heads is not None:
             raise InvalidOptionError(

@@ -1,4 +1,4 @@
-"""sparsify_prefill:  paged_attention(q, cache, ...)  ->  paged_attention(q, cache, ..., prompt_lens){sparse_prefill = N}
+"""sparsify_prefill: paged_attention(q, cache, ...) -> paged_attention(q, cache, ..., prompt_lens){sparse_prefill = N}
 
 The fact "sparse_prefill" N asks for it; without it, every query sees all positions before it. A block of a prompt's
 queries then sees at most N positions: the first block of keys, the block before its own, its own, and of the others
@@ -21,8 +21,8 @@ AT = 7
 
 
 def sparsify_prefill(graph: Graph) -> int:
-    """Returns how many nodes of attention choose what they see. Raises InvalidOptionError for a number of positions that
-    hides nothing, and UnsupportedModelError for a model whose attention cannot choose."""
+    """Returns how many nodes of attention choose what they see. Raises InvalidOptionError for a number of positions
+    that hides nothing, and UnsupportedModelError for a model whose attention cannot choose."""
     facts = graph.facts
     budget = facts.sparse_prefill
     if budget == 0:
@@ -35,8 +35,9 @@ def sparsify_prefill(graph: Graph) -> int:
         )
     if budget + facts.block_size > facts.max_seq_len:
         raise InvalidOptionError(
-            f"sparse_prefill must be at most max_seq_len less {facts.block_size}, {facts.max_seq_len - facts.block_size}, "
-            f"not {budget}: it would hide nothing; say a smaller one, or leave it out"
+            f"sparse_prefill must be at most max_seq_len less {facts.block_size}, "
+            f"{facts.max_seq_len - facts.block_size}, not {budget}: it would hide nothing; say a smaller one, or leave "
+            "it out"
         )
     kind = PROMPT_INPUTS[PROMPTS]
     prompts = graph.add("input", (), {}, [kind], names=[PROMPTS], before=nodes[0]).output

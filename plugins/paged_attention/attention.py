@@ -86,8 +86,8 @@ def attend(
 ) -> np.ndarray:
     """Attends with q [Q, H, D], at positions first_position + i, to k [L, Hkv, D], v [L, Hkv, Dv] -> [Q, H, Dv].
 
-    sink_tokens: how many first positions every query sees besides its window. shown: bool [Hkv, Q, L], where it is false
-    the query does not see the key; None means true everywhere. All is computed in float64.
+    sink_tokens: how many first positions every query sees besides its window. shown: bool [Hkv, Q, L]; where it is
+    false, the query does not see the key. None means true everywhere. All is computed in float64.
     """
     group = q.shape[1] // k.shape[1]
     # [Hkv, group, Q, D] times [Hkv, 1, D, L]

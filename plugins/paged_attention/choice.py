@@ -1,15 +1,15 @@
 """Defines in plain numpy which positions the queries of a prompt see in sparse prefill.
 
 A prompt is cut into blocks of as many positions as a block of the KV cache has, B. The queries of a block choose
-together, for each KV head, N / B blocks of keys, their own block among them. They keep the first block, the block before
-their own and their own. Of the others they take those on which attention would lie most:
+together, for each KV head, N / B blocks of keys, their own block among them. They keep the first block, the block
+before their own and their own. Of the others they take those on which attention would lie most:
 
-    mass of a block of keys = sum over its keys, and over the pooled queries, of softmax(score(pooled query, key))
+    mass of a block of keys = sum over its keys, and over the heads of the group, of softmax(score(mean query, key))
 
-The softmax goes over all keys before the block. POOLS means of B / POOLS neighbouring queries of each head of the group
-stand for the block's queries. Block-sparse attention that estimates by pooled queries is that of MInference (Jiang et
-al. 2024, arXiv 2407.02490) and FlexPrefill (Lai et al. 2025, arXiv 2502.20766), which pool keys too. Here keys are not
-pooled: one key that many queries look for would vanish in the mean of its block.
+The softmax goes over all keys before the block. The mean of a head's queries in the block stands for them. Block-sparse
+attention that estimates by mean queries is that of MInference (Jiang et al. 2024, arXiv 2407.02490) and FlexPrefill
+(Lai et al. 2025, arXiv 2502.20766), which take means of keys too. Here keys stay as they are: one key that many queries
+look for would vanish in the mean of its block.
 
 A block before which there are fewer than N / B sees everything, and so does what is behind the prompt's whole blocks.
 """
@@ -24,8 +24,6 @@ from tensorwright.errors import GraphError
 from tensorwright.plugins.paged_attention.quantize import quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
-POOLS = 2
-"""Equal to kPools of choice.h."""
 KEPT = 3
 """The blocks that are not chosen: the first, the one before the queries' own, and their own."""
 
@@ -56,11 +54,10 @@ class ChoiceRule:
         own, take = len(k) // self.block, self.budget // self.block
         if own + 1 <= take:
             return np.arange(own + 1)
-        pooled = q.astype(np.float64).reshape(POOLS, self.block // POOLS, *q.shape[1:]).mean(1)
-        pooled = round_to(pooled.astype(np.float32), self.q_dtype)
+        mean = round_to(q.astype(np.float64).mean(0).astype(np.float32), self.q_dtype)
         if levels is not None:
-            pooled = restore_heads(*quantize_heads(pooled, levels))
-        score = self.scale * (pooled.reshape(-1, q.shape[2]).astype(np.float64) @ k.astype(np.float64).T)
+            mean = restore_heads(*quantize_heads(mean, levels))
+        score = self.scale * (mean.astype(np.float64) @ k.astype(np.float64).T)
         if self.softcap:
             score = self.softcap * np.tanh(score / self.softcap)
         weight = np.exp(score - score.max(axis=1, keepdims=True))

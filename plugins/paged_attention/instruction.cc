@@ -8,12 +8,12 @@
 // combines the unit. In both cases each split is computed alone and splits are combined in ascending order,
 // so the result is the same.
 //
-// With sparse_prefill, queries of a prompt see what their block of queries has chosen (choice.h): a tile lies
-// within one such block, and attends over a block table that the choice made for each KV head.
+// With sparse_prefill, queries of a prompt see what their block of queries has chosen (instruction_choice.h):
+// a tile lies within one such block, and attends over a block table that the choice made for each KV head.
 #include <atomic>
 #include <optional>
 
-#include "plugins/paged_attention/choice.h"
+#include "plugins/paged_attention/instruction_choice.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/visible.h"
 #include "runtime/core/ops/op.h"
@@ -31,8 +31,8 @@ struct QueryTile {
   // The splits that it sees: split 0 where sink tokens lie apart from the window, then those of the window.
   int32_t first_split, splits;
   bool sinks_apart;
-  // The number of its block of queries among those that choose, -1 if it sees everything. `position` then counts
-  // in what the block chose.
+  // The number of its block of queries among those that choose, -1 if it sees everything. `position` then
+  // counts in what the block chose.
   int32_t chosen = -1;
 
   // Returns the index of the i-th split in the sequence.
@@ -84,11 +84,12 @@ class PagedAttention : public Operation {
         latent_values_(choose("latent_values", latent_values_kernels(), context.isa)) {
     if (layer_.v_dim > 0) value_bytes_ = size_t{TW_ATTENTION_SPLIT} * v_row_bytes();
     if (const int32_t budget = sparse_prefill_of(instruction); budget > 0) {
-      const int32_t max_blocks = (static_cast<int32_t>(context.plan.header.max_seq_len) - 1) / block_size_ + 1;
-      choice_.emplace(
-          BlockChoice::Shape{kv_heads_, group_, head_dim_, block_size_, budget / block_size_, max_blocks,
-                             kv_dtype()},
-          attend_, choose("attention_shares", attention_shares_kernels(), context.isa), scale_, softcap_);
+      const int32_t max_blocks =
+          (static_cast<int32_t>(context.plan.header.max_seq_len) - 1) / block_size_ + 1;
+      choice_.emplace(BlockChoice::Shape{kv_heads_, group_, head_dim_, block_size_, budget / block_size_,
+                                         max_blocks, kv_dtype()},
+                      attend_, choose("attention_shares", attention_shares_kernels(), context.isa), scale_,
+                      softcap_);
     }
   }
 
@@ -168,13 +169,12 @@ class PagedAttention : public Operation {
   int32_t part_of(int32_t unit) const { return units_[static_cast<size_t>(unit)].part; }
 
   // Returns how many scores the queries at [first, end) of a sequence take for each head where those below
-  // `chosen` choose. Scores of pooled queries, with no V behind them, count half.
+  // `chosen` choose. Scores of a block's mean, with no V behind them, count half.
   int64_t scores_of(int64_t first, int64_t end, int64_t chosen) const {
     const auto all = [](int64_t from, int64_t to) { return from < to ? (to - from) * (from + to) / 2 : 0; };
     const int64_t from = std::max<int64_t>(first, choice_->begin()), to = std::min(end, chosen);
     if (from >= to) return all(first, end);
-    return all(first, from) + (to - from) * choice_->begin() + all(to, end) +
-           all(from, to) * BlockChoice::kPools / block_size_ / 2;
+    return all(first, from) + (to - from) * choice_->begin() + all(to, end) + all(from, to) / block_size_ / 2;
   }
 
   // Lists the blocks of queries of the step that choose, and lets them choose.
@@ -227,8 +227,8 @@ class PagedAttention : public Operation {
     }
   }
 
-  // Cuts a tile where its block of queries ends, or where queries begin to choose, and says what it sees if they
-  // do.
+  // Cuts a tile where its block of queries ends, or where queries begin to choose, and says what it sees if
+  // they do.
   void choose_for(const StepView& view, QueryTile& tile) const {
     const int32_t begin = choice_->begin(), end = choice_->end(view, tile.seq);
     if (tile.position >= end || begin >= end) return;
@@ -382,9 +382,10 @@ void check_choice(const InstructionCheck& c, const KvLayerRecord& layer) {
   const int32_t budget = sparse_prefill_of(c.instruction);
   const int64_t least = int64_t{BlockChoice::kMinBlocks} * block;
   if (budget == 0) return;
-  c.require(budget >= least && budget % block == 0 && budget <= static_cast<int64_t>(c.plan.header.max_seq_len),
-            "sparse_prefill must be 0 or a multiple of block_size ", block, " from ", least, " to max_seq_len ",
-            c.plan.header.max_seq_len, ", is ", budget);
+  c.require(
+      budget >= least && budget % block == 0 && budget <= static_cast<int64_t>(c.plan.header.max_seq_len),
+      "sparse_prefill must be 0 or a multiple of block_size ", block, " from ", least, " to max_seq_len ",
+      c.plan.header.max_seq_len, ", is ", budget);
   c.require(layer.window == 0 && layer.v_dim == 0 && !c.weight(1),
             "sparse_prefill needs a kv layer without window and v_dim, and no slopes");
 }

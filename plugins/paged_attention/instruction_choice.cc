@@ -1,21 +1,23 @@
+#include "plugins/paged_attention/instruction_choice.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "plugins/common/bf16.h"
-#include "plugins/paged_attention/choice.h"
 #include "runtime/core/base/sparse_prefill.h"
 
 namespace tensorwright {
 namespace {
 
-constexpr int32_t kRowsAtOnce = 16;  // pooled queries that go through the keys together, if a block has fewer
+constexpr int32_t kRowsAtOnce =
+    16;  // means of queries that go through the keys together, if a block has fewer
 
 constexpr size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
 struct BlockChoice::Work {
-  char* q;           // [rows of a batch][head_dim]: pooled queries, of q's dtype
+  char* q;           // [rows of a batch][head_dim]: means of queries, of q's dtype
   float* mean;       // [head_dim]
   float *max, *sum;  // [max_blocks][rows of a batch]: the softmax of a row over one block of keys
   float* total;      // [rows of a block of queries]: of the softmax over all blocks
@@ -30,12 +32,12 @@ BlockChoice::BlockChoice(const Shape& shape, tw_attention_fn attend, tw_attentio
       shares_(shares),
       scale_(scale),
       softcap_(softcap),
-      rows_(kPools * shape.group),
-      batched_(std::max(1, kRowsAtOnce / rows_)) {}
+      batched_(std::max(1, kRowsAtOnce / shape.group)) {}
 
 // Places the scratch of a thread from `base` on, which may be null. Returns its bytes.
 size_t BlockChoice::place(char* base, Work* work) const {
-  const auto rows = static_cast<size_t>(batched_ * rows_), blocks = static_cast<size_t>(shape_.max_blocks);
+  const auto rows = static_cast<size_t>(batched_ * shape_.group),
+             blocks = static_cast<size_t>(shape_.max_blocks);
   const auto dims = static_cast<size_t>(shape_.head_dim);
   size_t at = 0;
   const auto floats = [&](size_t count) {
@@ -47,7 +49,7 @@ size_t BlockChoice::place(char* base, Work* work) const {
   work->mean = floats(dims);
   work->max = floats(blocks * rows);
   work->sum = floats(blocks * rows);
-  work->total = floats(static_cast<size_t>(rows_));
+  work->total = floats(static_cast<size_t>(shape_.group));
   work->mass = floats(blocks);
   work->order = reinterpret_cast<int32_t*>(floats(blocks));
   return at;
@@ -95,13 +97,13 @@ int32_t BlockChoice::number(int32_t seq, int32_t position) const {
 }
 
 // The batches that see the most keys go first, so that no thread waits for a long task.
-void BlockChoice::choose(const StepView& view, ThreadTeam& team, const BufferRef& q, const GroupTables& tables,
-                         const char* pages, int64_t page_bytes, char* scratch) {
+void BlockChoice::choose(const StepView& view, ThreadTeam& team, const BufferRef& q,
+                         const GroupTables& tables, const char* pages, int64_t page_bytes, char* scratch) {
   const auto count = static_cast<int32_t>(batches_.size());
   const size_t head_bytes = tw_kv_head_bytes(shape_.kv_dtype, shape_.head_dim, shape_.block_size);
   team.run(count * shape_.kv_heads, [&](int task, int thread) {
     const Batch& batch = batches_[static_cast<size_t>(count - 1 - task / shape_.kv_heads)];
-    const int32_t kv_head = task % shape_.kv_heads, rows = batch.count * rows_;
+    const int32_t kv_head = task % shape_.kv_heads, rows = batch.count * shape_.group;
     Work work{};
     place(scratch + tables_bytes_ + work_bytes_ * static_cast<size_t>(thread), &work);
     const int32_t seq = chosen_[static_cast<size_t>(batch.first)].seq;
@@ -117,17 +119,16 @@ void BlockChoice::choose(const StepView& view, ThreadTeam& team, const BufferRef
   });
 }
 
-// Row (i * kPools + p) * group + h is the mean of part p of the queries of the batch's block i, of head h.
+// Row i * group + h is the mean of the queries of the batch's block i, of head h of the group.
 void BlockChoice::pool(const StepView& view, const BufferRef& q, const Batch& batch, int32_t kv_head,
                        const Work& work) const {
-  const int32_t part = shape_.block_size / kPools, dims = shape_.head_dim;
-  const float share = 1.0f / static_cast<float>(part);
-  for (int32_t row = 0; row < batch.count * rows_; ++row) {
-    const int32_t block = row / rows_, pool = row % rows_ / shape_.group, head = row % shape_.group;
-    const int32_t token = chosen_[static_cast<size_t>(batch.first + block)].token + pool * part;
-    const int64_t column = int64_t{kv_head * shape_.group + head} * dims;
+  const int32_t dims = shape_.head_dim;
+  const float share = 1.0f / static_cast<float>(shape_.block_size);
+  for (int32_t row = 0; row < batch.count * shape_.group; ++row) {
+    const int32_t token = chosen_[static_cast<size_t>(batch.first + row / shape_.group)].token;
+    const int64_t column = int64_t{kv_head * shape_.group + row % shape_.group} * dims;
     std::fill_n(work.mean, dims, 0.0f);
-    for (int32_t i = 0; i < part; ++i) {
+    for (int32_t i = 0; i < shape_.block_size; ++i) {
       const char* from = q.at(view, token + i);
       if (q.dtype == TW_BF16) {
         const uint16_t* x = reinterpret_cast<const uint16_t*>(from) + column;
@@ -147,13 +148,12 @@ void BlockChoice::pool(const StepView& view, const BufferRef& q, const Batch& ba
   }
 }
 
-// Every row sees all keys before the batch's last block. Of a row of an earlier block, weigh() leaves out what
-// is not before it.
+// Every row sees all keys before the batch's last block. Of a row of an earlier block, weigh() leaves out
+// what is not before it.
 void BlockChoice::score(const Batch& batch, const int32_t* table, const char* pages, int64_t page_bytes,
                         int q_dtype, const Work& work) const {
-  const int32_t rows = batch.count * rows_;
-  const int32_t keys =
-      chosen_[static_cast<size_t>(batch.first + batch.count - 1)].block * shape_.block_size;
+  const int32_t rows = batch.count * shape_.group;
+  const int32_t keys = chosen_[static_cast<size_t>(batch.first + batch.count - 1)].block * shape_.block_size;
   tw_attention_args args{};
   args.queries = 1;
   args.group = rows;
@@ -179,21 +179,21 @@ void BlockChoice::score(const Batch& batch, const int32_t* table, const char* pa
   }
 }
 
-// Sums up what the rows of the batch's `number`th block of queries give each block of keys before it. A row of
-// NaN gives nothing.
+// Sums up what the rows of the batch's `number`th block of queries give each block of keys before it. A row
+// of NaN gives nothing.
 void BlockChoice::weigh(int32_t number, int32_t keys, int32_t stride, const Work& work) const {
-  const int32_t first = number * rows_;
-  const tw_attention_shares_args args = {rows_,           keys,     stride, work.max + first,
+  const int32_t first = number * shape_.group;
+  const tw_attention_shares_args args = {shape_.group,     keys,      stride, work.max + first,
                                          work.sum + first, work.total};
   shares_(&args);
-  for (int32_t row = 0; row < rows_; ++row) {
+  for (int32_t row = 0; row < shape_.group; ++row) {
     const float share = 1.0f / work.total[row];
     work.total[row] = share > 0 && share < INFINITY ? share : 0;
   }
   for (int32_t key = 0; key < keys; ++key) {
     const float* shares = work.sum + int64_t{key} * stride + first;
     float mass = 0;
-    for (int32_t row = 0; row < rows_; ++row) {
+    for (int32_t row = 0; row < shape_.group; ++row) {
       if (work.total[row] > 0) mass += shares[row] * work.total[row];
     }
     work.mass[key] = mass;

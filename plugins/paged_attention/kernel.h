@@ -23,8 +23,8 @@ typedef struct tw_attention_args {
   int32_t sink_tokens;     // it sees the first so many positions of the sequence too, up to its own
   int32_t split;           // index of the split to attend to
   // 1: each block of the split has a softmax of its own, and V is not read. max and sum are [blocks of the
-  // split][queries, group], of the blocks that query 0 sees in whole; there must be no other positions, and no
-  // window.
+  // split][queries, group], of the blocks that query 0 sees in whole; there must be no other positions, and
+  // no window.
   int32_t apart;
   float scale;
   float softcap;        // 0: none; else scores become softcap * tanh(score / softcap)
@@ -62,7 +62,7 @@ typedef struct tw_attention_shares_args {
   int32_t rows, blocks;
   int64_t stride;
   const float* max;
-  float* sum;    // becomes sum * exp(max - the row's largest max): the block's share, not divided by the total
+  float* sum;  // becomes sum * exp(max - the row's largest max): the block's share, not divided by the total
   float* total;  // [rows]: the sum of a row's shares, in ascending order of the blocks
 } tw_attention_shares_args;
 

@@ -76,7 +76,9 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
         if attrs.get("sparse_prefill", 0):
             q_dtype = "bfloat16" if cache.dtype == "bfloat16" else act_dtype
             rule = ChoiceRule(attrs["sparse_prefill"], cache.block_size, attrs["scale"], attrs["softcap"], q_dtype)
-            how["shown"] = rule.shown(plain[begin:end], k, first, int(prompt_lens[seq]), QUERY_LEVELS_OF.get(cache.dtype))
+            how["shown"] = rule.shown(
+                plain[begin:end], k, first, int(prompt_lens[seq]), QUERY_LEVELS_OF.get(cache.dtype)
+            )
         y[begin:end] = attend(rows[begin:end], k, v, first, **how, sinks=sinks, slopes=slopes)
     return [round_to(y.reshape(len(q), y.shape[1] * y.shape[2]).astype(np.float32), act_dtype)]
 
@@ -103,7 +105,12 @@ INSTRUCTION = Instruction(
     "paged_attention",
     number=6,
     operands=(
-        rows("q"), cache("cache"), *_BATCH, shared("sinks?", RAW), shared("slopes?", RAW), metadata("prompt_lens?"),
+        rows("q"),
+        cache("cache"),
+        *_BATCH,
+        shared("sinks?", RAW),
+        shared("slopes?", RAW),
+        metadata("prompt_lens?"),
     ),
     results=(rows("y", narrow=True),),
     attrs={"kv_layer": "int", "heads": "int", "sparse_prefill": "int", "scale": "float", "softcap": "float"},

@@ -215,7 +215,8 @@ inline void pack_narrow(const tw_attention_args* a, int64_t row, int rows, int32
 
 // Writes the softmax of `count` rows, from entry `at` on.
 template <typename Kernel>
-inline void store_softmax(const tw_attention_args* a, const Rows<Kernel::kMaxRows>& block, int count, int64_t at) {
+inline void store_softmax(const tw_attention_args* a, const Rows<Kernel::kMaxRows>& block, int count,
+                          int64_t at) {
   for (int r = 0; r < count; ++r) {
     a->max[at + r] = block.max[r] + 0.0f;  // as in scalar.cc
     a->sum[at + r] = Kernel::tree_sum(block.sum[r]);

@@ -267,7 +267,8 @@ void attention_i4_scalar(const tw_attention_args* a) { attend<TW_I4, Narrow>(a);
 void attention_shares_scalar(const tw_attention_shares_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
     float top = -INFINITY, total = 0;
-    for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) top = top > a->max[at] ? top : a->max[at];
+    for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
+      top = top > a->max[at] ? top : a->max[at];
     for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
       a->sum[at] *= tw_exp(a->max[at] - top);
       total += a->sum[at];

@@ -54,8 +54,8 @@ class _Place:
         return self.question.context + self.question.choices[self.choice]
 
     def next_choice(self, *, anew: bool, block: int) -> bool:
-        """Goes on to the next choice. anew: its context must be computed again; otherwise the part of it is that lies in
-        the last token's block of `block` positions. Returns False after the last choice."""
+        """Goes on to the next choice. anew: its context must be computed again; otherwise only the part of it is that
+        lies in the last token's block of `block` positions. Returns False after the last choice."""
         self.choice += 1
         self.done = 0 if anew else (len(self.question.context) - 1) // block * block
         self.logprobs.append([])

@@ -95,8 +95,8 @@ TW_TEST(chunks_and_threads_do_not_change_what_rows_choose) {
   files.write(toy.bytes(), toy.data);
   const int32_t length = tw_test::emulated() ? 170 : 600;
   std::vector<float> expected, dense;
-  for (const auto& [threads, chunk, prompt] :
-       {std::tuple(1, 64, length), std::tuple(2, 48, length), std::tuple(3, 16, length), std::tuple(2, 64, 1)}) {
+  for (const auto& [threads, chunk, prompt] : {std::tuple(1, 64, length), std::tuple(2, 48, length),
+                                               std::tuple(3, 16, length), std::tuple(2, 64, 1)}) {
     const auto executor = make_cpu_executor(files.plan(), files.weights(), {threads, LoadMode::map});
     executor->allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
     std::vector<float> logits;

@@ -72,8 +72,8 @@ TW_TEST(chunks_end_at_multiples_or_with_the_tokens) {
   TW_CHECK(shape(s.scheduler.plan()) == (Shape{{4, 6}}));
 }
 
-// Blocks of 4. Sequence 1 shares the first 8 of its tokens, sequence 3 all: of what it left, 4 takes all but the
-// last, and 5 only what it may share itself. 6 is preempted, and finds no more when it starts again.
+// Blocks of 4. Sequence 1 shares the first 8 of its tokens, sequence 3 all: of what it left, 4 takes all but
+// the last, and 5 only what it may share itself. 6 is preempted, and finds no more when it starts again.
 TW_TEST(what_others_may_not_share_is_neither_remembered_nor_found) {
   Simulation s(100, 4, {1, 64, 0}, true);
   const auto sharing = [](int64_t id, int32_t prompt, int32_t shareable) {

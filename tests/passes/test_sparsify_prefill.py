@@ -24,13 +24,15 @@ HEADS = "heads = 4, kv_heads = 2, head_dim = 6"
 INPUTS = ["token_ids: int32[tokens]", "positions: int32[tokens]", "seq_starts: int32[seqs + 1]",
           "context_lens: int32[seqs]", "block_tables: int32[seqs, max_blocks]", "slots: int32[tokens]",
           "logit_rows: int32[rows]", "kv_cache.0: kv[]"]  # fmt: skip
-GRAPH = "".join(f"\n  %{text} = input()" for text in INPUTS) + f"""
+SEEN = f"{{layer = 0, {HEADS}, scale = 0.25, window = 0, softcap = 0.0}}"
+BODY = f"""
   %table: float32[20, 48] = weight() {{expr = @"table"}}
   %x: float32[tokens, 48] = embedding(%table, %token_ids) {{scale = 1.0}}
   %q: float32[tokens, 24], %c: kv[] = rotary_kv_write(%x, none, %slots, %kv_cache.0) {{layer = 0, {HEADS}, rotary_dim = 0}}
-  %a: float32[tokens, 24] = paged_attention(%q, %c, %seq_starts, %context_lens, %block_tables) {{layer = 0, {HEADS}, scale = 0.25, window = 0, softcap = 0.0}}
+  %a: float32[tokens, 24] = paged_attention(%q, %c, %seq_starts, %context_lens, %block_tables) {SEEN}
   %y: float32[rows, 24] = gather_rows(%a, %logit_rows)
   return %y"""  # noqa: E501
+GRAPH = "".join(f"\n  %{text} = input()" for text in INPUTS) + BODY
 LAYER = KvLayer(group=0, kv_heads=2, head_dim=6, window=0)
 IDS = np.random.default_rng(3).integers(0, 20, 250).tolist()
 

@@ -1,6 +1,7 @@
 // Sparse prefill: which positions of a sequence choose what they see, and which blocks of the cache hold what
-// those of any other prompt would. plugins/paged_attention/choice.h says how they choose. Everything here is a
-// function of the length of the request's prompt, so that it is the same again after a preemption.
+// those of any other prompt would. plugins/paged_attention/instruction_choice.h says how they choose.
+// Everything here is a function of the length of the request's prompt, so that it is the same again after a
+// preemption.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_BASE_SPARSE_PREFILL_H_
 #define TENSORWRIGHT_RUNTIME_CORE_BASE_SPARSE_PREFILL_H_
 
@@ -10,8 +11,8 @@
 
 namespace tensorwright {
 
-// Returns the end of the positions that choose: of the prompt's whole blocks. What is behind them, a part of a
-// block and what is generated, sees everything.
+// Returns the end of the positions that choose: of the prompt's whole blocks. What is behind them, a part of
+// a block and what is generated, sees everything.
 constexpr int32_t sparse_end(int32_t prompt_tokens, int32_t block_size) {
   return prompt_tokens / block_size * block_size;
 }

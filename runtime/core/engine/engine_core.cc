@@ -91,8 +91,8 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
-                            options.debug_preempt_every, options.debug_seed, prompt_rows,
-                            options.ageing_s, facts.chunk_multiple});
+                            options.debug_preempt_every, options.debug_seed, prompt_rows, options.ageing_s,
+                            facts.chunk_multiple});
   // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
   // full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
@@ -100,8 +100,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   pins_ = std::make_unique<PrefixPins>(*kv_, pinned_room(facts, options), facts.block_bytes);
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
-    forced_ =
-        std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, prompt_rows);
+    forced_ = std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, prompt_rows);
   }
   if (options.tiers.enabled()) make_tiers(options.tiers);
   if (!proposer) return;

@@ -63,14 +63,15 @@ void validate_options(const EngineOptions& o) {
 void require_whole_chunks(const ModelFacts& facts, const EngineOptions& o) {
   const int64_t least = facts.chunk_multiple;
   if (least == 0) return;
-  const std::string why = ", because the engine was built so that prompts are computed in chunks of that many";
+  const std::string why =
+      ", because the engine was built so that prompts are computed in chunks of that many";
   require_option(o.max_num_tokens - o.max_batch_size + 1 >= least,
                  "max_num_tokens must be at least " + std::to_string(o.max_batch_size - 1 + least) +
                      ", max_batch_size and a chunk of " + std::to_string(least) + why,
                  o.max_num_tokens, "raise it, or lower max_batch_size");
   require_option(o.max_chunk == 0 || o.max_chunk >= least,
-                 "max_prefill_chunk must be 0 (no cap) or at least " + std::to_string(least) + why, o.max_chunk,
-                 "raise it");
+                 "max_prefill_chunk must be 0 (no cap) or at least " + std::to_string(least) + why,
+                 o.max_chunk, "raise it");
 }
 
 int32_t prompt_rows_of(const ModelFacts& facts, const EngineOptions& options) {

@@ -70,8 +70,8 @@ struct Step {
   // [seqs]: the adapter of each sequence, null for one without; empty if no sequence has one. They must live
   // as long as the step runs.
   std::vector<const Adapter*> adapters = {};
-  // [seqs]: how many tokens of each sequence are its prompt, where the facts have sparse_prefill. Empty: no row
-  // chooses what it sees.
+  // [seqs]: how many tokens of each sequence are its prompt, where the facts have sparse_prefill. Empty: no
+  // row chooses what it sees.
   std::vector<int32_t> prompt_lens = {};
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids.size()); }

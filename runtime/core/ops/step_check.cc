@@ -118,9 +118,10 @@ void StepChecker::check_prompts(const Step& step) const {
             facts_.max_seq_len, ", is ", prompt);
     const int32_t chosen = sparse_end(prompt, facts_.block_size);
     if (begin >= chosen) continue;
-    require(begin % facts_.block_size == 0 && (end >= chosen || end % facts_.block_size == 0), "sequence ", seq,
-            " has positions ", begin, " to ", end - 1, " of a prompt of ", prompt,
-            ", where rows choose what they see in blocks of ", facts_.block_size, ": a step must hold whole ones");
+    require(begin % facts_.block_size == 0 && (end >= chosen || end % facts_.block_size == 0), "sequence ",
+            seq, " has positions ", begin, " to ", end - 1, " of a prompt of ", prompt,
+            ", where rows choose what they see in blocks of ", facts_.block_size,
+            ": a step must hold whole ones");
   }
 }
 

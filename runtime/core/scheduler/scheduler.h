@@ -55,11 +55,11 @@
 // ageing_s no sequence that arrives later goes before it for its priority: then it waits for its turn as a
 // sequence of the highest priority does.
 //
-// With chunk_multiple, a chunk ends at a multiple of that position or at the end of the sequence's tokens. What
-// does not reach the next multiple waits for a step that has room, so what a row of a prompt is computed with
-// depends on its position alone. A pace that is less than one multiple lets one through, a hit of the prefix
-// cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then rounded
-// down to a multiple.
+// With chunk_multiple, a chunk ends at a multiple of that position or at the end of the sequence's tokens.
+// What does not reach the next multiple waits for a step that has room, so what a row of a prompt is computed
+// with depends on its position alone. A pace that is less than one multiple lets one through, a hit of the
+// prefix cache ends at a multiple, and a draft ends before it would cross one. c of the bound above is then
+// rounded down to a multiple.
 //
 // With a pace (set_pace), a step that decodes computes at most so many other tokens, and no more completions
 // start than it says. c of the bound above is then the pace's prefill, if that is less.

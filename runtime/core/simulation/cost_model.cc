@@ -34,9 +34,9 @@ double pairs_of(double tokens, double context, double window) {
   return growing * before + growing * (growing + 1) / 2 + (tokens - growing) * window;
 }
 
-// Where rows of a prompt choose what they see, they take this part of all pairs to choose: two pooled rows for
-// each block of 32, without values.
-constexpr double kChoosing = 1.0 / 32;
+// Where rows of a prompt choose what they see, they take this part of all pairs to choose: one row for each
+// block of 32, without values.
+constexpr double kChoosing = 1.0 / 64;
 
 }  // namespace
 

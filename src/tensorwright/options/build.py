@@ -54,8 +54,8 @@ MAX_SINK_TOKENS = 512
 SPARSE_BLOCK = 32
 """Sparse prefill chooses blocks of so many positions: those of the KV cache of target cpu."""
 MIN_SPARSE_PREFILL = 4 * SPARSE_BLOCK
-"""The first block, the two last ones and one that is chosen. plugins/paged_attention/choice.h has the same number of
-blocks."""
+"""The first block, the two last ones and one that is chosen. plugins/paged_attention/instruction_choice.h has the same
+number of blocks."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -363,8 +363,8 @@ class BuildFields:
         targets=("cpu",),
         at={
             Door.BUILD: At(
-                f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in blocks "
-                "that they choose by their scores. The answer sees all. Answers change. "
+                f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in "
+                "blocks that they choose by their scores. The answer sees all. Answers change. "
                 f"A multiple of {SPARSE_BLOCK}, such as 2048. See docs/long-contexts.md. [default: 0, all positions]",
                 minimum=0,
             ),

@@ -1,13 +1,13 @@
 // Chooses which blocks of keys a block of a prompt's queries sees, in sparse prefill. choice.py is the
 // definition.
 //
-// The attention kernels do the work: a block's pooled queries attend to the keys before them, each block of
-// keys apart, and only the maximum and the sum of each softmax are wanted. What a block of queries chose is a block table of its
-// own, over which the kernels then attend as over any other: the chosen blocks in ascending order look like
-// a shorter sequence, whose last block is the queries' own. So the kernels of every instruction set are those
-// of full attention, and a budget that holds everything gives its bits.
-#ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_CHOICE_H_
-#define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_CHOICE_H_
+// The attention kernels do the work: the mean of a block's queries attends to the keys before them, each
+// block of keys apart, and only the maximum and the sum of each softmax are wanted. What a block of queries
+// chose is a block table of its own, over which the kernels then attend as over any other: the chosen blocks
+// in ascending order look like a shorter sequence, whose last block is the queries' own. So the kernels of
+// every instruction set are those of full attention, and a budget that holds everything gives its bits.
+#ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_INSTRUCTION_CHOICE_H_
+#define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_INSTRUCTION_CHOICE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,6 @@ namespace tensorwright {
 
 class BlockChoice {
  public:
-  static constexpr int32_t kPools = 2;      // means of queries that stand for a block of them, of each head
   static constexpr int32_t kKept = 3;       // blocks that are not chosen: the first, and the two last ones
   static constexpr int32_t kMinBlocks = 4;  // of a budget: one of them is chosen
 
@@ -45,7 +44,8 @@ class BlockChoice {
   int32_t end(const StepView& view, int32_t seq) const;
   bool none() const { return chosen_.empty(); }
 
-  // Chooses for all listed blocks. q: the buffer of queries. pages: those of the layer. page_bytes: of a block.
+  // Chooses for all listed blocks. q: the buffer of queries. pages: those of the layer. page_bytes: of a
+  // block.
   void choose(const StepView& view, ThreadTeam& team, const BufferRef& q, const GroupTables& tables,
               const char* pages, int64_t page_bytes, char* scratch);
 
@@ -83,14 +83,13 @@ class BlockChoice {
   const tw_attention_fn attend_;
   const tw_attention_shares_fn shares_;
   const float scale_, softcap_;
-  const int32_t rows_;     // pooled queries of a block and KV head
-  const int32_t batched_;  // blocks of queries in a batch at most
+  const int32_t batched_;                     // blocks of queries in a batch at most
   size_t tables_bytes_ = 0, work_bytes_ = 0;  // of all tables, and of a thread's scratch behind them
-  std::vector<Chosen> chosen_;       // of this step, by sequence and position
-  std::vector<Batch> batches_;       // of this step
+  std::vector<Chosen> chosen_;                // of this step, by sequence and position
+  std::vector<Batch> batches_;                // of this step
   std::vector<int32_t> seq_starts_;  // [seqs]: the first of a sequence's entries of chosen_, less its block
 };
 
 }  // namespace tensorwright
 
-#endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_CHOICE_H_
+#endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_INSTRUCTION_CHOICE_H_
