@@ -27,6 +27,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
+    # The bundled model with a longer context: attention is most of the work of a long prompt.
+    "pico-64k": {
+        "model_type": "llama",
+        "vocab_size": 8192,
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     "llama-3.2-1b": {
         "model_type": "llama",
         "vocab_size": 128256,

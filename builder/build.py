@@ -94,6 +94,7 @@ def build(
     sink_tokens: int | None = None,
     kv_budget: int | None = None,
     recent_tokens: int | None = None,
+    sparse_prefill: int | None = None,
     keep_weights: bool = False,
     calibrate: str = "none",
     calibration_text: str | Path | None = None,
@@ -140,6 +141,8 @@ def build(
     sink_tokens of a text (None means 4); None leaves attention as it is (docs/long-contexts.md). kv_budget: the KV
     cache keeps so many tokens of a sequence at every 128th, the first sink_tokens, the last recent_tokens (None means a
     quarter) and those that attention looked at most; not with attention_window.
+    sparse_prefill: each 32 positions of a prompt see at most so many positions, a multiple of 32, which they choose by
+    their scores; None lets them see all.
     calibrate: what a text chooses of quantized matrices: "none", codes ("gptq"), scales of input
     channels ("awq" or "smoothquant"), or both ("awq+gptq", "smoothquant+gptq"; docs/quantization.md).
     calibration_text: a file of UTF-8 text that a calibration runs through the model; None
@@ -175,6 +178,7 @@ def build(
         sink_tokens=sink_tokens,
         kv_budget=kv_budget,
         recent_tokens=recent_tokens,
+        sparse_prefill=sparse_prefill,
         keep_weights=keep_weights,
         calibrate=calibrate,
         calibration_text=named_place(calibration_text),

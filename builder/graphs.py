@@ -84,6 +84,7 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
     facts.kv_budget = options.kv_budget or 0
     facts.recent_tokens = options.kept_recent_tokens
     facts.kv_interval = 0 if options.kv_budget is None else DECISION_INTERVAL
+    facts.sparse_prefill = options.sparse_prefill or 0
     facts.activations = options.activations
     facts.quantize = options.quantize_spec
     facts.channel_scales = options.calibration.scales

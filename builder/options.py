@@ -17,7 +17,14 @@ from tensorwright.engine_format.pooling import EMBED, GENERATE
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import MAX_POSITIONS, RECENT_SHARE, SINK_TOKENS, BuildFields, asked_formats
+from tensorwright.options.build import (
+    MAX_POSITIONS,
+    RECENT_SHARE,
+    SINK_TOKENS,
+    SPARSE_BLOCK,
+    BuildFields,
+    asked_formats,
+)
 from tensorwright.options.declare import options_in
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
@@ -38,7 +45,7 @@ class BuildOptions(BuildFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
-        for name in ("attention_window", "kv_budget"):
+        for name in ("attention_window", "kv_budget", "sparse_prefill"):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, None)
         if self.sm == () and self.target in TARGETS:
@@ -73,6 +80,7 @@ class BuildOptions(BuildFields):
             )
 
         self._check_long_contexts()
+        self._check_sparse_prefill()
         if self.heads is not None and self.keep_weights:
             raise InvalidOptionError(
                 "keep_weights is for tensorwright rebuild, which makes no engine with heads without the checkpoint; "
@@ -86,8 +94,8 @@ class BuildOptions(BuildFields):
                     )
         elif self.seen_positions is not None and (self.accuracy_tokens or MAX_POSITIONS) <= self.seen_positions:
             raise InvalidOptionError(
-                f"accuracy_tokens must be above the {self.seen_positions} positions that {self._shown_by} show, or "
-                f"nothing that they hide is measured, not {self.accuracy_tokens}"
+                f"accuracy_tokens must be above the {self.seen_positions} positions up to which {self.bounds} hides "
+                f"nothing, or nothing of what it costs is measured, not {self.accuracy_tokens}"
             )
 
     def _check_long_contexts(self) -> None:
@@ -117,6 +125,22 @@ class BuildOptions(BuildFields):
             raise InvalidOptionError(
                 "kv_budget scores blocks by all heads and layers of a model, which are on several ranks with "
                 "tensor_parallel and pipeline_parallel; leave out kv_budget or these"
+            )
+
+    def _check_sparse_prefill(self) -> None:
+        """Refuses what does not go together with sparse prefill."""
+        if self.sparse_prefill is None:
+            return
+        for name in ("attention_window", "kv_budget"):
+            if getattr(self, name) is not None:
+                raise InvalidOptionError(
+                    f"sparse_prefill is for layers that attend to all positions, and {name} leaves none; leave out one "
+                    "of them"
+                )
+        if self.heads is not None:
+            raise InvalidOptionError(
+                "heads propose tokens from the features of all positions, and sparse_prefill changes those; leave out "
+                "heads or sparse_prefill"
             )
 
     def _check_calibration(self, spec: QuantizeSpec) -> None:
@@ -177,14 +201,21 @@ class BuildOptions(BuildFields):
 
     @property
     def seen_positions(self) -> int | None:
-        """Returns how many positions layers with an attention_window or kv_budget see at most; None without one."""
+        """Returns the length of the longest text of which every row sees all before it, though the build bounds what
+        layers see; None if it bounds nothing."""
         if self.kv_budget is not None:
             return self.kv_budget + DECISION_INTERVAL
-        return None if self.attention_window is None else self.attention_window + self.shown_sink_tokens
+        if self.attention_window is not None:
+            return self.attention_window + self.shown_sink_tokens
+        # A block of a prompt that is not whole sees everything.
+        return None if self.sparse_prefill is None else self.sparse_prefill + SPARSE_BLOCK - 1
 
     @property
-    def _shown_by(self) -> str:
-        return "attention_window and sink_tokens" if self.kv_budget is None else "kv_budget and a decision's interval"
+    def bounds(self) -> str:
+        """Returns the option that bounds what layers see."""
+        return next(
+            name for name in ("attention_window", "kv_budget", "sparse_prefill") if getattr(self, name) is not None
+        )
 
     @property
     def kept_recent_tokens(self) -> int:
@@ -226,7 +257,7 @@ class BuildOptions(BuildFields):
             raise InvalidOptionError(
                 f"tensor_parallel times pipeline_parallel must be at most {MAX_RANKS}, not {self.ranks}"
             )
-        alone = {"calibrate": "none", "heads": None}
+        alone = {"calibrate": "none", "heads": None, "sparse_prefill": None}
         for name, value in alone.items():
             if getattr(self, name) != value:
                 raise InvalidOptionError(
@@ -276,7 +307,7 @@ class BuildOptions(BuildFields):
         for name in ("tensor_parallel", "pipeline_parallel"):
             if options[name] == 1:
                 del options[name]
-        for name in ("attention_window", "sink_tokens", "kv_budget", "recent_tokens"):
+        for name in ("attention_window", "sink_tokens", "kv_budget", "recent_tokens", "sparse_prefill"):
             if options[name] is None:
                 del options[name]
         if not self.expert_parallel:

@@ -16,12 +16,14 @@ def plain_graph(graph: Graph) -> Graph:
     from tensorwright.passes.limit_kv_cache import keep_all
     from tensorwright.passes.order_columns import restore_order
     from tensorwright.passes.quantize_weights import QUANTIZED
+    from tensorwright.passes.sparsify_prefill import see_all
 
     graph = graph.clone()
     restore_order(graph)
     join_columns(graph)
     show_all(graph)
     keep_all(graph)
+    see_all(graph)
     for node in graph.find("weight"):
         node.attrs["expr"] = without_scales(node.attrs["expr"])
     for node in graph.nodes:

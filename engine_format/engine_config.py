@@ -425,7 +425,7 @@ def _with_token_ids(path: Path, model: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     read_value(str, options.get("kv_cache_dtype", AS_ACTIVATIONS), "build_options.kv_cache_dtype")
-    for name in ("attention_window", "sink_tokens", "kv_budget", "recent_tokens"):
+    for name in ("attention_window", "sink_tokens", "kv_budget", "recent_tokens", "sparse_prefill"):
         read_value(int | None, options.get(name), f"build_options.{name}")
     for name in ("tensor_parallel", "pipeline_parallel"):
         count = read_value(int, options.get(name, 1), f"build_options.{name}")

@@ -227,6 +227,8 @@ class Facts:
     """How many of the last positions stay whatever their scores, where kv_budget makes a sequence forget some."""
     kv_interval = Fact(_whole, default=0)
     """How many positions lie between two decisions about which stay."""
+    sparse_prefill = Fact(_whole, default=0)
+    """How many positions a block of a prompt's queries is to choose in layers of full attention; 0 asks for all."""
     activations = Fact(_text, default="auto")
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
@@ -316,8 +318,8 @@ class Facts:
 
 
 QUANTIZATION = (
-    "kv_cache_dtype", "attention_window", "sink_tokens", "kv_budget", "recent_tokens", "kv_interval", "activations",
-    "quantize", "channel_scales", "column_orders", "outlier_columns",
+    "kv_cache_dtype", "attention_window", "sink_tokens", "kv_budget", "recent_tokens", "kv_interval", "sparse_prefill",
+    "activations", "quantize", "channel_scales", "column_orders", "outlier_columns",
 )  # fmt: skip
 """The facts that ask the passes for quantization, and for attention to fewer positions."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}

@@ -24,7 +24,7 @@ class RaggedAdapter:
     """Sequences of token ids, their block tables, and the number of computed tokens of each.
 
     Sequences get blocks in turn and backwards, so that no table is in order. Entries past the end of a sequence name no
-    block, and unwritten slots of the caches are NaN. State slots are given backwards.
+    block, and unwritten slots of the caches are NaN. State slots are given backwards. A whole sequence is a prompt.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class RaggedAdapter:
             "slots": slots,
             "logit_rows": starts[1:] - 1 if last_rows_only else np.arange(len(ids)),
             "state_slots": [len(self.sequences) - 1 - i for i in present],
+            "prompt_lens": [len(self.sequences[i]) for i in present],
         }
         named: dict[str, Any] = {name: torch.from_numpy(np.array(a, np.int32)) for name, a in arrays.items()}
         if self.features is not None:

@@ -39,6 +39,9 @@ GIVEN_FEATURES = "given_features"
 """The name of this input before stage "cached": float32 [1, seq, width]."""
 STATE_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {"state_slots": ("int32", ("seqs",))}
 """The further metadata of a graph with recurrent layers, which also takes "state.<layer>" values."""
+PROMPT_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {"prompt_lens": ("int32", ("seqs",))}
+"""The further metadata of a graph whose attention treats prompts in another way than answers: how many tokens of each
+sequence are its prompt."""
 CACHE_INPUTS = {"kv_cache.": "kv", "state.": "state"}
 """How the names of inputs that are caches begin, and their element types."""
 
@@ -269,7 +272,7 @@ def _check_input(value: Value, stage: str) -> None:
         if value.dtype != "float32" or value.rank != 2 or value.shape[0] != "tokens":
             raise _Fault(f"%{value.name} must be float32[tokens, width], not {print_type(value)}")
         return
-    known = CACHED_INPUTS | STATE_INPUTS
+    known = CACHED_INPUTS | STATE_INPUTS | PROMPT_INPUTS
     if value.name not in known:
         raise _Fault(
             f"%{value.name} is no input of a batch; those are {', '.join(known)}, kv_cache.<layer> and state.<layer>"

@@ -383,10 +383,12 @@ def lower_latent_kv_write(low: Lowering, node: Node) -> list[Value]:
 
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
-    budget = {name: node.attrs.get(name, 0) for name in BUDGET}
-    attrs = {**kv_attrs(node), **budget, "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
+    chosen = {name: node.attrs.get(name, 0) for name in (*BUDGET, "sparse_prefill")}
+    numbers = {name: float(node.attrs[name]) for name in ("scale", "softcap")}
+    attrs = {**kv_attrs(node), **chosen, **numbers}
     vectors = [None if v is None else low.weight(v, RAW) for v in (node.optional(5), node.optional(6))]
-    operands = [*(low.value(node.operand(i)) for i in range(5)), *vectors]
+    prompts = None if (v := node.optional(7)) is None else low.value(v)
+    operands = [*(low.value(node.operand(i)) for i in range(5)), *vectors, prompts]
     return low.emit("paged_attention", operands, [kind], **attrs)
 
 

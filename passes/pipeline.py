@@ -36,6 +36,7 @@ from tensorwright.passes.rewriting.matcher import Pattern, closest
 from tensorwright.passes.shard_layers import shard_layers
 from tensorwright.passes.shard_tensors import shard_tensors
 from tensorwright.passes.shard_vocabulary import shard_vocabulary
+from tensorwright.passes.sparsify_prefill import sparsify_prefill
 
 PIPELINE: tuple[Phase, ...] = (
     *RECOGNITION,
@@ -59,6 +60,8 @@ PIPELINE: tuple[Phase, ...] = (
         Step(limit_attention, "what the user gives up, like the rounding above", after=("insert_kv_cache",),
              lossy="always"),
         Step(limit_kv_cache, "likewise", after=("insert_kv_cache",), lossy="always"),
+        Step(sparsify_prefill, "after the windows, which it does not go with", after=("limit_attention",),
+             lossy="always"),
     )),
     Phase("lower", "lowered", (
         Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),

@@ -87,9 +87,9 @@ class CpuExecutor:
         Makes room, once: blocks is a list with one count per cache group; state_slots is 0 unless facts() has state_bytes.
         """
 
-    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], state_slots: object = ()) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], state_slots: object = (), prompt_lens: object = ()) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
         """
-        Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, max_blocks], slots [tokens])], state_slots is [seqs] if the model has states. Returns float32 [rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.
+        Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, max_blocks], slots [tokens])], state_slots is [seqs] if the model has states, prompt_lens is [seqs] if facts() has sparse_prefill; without it no row chooses what it sees. Returns float32 [rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.
         """
 
     def step_with_features(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], state_slots: object = ()) -> tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None))], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
@@ -102,7 +102,7 @@ class CpuExecutor:
         Runs a step of the engine's heads, each token with the feature of the position before it, float32 [tokens, draft_width]. Returns float32 [rows, draft_vocab], and their own features [rows, draft_width]. Raises InvalidRequestError as step does.
         """
 
-    def score(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], targets: object, state_slots: object = ()) -> list[float]:
+    def score(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], targets: object, state_slots: object = (), prompt_lens: object = ()) -> list[float]:
         """
         Runs a step and returns, for each logit row, the natural logarithm of the probability of its target, a list of floats. Raises InvalidRequestError as step does, NumericalError if a row holds no distribution.
         """
@@ -1314,6 +1314,15 @@ class FleetOptions:
 
     @state_bytes.setter
     def state_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def sparse_prefill(self) -> int:
+        """
+        the most positions that a row of a prompt sees where rows choose; 0: all
+        """
+
+    @sparse_prefill.setter
+    def sparse_prefill(self, arg: int, /) -> None: ...
 
     @property
     def chunk_multiple(self) -> int:

@@ -134,8 +134,9 @@ def measure_logits(
 
 
 def block_rows(vocab_size: int) -> int:
-    """Returns how many positions' logits are computed and compared at a time."""
-    return max(MIN_ROWS, min(MAX_ROWS, LOGIT_BYTES // (4 * vocab_size)))
+    """Returns how many positions' logits are computed and compared at a time: a multiple of MIN_ROWS, in which rows of
+    a sparse prompt come."""
+    return max(MIN_ROWS, min(MAX_ROWS, LOGIT_BYTES // (4 * vocab_size) // MIN_ROWS * MIN_ROWS))
 
 
 def multiply_adds(graph: Graph) -> int:
@@ -182,10 +183,11 @@ class EngineLogits:
         self._groups = len(facts["block_bytes"])
         self._state_slots = [0] if facts["state_bytes"] else []
         self._stop = facts["chunk_stop"]
+        self._sparse = facts["sparse_prefill"] > 0
         self._rows = 0
 
     def __call__(self, ids: list[int], rows: int) -> Iterator[np.ndarray]:
-        """Yields the logits of a new sequence as [up to `rows`, vocab] float32."""
+        """Yields the logits of a new sequence, which is all prompt, as [up to `rows`, vocab] float32."""
         if rows != self._rows:
             self._executor.allocate([self._blocks] * self._groups, rows, rows, 1, len(self._state_slots))
             self._rows = rows
@@ -198,6 +200,7 @@ class EngineLogits:
                 parts.append(self._call(
                     self._executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
                     list(range(count)), [(table, positions)] * self._groups, self._state_slots,
+                    [len(ids)] if self._sparse else [],
                 ))  # fmt: skip
                 start = positions[-1] + 1
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)

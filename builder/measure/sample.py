@@ -64,7 +64,8 @@ class Extent:
 
 
 def longest_window(seen: int | None) -> int:
-    """Returns the most tokens of a window of a long model. seen: how many positions attention sees; None means all.
+    """Returns the most tokens of a window of a long model. seen: the length up to which every token sees all that is
+    before it, where the build bounds what is seen; None means any.
 
     Of a window that is not cut, three tokens of four do not see all that is before them.
     """
@@ -92,8 +93,8 @@ def require_tokens(text: NamedText, tokenizer: Path, tokens: int) -> None:
     if found < tokens:
         raise InvalidOptionError(
             f"{text.name} has {found} tokens of this model, and {tokens} must be measured (accuracy_tokens; with "
-            "attention_window, one more than it and sink_tokens show); give a longer text (--accuracy-text), or say "
-            "fewer tokens"
+            "attention_window or sparse_prefill, one more than see everything); give a longer text (--accuracy-text), "
+            "or say fewer tokens"
         )
 
 

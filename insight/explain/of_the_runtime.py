@@ -25,6 +25,7 @@ def rows(view: EngineView) -> list[Finding]:
         eviction(view),
         batching(view),
         chunked_prefill(view),
+        sparse_prefill(view),
         preemption(view),
         overlap(view),
         disaggregation(view),
@@ -135,6 +136,18 @@ def chunked_prefill(view: EngineView) -> Finding:
         "",
         "docs/operating.md",
     )
+
+
+def sparse_prefill(view: EngineView) -> Finding:
+    name, page = "sparse prefill", "docs/long-contexts.md"
+    about = "queries of a long prompt see the blocks of keys that weigh most (MInference, FlexPrefill, XAttention)"
+    if view.target != "cpu":
+        return Finding(name, SCHEDULING, about, Status.NOT_HERE, "only target cpu chooses blocks of keys")
+    budget = view.engine.config.build_options.get("sparse_prefill")
+    if budget is not None:
+        return Finding(name, SCHEDULING, about, Status.DONE, f"at most {budget} positions", None, "", page)
+    detail = "saves time where attention is most of a prompt's work, and changes answers"
+    return Finding(name, SCHEDULING, about, Status.LOSSY, detail, None, "build-engine --sparse-prefill N", page)
 
 
 def preemption(view: EngineView) -> Finding:

@@ -30,6 +30,7 @@ class ReplicaShape:
     group_sink_tokens: tuple[int, ...] = ()
     state_bytes: int = 0
     chunk_multiple: int = 0
+    sparse_prefill: int = 0
     state_snapshots: int = 0
     itl_goal_s: float = 0.0
     ageing_s: float = 0.0
@@ -82,5 +83,6 @@ def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options:
         group_sink_tokens=tuple(group["sink_tokens"] for group in groups),
         state_bytes=facts["state_bytes"],
         chunk_multiple=facts["chunk_multiple"],
+        sparse_prefill=facts["sparse_prefill"],
         state_snapshots=options.state_snapshots,
     )

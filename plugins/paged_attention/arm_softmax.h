@@ -65,13 +65,18 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, in
     block.rescale[row][in_chunk] = vgetq_lane_f32(rescale, 0);
     block.rescaled |= 1u << in_chunk;
   }
+  Eight own[2];
   TW_UNROLL
   for (int i = 0; i < 2; ++i) {
     const Eight p = Neon::exp_falling(Neon::sub(score[i], Neon::all(higher)));
     store_eight(weight + 8 * i, p);
     store_eight(block.sum[row] + 8 * i, Neon::choose(seen[i], Neon::add(sum[i], p), sum[i]));
+    own[i] = Neon::choose(seen[i], p, Neon::all(0.0f));
   }
   block.max[row] = higher;
+  if (!a->tile_sum) return;
+  a->tile_max[noted_at(block, row, tile)] = higher;
+  a->tile_sum[noted_at(block, row, tile)] = sum_as_tree(own[0], own[1]);
 }
 
 template <bool kCapped, bool kSloped>

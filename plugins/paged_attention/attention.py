@@ -83,11 +83,13 @@ def attend(
     chunked: bool = False,
     sink_tokens: int = 0,
     hidden: np.ndarray | None = None,
+    shown: np.ndarray | None = None,
 ) -> np.ndarray:
     """Attends with q [Q, H, D], at positions first_position + i, to k [L, Hkv, D], v [L, Hkv, Dv] -> [Q, H, Dv].
 
     sink_tokens: how many first positions every query sees besides its window. hidden: bool [L], positions that no query
-    sees. All is computed in float64.
+    sees. shown: bool [Hkv, Q, L]; where it is false, the query does not see the key. None of both hides nothing. All is
+    computed in float64.
     """
     group = q.shape[1] // k.shape[1]
     # [Hkv, group, Q, D] times [Hkv, 1, D, L]
@@ -101,7 +103,7 @@ def attend(
     seen = (key <= query) & ((key >= first_seen(query, window, chunked)) | (key < sink_tokens))
     if hidden is not None:
         seen = seen & ~hidden
-    score = np.where(seen, score, -np.inf)
+    score = np.where(seen if shown is None else seen & shown[:, None], score, -np.inf)
     top = score.max(axis=-1, keepdims=True)
     beside = np.full((k.shape[1], group, 1, 1), -np.inf)
     if sinks is not None:

@@ -10,12 +10,18 @@
 //
 // In a cache group with a budget (ops/kept_blocks.h) the splits of which a sequence keeps nothing are left
 // out, and whoever combines a unit adds its rows' shares to the scores of the sequence's blocks.
+//
+// With sparse_prefill, queries of a prompt see what their block of queries has chosen (instruction_choice.h):
+// a tile lies within one such block, and attends over a block table that the choice made for each KV head.
+// The plan reader admits no budget beside it.
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "plugins/paged_attention/block_shares.h"
+#include "plugins/paged_attention/instruction_choice.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/visible.h"
 #include "runtime/core/ops/kept_blocks.h"
@@ -35,6 +41,9 @@ struct QueryTile {
   int32_t first_split, splits;
   bool sinks_apart;
   const int32_t* kept = nullptr;  // [splits]: with a budget, the splits that it sees
+  // The number of its block of queries among those that choose, -1 if it sees everything. `position` then
+  // counts in what the block chose.
+  int32_t chosen = -1;
 
   // Returns the index of the i-th split in the sequence.
   int32_t split(int32_t i) const {
@@ -88,12 +97,22 @@ class PagedAttention : public Operation {
         combine_(choose("attention_combine", attention_combine_kernels(), context.isa)),
         latent_values_(choose("latent_values", latent_values_kernels(), context.isa)) {
     if (layer_.v_dim > 0) value_bytes_ = size_t{TW_ATTENTION_SPLIT} * v_row_bytes();
+    if (const int32_t budget = sparse_prefill_of(instruction); budget > 0) {
+      const int32_t max_blocks =
+          (static_cast<int32_t>(context.plan.header.max_seq_len) - 1) / block_size_ + 1;
+      choice_.emplace(BlockChoice::Shape{kv_heads_, group_, head_dim_, block_size_, budget / block_size_,
+                                         max_blocks, kv_dtype()},
+                      attend_, choose("attention_shares", attention_shares_kernels(), context.isa), scale_,
+                      softcap_);
+    }
   }
 
   size_t reserve(const StepLimits& limits, int threads) override {
     threads_ = threads;
-    const int64_t tiles =
-        std::min<int64_t>(limits.tokens, int64_t{limits.tokens} / tile_queries_ + limits.seqs);
+    int64_t tiles = int64_t{limits.tokens} / tile_queries_ + limits.seqs;
+    // A tile ends with its block of queries, and where these begin.
+    if (choice_) tiles += limits.tokens / block_size_ + limits.seqs;
+    tiles = std::min<int64_t>(limits.tokens, tiles);
     tiles_.reserve(static_cast<size_t>(tiles));
     units_.reserve(static_cast<size_t>(tiles * units_per_tile_));
     const size_t units = static_cast<size_t>(threads) * kUnitsPerThread;
@@ -109,10 +128,12 @@ class PagedAttention : public Operation {
     if (sinks_) place_sinks();
     thread_floats_ = unit_floats(max_splits_, tile_queries_);
     values_at_ = (thread_floats_ * sizeof(float) * static_cast<size_t>(threads) + 63) / 64 * 64;
-    return values_at_ + value_bytes_ * static_cast<size_t>(threads);
+    choice_at_ = (values_at_ + value_bytes_ * static_cast<size_t>(threads) + 63) / 64 * 64;
+    return choice_at_ + (choice_ ? choice_->reserve(limits, threads) : 0);
   }
 
   void run(const StepView& view, ThreadTeam& team) override {
+    choose_keys(view, team);
     make_tiles(view);
     const auto units = static_cast<int64_t>(units_.size());
     if (split_in_parallel(units)) {
@@ -140,8 +161,9 @@ class PagedAttention : public Operation {
       if (budget_.kept > 0)
         seen = std::min<int64_t>(seen, int64_t{budget_.kept} * block_size_ + budget_.interval);
       cost.bytes += queries > 0 ? seen * position_bytes : 0;
-      cost.operations += 2 * queries * std::max<int64_t>(0, seen - queries / 2) * units_per_tile_ * group_ *
-                         (head_dim_ + v_dim_);
+      int64_t scores = queries * std::max<int64_t>(0, seen - queries / 2);
+      if (choice_) scores = count_scores(context - queries, context, choice_->end(view, seq));
+      cost.operations += 2 * scores * units_per_tile_ * group_ * (head_dim_ + v_dim_);
     }
     cost.bytes += view.step.tokens() * (q_.row_bytes() + y_.row_bytes());
     return cost;
@@ -163,6 +185,24 @@ class PagedAttention : public Operation {
     return tiles_[static_cast<size_t>(units_[static_cast<size_t>(unit)].tile)];
   }
   int32_t part_of(int32_t unit) const { return units_[static_cast<size_t>(unit)].part; }
+
+  // Returns how many scores the queries at [first, end) of a sequence take for each head where those below
+  // `chosen` choose. Scores of a block's mean, with no V behind them, count half.
+  int64_t count_scores(int64_t first, int64_t end, int64_t chosen) const {
+    const auto all = [](int64_t from, int64_t to) { return from < to ? (to - from) * (from + to) / 2 : 0; };
+    const int64_t from = std::max<int64_t>(first, choice_->begin()), to = std::min(end, chosen);
+    if (from >= to) return all(first, end);
+    return all(first, from) + (to - from) * choice_->begin() + all(to, end) + all(from, to) / block_size_ / 2;
+  }
+
+  // Lists the blocks of queries of the step that choose, and lets them choose.
+  void choose_keys(const StepView& view, ThreadTeam& team) {
+    if (!choice_) return;
+    choice_->list(view);
+    if (choice_->none()) return;
+    choice_->choose(view, team, q_, view.step.groups[layer_.group], kv_.pages(layer_index_),
+                    static_cast<int64_t>(kv_.block_bytes(layer_index_)), view.scratch + choice_at_);
+  }
 
   size_t unit_floats(int32_t splits, int32_t queries) const {
     return static_cast<size_t>(splits) * static_cast<size_t>(queries * group_) *
@@ -190,8 +230,10 @@ class PagedAttention : public Operation {
       const int32_t start = view.step.seq_starts[static_cast<size_t>(seq)];
       const int32_t first = view.step.context_lens[static_cast<size_t>(seq)] - queries;
       const size_t kept = budget_.kept > 0 ? find_kept_splits(view, seq) : 0;
-      for (int32_t i = 0; i < queries; i += tile_queries_) {
+      const auto before = static_cast<int32_t>(tiles_.size());
+      for (int32_t i = 0; i < queries; i += tiles_.back().queries) {
         QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0, false};
+        if (choice_) choose_for(view, tile);
         tile.first_split = static_cast<int32_t>(first_seen(tile.position) / TW_ATTENTION_SPLIT);
         tile.sinks_apart = layer_.sink_tokens > 0 && tile.first_split > 0;
         tile.splits =
@@ -200,9 +242,8 @@ class PagedAttention : public Operation {
         tiles_.push_back(tile);
       }
       const auto end = static_cast<int32_t>(tiles_.size());
-      const int32_t count = (queries + tile_queries_ - 1) / tile_queries_;
       for (int32_t part = 0; part < units_per_tile_; ++part) {
-        for (int32_t tile = end - 1; tile >= end - count; --tile) units_.push_back({tile, part});
+        for (int32_t tile = end - 1; tile >= before; --tile) units_.push_back({tile, part});
       }
     }
   }
@@ -235,6 +276,23 @@ class PagedAttention : public Operation {
     const auto end =
         std::upper_bound(kept_splits_.begin() + static_cast<std::ptrdiff_t>(begin), kept_splits_.end(), last);
     tile->splits = static_cast<int32_t>(end - kept_splits_.begin()) - static_cast<int32_t>(begin);
+  }
+
+  // Cuts a tile where its block of queries ends, or where queries begin to choose, and says what it sees if
+  // they do.
+  void choose_for(const StepView& view, QueryTile& tile) const {
+    const int32_t begin = choice_->begin(), end = choice_->end(view, tile.seq);
+    if (tile.position >= end || begin >= end) return;
+    if (tile.position < begin) {
+      tile.queries = std::min(tile.queries, begin - tile.position);
+      return;
+    }
+    const int32_t offset = tile.position % block_size_;
+    // Parts of equal size: a small rest would use the kernels badly.
+    const int32_t parts = (block_size_ + tile_queries_ - 1) / tile_queries_;
+    tile.queries = std::min({tile.queries, (block_size_ + parts - 1) / parts, block_size_ - offset});
+    tile.chosen = choice_->number(tile.seq, tile.position);
+    tile.position = begin - block_size_ + offset;
   }
 
   // Places each unit in the scratch and lists the tasks. Returns false if there are enough units, or if they
@@ -308,7 +366,8 @@ class PagedAttention : public Operation {
     args.pages = kv_.pages(layer_index_) +
                  static_cast<size_t>(kv_head) * tw_kv_head_bytes(kv_dtype(), head_dim_, block_size_);
     args.page_bytes = static_cast<int64_t>(kv_.block_bytes(layer_index_));
-    args.block_table = tables.block_tables.data() + int64_t{tile.seq} * tables.max_blocks;
+    args.block_table = tile.chosen < 0 ? tables.block_tables.data() + int64_t{tile.seq} * tables.max_blocks
+                                       : choice_->table(tile.chosen, kv_head, view.scratch + choice_at_);
     if (value_bytes_ > 0) args.v_rows = unpack_values(view, args, thread);
     args.acc = scratch + static_cast<size_t>(split) * rows * v_dim;
     args.max = max + static_cast<size_t>(split) * rows;
@@ -385,6 +444,8 @@ class PagedAttention : public Operation {
   size_t thread_floats_ = 0;            // scratch of a thread: a full tile with all splits
   size_t value_bytes_ = 0;              // unpacked V of a thread and split; 0 if V has rows
   size_t values_at_ = 0;                // where these begin in the scratch
+  size_t choice_at_ = 0;                // where the scratch of the choice begins
+  std::optional<BlockChoice> choice_;   // with sparse_prefill
   std::vector<int64_t> y_offsets_;      // [tile_queries * group]
   std::vector<float> sink_rows_;        // [units_per_tile, tile_queries * group], if there are sinks
   std::vector<QueryTile> tiles_;        // of this step
@@ -394,6 +455,21 @@ class PagedAttention : public Operation {
   std::vector<size_t> unit_scratch_;    // per unit, where its scratch begins
   std::unique_ptr<std::atomic<int32_t>[]> remaining_;  // per unit, splits not yet done
 };
+
+// Queries that choose need keys of their own KV head, and scores that do not depend on how far a key is.
+// plan_check.cc has the rules for all layers together.
+void check_choice(const InstructionCheck& c, const KvLayerRecord& layer) {
+  const auto block = static_cast<int32_t>(c.plan.header.block_size);
+  const int32_t budget = sparse_prefill_of(c.instruction);
+  const int64_t least = int64_t{BlockChoice::kMinBlocks} * block;
+  if (budget == 0) return;
+  c.require(
+      budget >= least && budget % block == 0 && budget <= static_cast<int64_t>(c.plan.header.max_seq_len),
+      "sparse_prefill must be 0 or a multiple of block_size ", block, " from ", least, " to max_seq_len ",
+      c.plan.header.max_seq_len, ", is ", budget);
+  c.require(layer.window == 0 && layer.v_dim == 0 && !c.weight(1),
+            "sparse_prefill needs a kv layer without window and v_dim, and no slopes");
+}
 
 }  // namespace
 
@@ -438,6 +514,7 @@ void check_paged_attention(const InstructionCheck& c) {
   c.require_finite("softcap", c.instruction.floats[1]);
   c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
   check_budget(c, layer);
+  check_choice(c, layer);
 }
 
 std::unique_ptr<Operation> make_paged_attention(const Instruction& instruction, const OpContext& context) {

@@ -32,6 +32,9 @@ void latent_values_scalar(const tw_latent_values_args*);
 void latent_values_avx512(const tw_latent_values_args*);
 void latent_values_avx2(const tw_latent_values_args*);
 void latent_values_neon(const tw_latent_values_args*);
+void attention_shares_scalar(const tw_attention_shares_args*);
+void attention_shares_avx512(const tw_attention_shares_args*);
+void attention_shares_avx2(const tw_attention_shares_args*);
 void attention_combine_scalar(const tw_attention_combine_args*);
 void attention_combine_avx512(const tw_attention_combine_args*);
 void attention_combine_avx2(const tw_attention_combine_args*);
@@ -86,6 +89,15 @@ std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels(
   return table;
 }
 
+std::span<const KernelEntry<tw_attention_shares_fn>> attention_shares_kernels() {
+  static const KernelEntry<tw_attention_shares_fn> table[] = {
+      TW_ON_X86({"attention_shares_avx512", Isa::avx512, Extra::none, attention_shares_avx512},
+                {"attention_shares_avx2", Isa::avx2, Extra::none, attention_shares_avx2})  //
+      {"attention_shares_scalar", Isa::scalar, Extra::none, attention_shares_scalar},
+  };
+  return table;
+}
+
 std::span<const KernelEntry<tw_latent_values_fn>> latent_values_kernels() {
   static const KernelEntry<tw_latent_values_fn> table[] = {
       TW_ON_X86({"latent_values_avx512", Isa::avx512, Extra::none, latent_values_avx512},
@@ -104,6 +116,7 @@ const RegisteredKernels registered_paged_attention(
                    {"attention int8", [] { return attention_kernels(TW_I8); }},
                    {"attention int4", [] { return attention_kernels(TW_I4); }},
                    {"attention_combine", [] { return attention_combine_kernels(); }},
+                   {"attention_shares", [] { return attention_shares_kernels(); }},
                    {"latent_values", [] { return latent_values_kernels(); }}});
 
 }  // namespace

@@ -1,4 +1,5 @@
-"""paged_attention(q, cache, seq_starts, context_lens, block_tables, sinks?, slopes?):  attention of a ragged batch
+"""paged_attention(q, cache, seq_starts, context_lens, block_tables, sinks?, slopes?, prompt_lens?):  attention of a
+ragged batch
 
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
 context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks and slopes: [H].  Result: [T, H * D].
@@ -15,6 +16,9 @@ definition here computes what no decision has changed, and refuses the rest.
 With the attribute v_dim, the cache is that of latent_kv_write: one row of K for all heads, whose first v_dim columns
 are V too. The result is then [T, H * v_dim].
 
+With the attribute sparse_prefill, the queries of a prompt see at most so many positions, which each block of them
+chooses (choice.py); prompt_lens: [seqs], how many tokens of each sequence are its prompt.
+
 If the cache is int8 or int4, every head of q is rounded to 15 or 12 bits and a scale (quantize.py).
 """
 
@@ -28,7 +32,8 @@ from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, cache, metadata, rows, shared
-from tensorwright.plugins.paged_attention.attention import attend, check_vectors, how_of, with_vectors
+from tensorwright.plugins.paged_attention.attention import attend, check_vectors, how_of
+from tensorwright.plugins.paged_attention.choice import ChoiceRule
 from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS_OF, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
@@ -42,7 +47,7 @@ instruction without a budget has 0 for all."""
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns q's type, and its shape unless V is narrower than K."""
-    q, cache, _, context_lens, block_tables, sinks, slopes = with_vectors(inputs, 5)
+    q, cache, _, context_lens, block_tables, sinks, slopes, prompt_lens = [*inputs, None, None, None][:8]
     heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
     if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
         raise GraphError(
@@ -57,22 +62,34 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"got {list(context_lens.shape)} and {list(block_tables.shape)}"
         )
     check_vectors("paged_attention", sinks, slopes, heads)
+    sparse = attrs.get("sparse_prefill", 0)
+    if (sparse > 0) != (prompt_lens is not None):
+        raise GraphError(
+            f"paged_attention: prompt_lens and sparse_prefill go together, got sparse_prefill {sparse} "
+            f"{'without' if prompt_lens is None else 'with'} prompt_lens"
+        )
     return [(q.dtype, (q.shape[0], heads * attrs.get("v_dim", attrs["head_dim"])))]
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes attention. The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
-    q, cache, seq_starts, context_lens, block_tables, sinks, slopes = with_vectors(inputs, 5)
+    q, cache, seq_starts, context_lens, block_tables, sinks, slopes, prompt_lens = [*inputs, None, None, None][:8]
     _require_undecided(context_lens, attrs, cache.block_size)
-    rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
+    rows = plain = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     if cache.dtype in QUERY_LEVELS_OF:
         rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS_OF[cache.dtype]))
     y = np.zeros((*rows.shape[:2], cache.v_dim or attrs["head_dim"]), np.float64)
     for seq, length in enumerate(context_lens):
         begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])
         k, v = cache.read(block_tables[seq], int(length))
-        first = int(length) - (end - begin)
-        y[begin:end] = attend(rows[begin:end], k, v, first, **how_of(attrs), sinks=sinks, slopes=slopes)
+        first, how = int(length) - (end - begin), how_of(attrs)
+        if attrs.get("sparse_prefill", 0):
+            q_dtype = "bfloat16" if cache.dtype == "bfloat16" else act_dtype
+            rule = ChoiceRule(attrs["sparse_prefill"], cache.block_size, attrs["scale"], attrs["softcap"], q_dtype)
+            how["shown"] = rule.shown(
+                plain[begin:end], k, first, int(prompt_lens[seq]), QUERY_LEVELS_OF.get(cache.dtype)
+            )
+        y[begin:end] = attend(rows[begin:end], k, v, first, **how, sinks=sinks, slopes=slopes)
     return [round_to(y.reshape(len(q), y.shape[1] * y.shape[2]).astype(np.float32), act_dtype)]
 
 
@@ -91,12 +108,17 @@ def _require_undecided(context_lens: np.ndarray, attrs: dict[str, Any], block_si
 _BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("block_tables"))
 OP = Op(
     "paged_attention",
-    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", wide=True), shared("slopes?", wide=True)),
+    operands=(
+        rows("q"), cache("cache"), *_BATCH, shared("sinks?", wide=True), shared("slopes?", wide=True),
+        metadata("prompt_lens?"),
+    ),
     attrs={
         "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
         "softcap": "float",
     },
-    optional_attrs={"v_dim": "int", "chunked": "bool", "sink_tokens": "int", **dict.fromkeys(BUDGET, "int")},
+    optional_attrs={
+        "v_dim": "int", "chunked": "bool", "sink_tokens": "int", "sparse_prefill": "int", **dict.fromkeys(BUDGET, "int")
+    },
     stages=("cached",),
     infer=infer,
     reference=reference,
@@ -106,9 +128,23 @@ OP = Op(
 INSTRUCTION = Instruction(
     "paged_attention",
     number=6,
-    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", RAW), shared("slopes?", RAW)),
+    operands=(
+        rows("q"),
+        cache("cache"),
+        *_BATCH,
+        shared("sinks?", RAW),
+        shared("slopes?", RAW),
+        metadata("prompt_lens?"),
+    ),
     results=(rows("y", narrow=True),),
-    attrs={"kv_layer": "int", "heads": "int", **dict.fromkeys(BUDGET, "int"), "scale": "float", "softcap": "float"},
+    attrs={
+        "kv_layer": "int",
+        "heads": "int",
+        **dict.fromkeys(BUDGET, "int"),
+        "sparse_prefill": "int",
+        "scale": "float",
+        "softcap": "float",
+    },
     reference=reference,
     sequence_aware=True,
     sums=True,

@@ -223,6 +223,34 @@ inline void pack_narrow(const tw_attention_args* a, int64_t row, int rows, int32
   }
 }
 
+// Writes the softmax of `count` rows, from entry `at` on.
+template <typename Kernel>
+inline void store_softmax(const tw_attention_args* a, const Rows<Kernel::kMaxRows>& block, int count,
+                          int64_t at) {
+  for (int r = 0; r < count; ++r) {
+    a->max[at + r] = block.max[r] + 0.0f;  // as in scalar.cc
+    a->sum[at + r] = Kernel::tree_sum(block.sum[r]);
+  }
+}
+
+// Takes a row block through the blocks of the split, each with a softmax of its own.
+template <typename Kernel>
+inline void attend_apart(const tw_attention_args* a, Rows<Kernel::kMaxRows>& block, const TilePointers& tiles,
+                         const typename Kernel::Q* q, int64_t row, int count) {
+  const int64_t rows = (int64_t)a->queries * a->group;
+  const int tiles_of_block = a->block_size / TW_LANES, end = block.tile_end;
+  for (int begin = 0; begin < end; begin += tiles_of_block) {
+    block.tile_begin = begin;
+    block.tile_end = begin + tiles_of_block;
+    for (int r = 0; r < count; ++r) {
+      block.max[r] = -INFINITY;
+      memset(block.sum[r], 0, sizeof block.sum[r]);
+    }
+    Kernel::rows(count)(a, block, tiles, q, row);
+    store_softmax<Kernel>(a, block, count, begin / tiles_of_block * rows + row);
+  }
+}
+
 // Kernel must have kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (returns the
 // function that takes `count` rows through a split), and tree_sum. The plan reader admits head_dim up to
 // tw_max_head_dim(), so q takes 128 KiB of the stack at most.
@@ -237,18 +265,21 @@ inline void attend(const tw_attention_args* a) {
   find_tiles(a, Kernel::kDtype, tiles);
   for (int64_t i = 0, row = 0; i < blocks; ++i) {
     const int count = (int)(rows * (i + 1) / blocks - row);  // blocks of nearly equal size
-    if (look(a, row, count, block)) {
-      Kernel::pack(a, row, count, q);
+    const bool sees = look(a, row, count, block);
+    if (sees) Kernel::pack(a, row, count, q);
+    if (a->apart) {
+      if (sees) attend_apart<Kernel>(a, block, tiles, q, row, count);
+      row += count;
+      continue;
+    }
+    if (sees) {
       const bool holes = tw_has_holes(a);
       if (holes) place_tiles(block, tiles, placed);
       Kernel::rows(count)(a, block, holes ? placed : tiles, q, row);
     } else {
       memset(a->acc + row * a->v_dim, 0, (size_t)count * a->v_dim * sizeof(float));
     }
-    for (int r = 0; r < count; ++r) {
-      a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc
-      a->sum[row + r] = Kernel::tree_sum(block.sum[r]);
-    }
+    store_softmax<Kernel>(a, block, count, row);
     row += count;
   }
 }

@@ -217,8 +217,10 @@ void add_value(const Cache& cache, const char* page, int position, const char* v
   }
 }
 
+// Attends to tiles [begin, end) of the split.
 template <int kDtype, typename Cache>
-void attend_row(const Cache& cache, int64_t row, const float* slope, float* acc, float* max, float* sum) {
+void attend_row(const Cache& cache, int64_t row, const float* slope, int begin, int end, float* acc,
+                float* max, float* sum) {
   const tw_attention_args* a = cache.a;
   const int query = (int)(row / a->group);
   const int start = a->split * TW_ATTENTION_SPLIT - (a->first_position + query);
@@ -226,7 +228,7 @@ void attend_row(const Cache& cache, int64_t row, const float* slope, float* acc,
   Softmax softmax;
   OffsetSums<Cache::kGroups> offsets;
   memset(acc, 0, (size_t)a->v_dim * sizeof *acc);
-  for (int tile = 0; tile < TW_SPLIT_TILES; ++tile) {
+  for (int tile = begin; tile < end; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
     if (!visible || tw_tile_is_gone(a, tile)) continue;
     int position;
@@ -255,7 +257,12 @@ void attend(const tw_attention_args* a) {
       const int64_t row = (int64_t)query * a->group + head;
       const Cache cache(a, query * a->q_stride + head * a->head_dim);
       const float* slope = a->slopes ? a->slopes + head : NULL;
-      attend_row<kDtype>(cache, row, slope, a->acc + row * a->v_dim, a->max + row, a->sum + row);
+      float* acc = a->acc + row * a->v_dim;
+      const int tiles = a->apart ? a->block_size / TW_LANES : TW_SPLIT_TILES;
+      for (int tile = 0; tile < TW_SPLIT_TILES && (!a->apart || tw_tile_exists(a, tile)); tile += tiles) {
+        const int64_t at = tile / tiles * (int64_t)a->queries * a->group + row;
+        attend_row<kDtype>(cache, row, slope, tile, tile + tiles, acc, a->max + at, a->sum + at);
+      }
     }
   }
 }
@@ -266,6 +273,19 @@ void attention_f32_scalar(const tw_attention_args* a) { attend<TW_F32, Plain<TW_
 void attention_bf16_scalar(const tw_attention_args* a) { attend<TW_BF16, Plain<TW_BF16>>(a); }
 void attention_i8_scalar(const tw_attention_args* a) { attend<TW_I8, Quantized>(a); }
 void attention_i4_scalar(const tw_attention_args* a) { attend<TW_I4, Narrow>(a); }
+
+void attention_shares_scalar(const tw_attention_shares_args* a) {
+  for (int64_t row = 0; row < a->rows; ++row) {
+    float top = -INFINITY, total = 0;
+    for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
+      top = top > a->max[at] ? top : a->max[at];
+    for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
+      a->sum[at] *= tw_exp(a->max[at] - top);
+      total += a->sum[at];
+    }
+    a->total[row] = total;
+  }
+}
 
 void latent_values_scalar(const tw_latent_values_args* a) {
   const uint32_t* panel = (const uint32_t*)a->panel;

@@ -46,7 +46,26 @@ void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
                 _mm256_div_ps(acc, _mm256_set1_ps(fold.sum)));
 }
 
+// Joins the softmaxes of 8 rows, or of the rows that are left.
+void join_rows(const tw_attention_shares_args* a, int row) {
+  const int64_t count = a->rows - row;
+  __m256 top = _mm256_set1_ps(-INFINITY), total = _mm256_setzero_ps();
+  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
+    top = _mm256_max_ps(top, tw_load_avx2(a->max + at, count));
+  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
+    const __m256 weight = tw_exp_avx2(_mm256_sub_ps(tw_load_avx2(a->max + at, count), top));
+    const __m256 share = _mm256_mul_ps(tw_load_avx2(a->sum + at, count), weight);
+    tw_store_avx2(a->sum, TW_F32, at, count, share);
+    total = _mm256_add_ps(total, share);
+  }
+  tw_store_avx2(a->total, TW_F32, row, count, total);
+}
+
 }  // namespace
+
+void attention_shares_avx2(const tw_attention_shares_args* a) {
+  for (int row = 0; row < a->rows; row += TW_LANES_AVX2) join_rows(a, row);
+}
 
 void attention_f32_avx2(const tw_attention_args* a) { attend<Attention<Widened<TW_F32>>>(a); }
 void attention_bf16_avx2(const tw_attention_args* a) { attend<Attention<Widened<TW_BF16>>>(a); }

@@ -160,6 +160,8 @@ class LLM(StrictKeywords):
     kv_budget, recent_tokens: for a build from a model directory: the KV cache keeps kv_budget tokens of a sequence at
         every 128th, of these the last recent_tokens (None means a quarter), the first sink_tokens, and those that
         attention looked at most; None keeps all.
+    sparse_prefill: for a build from a model directory: each 32 positions of a prompt see at most so many positions,
+        which they choose (docs/long-contexts.md); None lets them see all.
     max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
         as the model has.
     revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
@@ -224,6 +226,7 @@ class LLM(StrictKeywords):
         sink_tokens: int | None = None,
         kv_budget: int | None = None,
         recent_tokens: int | None = None,
+        sparse_prefill: int | None = None,
         calibrate: str = "none",
         calibration_text: str | Path | None = None,
         max_seq_len: int | None = None,
@@ -289,6 +292,7 @@ class LLM(StrictKeywords):
             sink_tokens=sink_tokens,
             kv_budget=kv_budget,
             recent_tokens=recent_tokens,
+            sparse_prefill=sparse_prefill,
             calibrate=calibrate,
             calibration_text=os.fspath(calibration_text) if isinstance(calibration_text, Path) else calibration_text,
             max_seq_len=max_seq_len,

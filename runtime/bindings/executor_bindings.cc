@@ -42,6 +42,7 @@ class PyCpuExecutor {
     result["group_windows"] = facts.group_windows;
     result["state_bytes"] = facts.state_bytes;
     result["chunk_stop"] = facts.chunk_stop();
+    result["sparse_prefill"] = facts.sparse_prefill;
     result["draft_width"] = facts.draft_width;
     result["draft_vocab"] = facts.draft_vocab;
     result["hidden_width"] = facts.hidden_width;
@@ -63,9 +64,9 @@ class PyCpuExecutor {
   }
 
   Logits step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
-              nb::handle logit_rows, const Groups& groups, nb::handle state_slots) {
+              nb::handle logit_rows, const Groups& groups, nb::handle state_slots, nb::handle prompt_lens) {
     const Step step =
-        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
+        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots, prompt_lens);
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     const LogitRows rows = lead_->run(step);
@@ -119,9 +120,9 @@ class PyCpuExecutor {
   // logits is copied.
   std::vector<double> score(nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
                             nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
-                            nb::handle targets, nb::handle state_slots) {
+                            nb::handle targets, nb::handle state_slots, nb::handle prompt_lens) {
     const Step step =
-        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
+        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots, prompt_lens);
     const Ints wanted = to_ints(targets);
     check_targets(wanted, step.logit_rows.size());
     const auto vocab = static_cast<size_t>(cpu_->facts().vocab_size);
@@ -265,10 +266,11 @@ void bind_executor(nb::module_& m) {
            "facts() has "
            "state_bytes.")
       .def("step", &PyCpuExecutor::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "logit_rows"_a, "groups"_a, "state_slots"_a = nb::tuple(),
+           "logit_rows"_a, "groups"_a, "state_slots"_a = nb::tuple(), "prompt_lens"_a = nb::tuple(),
            "Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, "
            "max_blocks], slots "
-           "[tokens])], state_slots is [seqs] if the model has states. Returns float32 "
+           "[tokens])], state_slots is [seqs] if the model has states, prompt_lens is [seqs] if facts() has "
+           "sparse_prefill; without it no row chooses what it sees. Returns float32 "
            "[rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.")
       .def("step_with_features", &PyCpuExecutor::step_with_features, "token_ids"_a, "positions"_a,
            "seq_starts"_a, "context_lens"_a, "logit_rows"_a, "groups"_a, "state_slots"_a = nb::tuple(),
@@ -282,6 +284,7 @@ void bind_executor(nb::module_& m) {
           "draft_width]. Raises InvalidRequestError as step does.")
       .def("score", &PyCpuExecutor::score, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "targets"_a, "state_slots"_a = nb::tuple(),
+           "prompt_lens"_a = nb::tuple(),
            "Runs a step and returns, for each logit row, the natural logarithm of the probability of its "
            "target, a list of "
            "floats. Raises InvalidRequestError as step does, NumericalError if a row holds no distribution.")

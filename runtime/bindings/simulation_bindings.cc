@@ -228,6 +228,8 @@ void bind_simulation_options(nb::module_& m) {
   add("group_sink_tokens", facts(&ModelFacts::group_sink_tokens),
       "per cache group: first positions that are seen besides its window; []: none");
   add("state_bytes", facts(&ModelFacts::state_bytes), "states of a sequence, 0 without recurrent layers");
+  add("sparse_prefill", facts(&ModelFacts::sparse_prefill),
+      "the most positions that a row of a prompt sees where rows choose; 0: all");
   add("chunk_multiple", facts(&ModelFacts::chunk_multiple),
       "the positions at whose multiples chunks of prompts end; 0: anywhere");
   add("kv_cache_bytes", engine(&EngineOptions::kv_cache_bytes), "as EngineOptions', of each replica");

@@ -40,10 +40,11 @@ using Groups = std::vector<std::tuple<Table, nb::object>>;
 
 inline Step to_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
                     nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
-                    nb::handle state_slots) {
+                    nb::handle state_slots, nb::handle prompt_lens = nb::tuple()) {
   Step step{to_ints(token_ids),    to_ints(positions),  to_ints(seq_starts),
             to_ints(context_lens), to_ints(logit_rows), {},
             to_ints(state_slots)};
+  step.prompt_lens = to_ints(prompt_lens);
   for (const auto& [table, slots] : groups) {
     if (table.shape(0) != step.context_lens.size()) {
       throw Error("InvalidRequestError", concat("step: block_tables must have ", step.context_lens.size(),

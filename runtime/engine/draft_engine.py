@@ -15,13 +15,18 @@ from tensorwright.runtime.engine.executors import require_cpu
 
 def open_draft(path: str, target: EngineDir) -> EngineDir:
     """Returns the engine. Raises EngineError if it cannot be opened, InvalidOptionError if it is not of target cpu, has
-    recurrent layers, or names tokens in another way than `target` does."""
+    recurrent layers or sparse prefill, or names tokens in another way than `target` does."""
     draft = open_engine(path)
     require_cpu(draft, "a draft model")
     if draft.state_bytes:
         raise InvalidOptionError(
             f"{draft.what_has_states} cannot be taken back behind a wrong proposal, so it cannot be a draft model; "
             "choose another one"
+        )
+    if draft.config.build_options.get("sparse_prefill"):
+        raise InvalidOptionError(
+            f"{path} cannot be a draft model: it has sparse prefill, and its prompts are computed in any parts; build "
+            "it without"
         )
     ours, theirs = _vocabulary(target), _vocabulary(draft)
     if ours != theirs or (ours is None and draft.vocab_size != target.vocab_size):

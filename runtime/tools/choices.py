@@ -54,10 +54,11 @@ class _Place:
     def tokens(self) -> list[int]:
         return self.question.context + self.question.choices[self.choice]
 
-    def next_choice(self, *, anew: bool) -> bool:
-        """Goes on to the next choice. anew: its context must be computed again. Returns False after the last."""
+    def next_choice(self, *, anew: bool, block: int) -> bool:
+        """Goes on to the next choice. anew: its context must be computed again; otherwise only the part of it is that
+        lies in the last token's block of `block` positions. Returns False after the last choice."""
         self.choice += 1
-        self.done = 0 if anew else len(self.question.context) - 1
+        self.done = 0 if anew else (len(self.question.context) - 1) // block * block
         self.logprobs.append([])
         return self.choice < len(self.question.choices)
 
@@ -78,6 +79,7 @@ class ChoiceScorer:
     def __init__(self, engine: EngineDir, longest: int, threads: int, places: int = MAX_PLACES) -> None:
         self._executor = native.create_executor(engine, threads)
         facts = self._executor.facts()
+        self._sparse = facts["sparse_prefill"] > 0
         self._block = engine.block_size
         self._blocks = -(-longest // self._block)  # the blocks of one place
         self._groups = len(facts["group_windows"])
@@ -108,7 +110,7 @@ class ChoiceScorer:
             for i, place in enumerate(running):
                 if place.done < len(place.tokens) - 1:
                     continue
-                if place.next_choice(anew=self._has_states):
+                if place.next_choice(anew=self._has_states, block=self._block if self._sparse else 1):
                     continue
                 yield place.number, [float(np.sum(of_choice)) for of_choice in place.logprobs[:-1]]
                 following = next(waiting, None)
@@ -124,6 +126,8 @@ class ChoiceScorer:
             first, last = len(place.question.context) - 1, len(place.tokens) - 1
             end = min(last, place.done + tokens, max(first, place.done) + rows)
             end = step_end(place.done, end, self._stop)
+            if self._sparse and end <= first:
+                end -= end % self._block  # Rows of a context choose what they see in whole blocks.
             if end > place.done:
                 scored = min(end, max(first, place.done))
                 spans.append(_Span(i, place.done, end, scored))
@@ -148,6 +152,7 @@ class ChoiceScorer:
             [(tables, np.concatenate(slots).astype(np.int32))] * self._groups,
             [token for ids, s in zip(whole, spans, strict=True) for token in ids[s.scored + 1 : s.end + 1]],
             [places[span.place] for span in spans] if self._has_states else [],
+            [len(running[span.place].question.context) for span in spans] if self._sparse else [],
         )
         ends = np.cumsum([len(of_span) for of_span in rows])
         return [part.tolist() for part in np.split(np.array(scores), ends[:-1])]

@@ -35,6 +35,9 @@ class Scorer:
         self._block = engine.block_size
         self._blocks = -(-computed // engine.block_size)  # blocks of one sequence
         facts = self._executor.facts()
+        self._sparse = facts["sparse_prefill"] > 0
+        if self._sparse and self._chunk < computed:
+            self._chunk -= self._chunk % self._block  # Rows choose what they see in whole blocks.
         self._groups = len(facts["group_windows"])
         self._has_states = facts["state_bytes"] > 0
         tokens = self._chunk * self._side_by_side
@@ -55,7 +58,8 @@ class Scorer:
             spans = [span for span in spans if span[1] < span[2]]
             targets = [token for i, begin, end in spans for token in batch[i][begin + 1 : end + 1]]
             state_slots = [i for i, _, _ in spans] if self._has_states else []
-            scores = np.array(self._executor.score(*self._step(batch, spans), targets, state_slots))
+            prompts = [len(batch[i]) - 1 for i, _, _ in spans] if self._sparse else []
+            scores = np.array(self._executor.score(*self._step(batch, spans), targets, state_slots, prompts))
             ends = np.cumsum([end - begin for _, begin, end in spans])
             for (i, _, _), part in zip(spans, np.split(scores, ends[:-1]), strict=True):
                 parts[i].append(part)

@@ -207,6 +207,14 @@ def test_wrong_options(tiny, tmp_path):
         ({"kv_budget": 64}, "kv_budget 64 holds 2 blocks of 32 positions"),
         ({"kv_budget": 96}, "at position 128, and max_seq_len is 128"),
         ({"attention_window": 124}, r"below max_seq_len 128, not 124 \+ 4"),
+        ({"sparse_prefill": 96}, "sparse_prefill must be 0, or a multiple of 32 from 128 to 16777216, not 96"),
+        ({"sparse_prefill": 144}, "a multiple of 32 from 128 to 16777216, not 144"),
+        ({"sparse_prefill": 128, "attention_window": 8}, "leave out one of them"),
+        ({"sparse_prefill": 128, "heads": "mtp"}, "leave out heads or sparse_prefill"),
+        ({"sparse_prefill": 128, "tensor_parallel": 2}, "sparse_prefill is for engines of one rank"),
+        ({"sparse_prefill": 128, "target": "onnx"}, "sparse_prefill"),
+        ({"sparse_prefill": 128, "accuracy": "quick", "accuracy_tokens": 159}, "above the 159 positions"),
+        ({"sparse_prefill": 128}, "at most max_seq_len less 32, 96, not 128"),
         ({"max_seq_len": 129}, "at most the model's 128 positions, not 129"),
     ):
         with pytest.raises(InvalidOptionError, match=message):

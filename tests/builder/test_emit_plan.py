@@ -115,7 +115,10 @@ def test_caches():
     kinds = [("float32", ("tokens", 2)), ("kv", ())]
     slots = graph.value("positions")
     write = graph.add("rotary_kv_write", [x, rope, slots, cache], attrs, kinds, before=graph.find("gather_rows")[0])
-    attend = {"kv_layer": 0, "heads": 1, "scale": 0.5, "softcap": 0.0, "buffers": [1], **dict.fromkeys(BUDGET, 0)}
+    attend = {
+        "kv_layer": 0, "heads": 1, **dict.fromkeys(BUDGET, 0), "sparse_prefill": 0, "scale": 0.5, "softcap": 0.0,
+        "buffers": [1],
+    }  # fmt: skip
     operands = [write.outputs[0], write.outputs[1], slots]
     graph.add("paged_attention", operands, attend, kinds[:1], before=graph.find("gather_rows")[0])
     plan = parse(emit_cpu_plan(graph, small_source()).data)

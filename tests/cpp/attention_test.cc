@@ -284,6 +284,69 @@ TW_TEST(attention_reads_no_unused_slot) {
   }
 }
 
+// The first whole blocks of the shape's sequence, of which nothing else is read.
+TW_TEST(blocks_apart_give_the_same_bits) {
+  for (const Shape& s : kShapes) {
+    const Written w = write(s, rotary_kv_write_kernels().back());
+    const int whole = s.length / s.block_size * s.block_size, group = s.heads / s.kv_heads;
+    std::vector<int32_t> block_table;
+    for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
+    for (int split = 0; split * TW_ATTENTION_SPLIT < whole; ++split) {
+      const int end = std::min<int>(whole, (split + 1) * TW_ATTENTION_SPLIT);
+      const auto count = static_cast<size_t>((end - split * TW_ATTENTION_SPLIT) / s.block_size * group);
+      std::vector<float> expected;
+      const auto table = attention_kernels(s.dtype);
+      for (size_t i = table.size(); i-- > 0;) {
+        if (!runnable(table[i])) continue;
+        std::vector<float> max(count), sum(count);
+        tw_attention_args a = {};
+        a.queries = 1;
+        a.group = group;
+        a.head_dim = s.head_dim;
+        a.block_size = s.block_size;
+        a.first_position = end - 1;
+        a.split = split;
+        a.apart = 1;
+        a.scale = 0.25f;
+        a.q_dtype = s.q_dtype();
+        a.q = w.q.data();
+        a.q_stride = s.heads * s.head_dim;
+        a.pages = w.pages.data();
+        a.page_bytes = static_cast<int64_t>(s.block_bytes());
+        a.block_table = block_table.data();
+        a.acc = sum.data();  // of no columns
+        a.max = max.data();
+        a.sum = sum.data();
+        table[i].fn(&a);
+        max.insert(max.end(), sum.begin(), sum.end());
+        for (float value : max) TW_CHECK(!std::isnan(value));
+        if (expected.empty()) expected = max;
+        if (table[i].extra != Extra::bf16) TW_CHECK(same_bits(max, expected));
+      }
+    }
+  }
+}
+
+TW_TEST(shares_of_blocks_give_the_same_bits) {
+  for (int rows : {1, 7, 8, 17}) {
+    const int blocks = 9, stride = rows + 3;
+    std::vector<float> max = normal(static_cast<size_t>(blocks) * stride, 6);
+    max.resize(max.size() - 3);  // of the last block only the rows
+    const std::vector<float> sum = normal(max.size(), 7);
+    std::vector<float> expected;
+    const auto table = attention_shares_kernels();
+    for (size_t i = table.size(); i-- > 0;) {
+      if (!runnable(table[i])) continue;
+      std::vector<float> shares = sum, total(static_cast<size_t>(rows));
+      const tw_attention_shares_args args = {rows, blocks, stride, max.data(), shares.data(), total.data()};
+      table[i].fn(&args);
+      shares.insert(shares.end(), total.begin(), total.end());
+      if (expected.empty()) expected = shares;
+      TW_CHECK(same_bits(shares, expected));
+    }
+  }
+}
+
 TW_TEST(combine_gives_the_same_bits) {
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   for (int head_dim : {2, 18, 64, 130}) {

@@ -58,6 +58,60 @@ TW_TEST(a_step_allocates_nothing) {
   }
 }
 
+// The toy plan with sparse prefill: each block of 16 queries of a prompt sees 4 blocks of keys.
+namespace {
+
+ToyPlan sparse_toy() {
+  ToyPlan toy;
+  toy.instructions[5].ints[2] = 4 * ToyPlan::kBlock;
+  return toy;
+}
+
+Step prompt_of(int32_t prompt, Step step) {
+  step.prompt_lens = {prompt};
+  return step;
+}
+
+}  // namespace
+
+TW_TEST(a_sparse_step_allocates_nothing) {
+  const Files files;
+  ToyPlan toy = sparse_toy();
+  files.write(toy.bytes(), toy.data);
+  for (int threads : {1, 2}) {
+    CpuExecutor executor(files.plan(), files.weights(), {threads, LoadMode::map});
+    executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
+    const Step first = prompt_of(114, step_of(0, 64, 100)), second = prompt_of(114, step_of(64, 114, 100));
+    const int64_t before = allocations;
+    executor.run(first);
+    executor.run(second);
+    TW_CHECK_EQ(allocations - before, int64_t{0});
+  }
+}
+
+TW_TEST(chunks_and_threads_do_not_change_what_rows_choose) {
+  const Files files;
+  ToyPlan toy = sparse_toy();
+  files.write(toy.bytes(), toy.data);
+  const int32_t length = tw_test::emulated() ? 170 : 600;
+  std::vector<float> expected, dense;
+  for (const auto& [threads, chunk, prompt] : {std::tuple(1, 64, length), std::tuple(2, 48, length),
+                                               std::tuple(3, 16, length), std::tuple(2, 64, 1)}) {
+    const auto executor = make_cpu_executor(files.plan(), files.weights(), {threads, LoadMode::map});
+    executor->allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
+    std::vector<float> logits;
+    for (int32_t at = 0; at < length; at += chunk)
+      logits = run(*executor, prompt_of(prompt, step_of(at, std::min(at + chunk, length), 150)));
+    if (prompt == 1) {
+      dense = logits;
+      continue;
+    }
+    if (expected.empty()) expected = logits;
+    TW_CHECK(same_bits(logits, expected));
+  }
+  TW_CHECK(!same_bits(dense, expected));
+}
+
 // Faults of memory for the first time: as many as pages that no step should have to wait for.
 TW_TEST(the_first_step_meets_no_page_fault) {
   const Files files;

@@ -191,6 +191,31 @@ TW_TEST(instruction_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.instructions.pop_back(); }), "logits_buffer");
 }
 
+// ToyPlan's blocks have 16 positions, its sequences 1200.
+TW_TEST(queries_may_choose_their_keys) {
+  const auto with = [](
+                        int32_t budget, void (*change)(ToyPlan&) = [](ToyPlan&) {}) {
+    return fault_of([&](ToyPlan& t) {
+      t.instructions[5].ints[2] = budget;
+      change(t);
+    });
+  };
+  TW_CHECK_EQ(with(64), std::string());
+  TW_CHECK_EQ(with(1200), std::string());
+  for (const int32_t budget : {-16, 48, 72, 1216})
+    check_says(with(budget),
+               "(paged_attention): sparse_prefill must be 0 or a multiple of block_size 16 from 64 to");
+  check_says(with(64, [](ToyPlan& t) { t.kv_layers[0].window = 100; }), "needs a kv layer without window");
+  check_says(with(64, [](ToyPlan& t) { t.states = {{64}}; }), "without heads, ranks, states and windows");
+  check_says(with(64, [](ToyPlan& t) { t.instructions[5].weight[1] = t.vector(ToyPlan::kHeads); }),
+             "no slopes");
+  ToyPlan t;
+  t.instructions[5].ints[2] = 64;
+  const ModelFacts facts = Plan::parse(t.bytes()).facts();
+  TW_CHECK_EQ(facts.sparse_prefill, 64);
+  TW_CHECK_EQ(facts.chunk_multiple, 16);
+}
+
 TW_TEST(a_plan_may_keep_heads_as_they_are) {
   TW_CHECK_EQ(fault_of([](ToyPlan& t) {
                 t.instructions[4].ints[2] = 0;

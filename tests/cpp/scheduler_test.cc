@@ -72,6 +72,39 @@ TW_TEST(chunks_end_at_multiples_or_with_the_tokens) {
   TW_CHECK(shape(s.scheduler.plan()) == (Shape{{4, 6}}));
 }
 
+// Blocks of 4. Sequence 1 shares the first 8 of its tokens, sequence 3 all: of what it left, 4 takes all but
+// the last, and 5 only what it may share itself. 6 is preempted, and finds no more when it starts again.
+TW_TEST(what_others_may_not_share_is_neither_remembered_nor_found) {
+  Simulation s(100, 4, {1, 64, 0}, true);
+  const auto sharing = [](int64_t id, int32_t prompt, int32_t shareable) {
+    auto sequence = make(id, prompt, 3);
+    sequence->shareable = shareable;
+    return sequence;
+  };
+  const auto computed = [&](std::unique_ptr<Sequence> sequence) {
+    s.scheduler.add(std::move(sequence));
+    StepPlan plan = s.scheduler.plan();
+    const int32_t tokens = plan.tokens;
+    s.scheduler.rollback(plan);
+    return tokens;
+  };
+  TW_CHECK_EQ(computed(sharing(1, 21, 8)), 21);
+  s.run();
+  TW_CHECK_EQ(computed(sharing(2, 21, 8)), 13);
+  s.run();
+  TW_CHECK_EQ(computed(sharing(3, 21, 1000)), 13);
+  s.run();
+  TW_CHECK_EQ(computed(sharing(4, 21, 1000)), 1);
+  s.run();
+  TW_CHECK_EQ(computed(sharing(5, 21, 8)), 13);
+  s.step();
+  TW_CHECK(s.scheduler.preempt(5));
+  StepPlan plan = s.scheduler.plan();
+  TW_CHECK_EQ(plan.tokens, 14);
+  s.scheduler.rollback(plan);
+  s.run();
+}
+
 TW_TEST(a_pace_lets_a_multiple_through) {
   SchedulerLimits limits{2, 24, 0};
   limits.chunk_multiple = 8;

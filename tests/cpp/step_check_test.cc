@@ -1,6 +1,9 @@
 // StepChecker after more steps than 32 bits count.
 #include "runtime/core/ops/step_check.h"
 
+#include <utility>
+#include <vector>
+
 #include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 
@@ -110,6 +113,42 @@ TW_TEST(a_step_crosses_no_position_where_blocks_are_forgotten) {
   checker.check(step_from(0, 8));
   checker.check(step_from(8, 3));
   TW_CHECK_ERROR(checker.check(step_from(5, 4)), "InvalidRequestError");
+}
+
+// A prompt of 14 tokens has three whole blocks of 4, whose rows choose what they see.
+TW_TEST(rows_that_choose_come_in_whole_blocks) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 16;
+  facts.block_size = 4;
+  facts.block_bytes = {100};
+  facts.group_windows = {0};
+  facts.sparse_prefill = 8;
+  const auto rows = [](int32_t begin, int32_t end, std::vector<int32_t> prompts) {
+    Step step;
+    step.seq_starts = {0, end - begin};
+    step.context_lens = {end};
+    step.groups = {{4, {0, 1, 2, 3}, {}}};
+    for (int32_t position = begin; position < end; ++position) {
+      step.token_ids.push_back(1);
+      step.positions.push_back(position);
+      step.groups[0].slots.push_back(position);
+    }
+    step.prompt_lens = std::move(prompts);
+    return step;
+  };
+  StepChecker checker(facts, {16, 8, 8}, {4});
+  for (const auto& [begin, end] : {std::pair{0, 4}, {4, 12}, {8, 13}, {12, 13}, {13, 16}, {0, 14}})
+    checker.check(rows(begin, end, {14}));
+  for (const auto& [begin, end] : {std::pair{0, 5}, {2, 8}, {9, 12}, {4, 11}, {11, 14}})
+    TW_CHECK_ERROR(checker.check(rows(begin, end, {14})), "InvalidRequestError");
+  checker.check(rows(9, 11, {}));   // no row chooses
+  checker.check(rows(9, 11, {3}));  // nor does an answer
+  for (const std::vector<int32_t>& wrong : {std::vector<int32_t>{0}, {17}, {14, 14}})
+    TW_CHECK_ERROR(checker.check(rows(4, 8, wrong)), "InvalidRequestError");
+  facts.sparse_prefill = 0;
+  StepChecker dense(facts, {16, 8, 8}, {4});
+  TW_CHECK_ERROR(dense.check(rows(4, 8, {14})), "InvalidRequestError");
 }
 
 TW_TEST(each_sequence_has_a_state_slot_of_its_own) {

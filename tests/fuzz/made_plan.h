@@ -4,6 +4,7 @@
 #ifndef TENSORWRIGHT_TESTS_FUZZ_MADE_PLAN_H_
 #define TENSORWRIGHT_TESTS_FUZZ_MADE_PLAN_H_
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 
@@ -361,8 +362,14 @@ class MadePlan : public tw_test::PlanWriter {
     write(Op::kPagedAttention, {{q},
                                 {y},
                                 {maybe_vector(heads)},
-                                {static_cast<int32_t>(layer), static_cast<int32_t>(heads)},
+                                {static_cast<int32_t>(layer), static_cast<int32_t>(heads), sparse_prefill()},
                                 {0.35f, softcap}});
+  }
+  // How many positions a block of a prompt's queries chooses. It takes no choice either.
+  int32_t sparse_prefill() const {
+    const bool sparse = header.vocab_size == 300 && std::ranges::count(windows_, 0u) == std::ssize(windows_);
+    return sparse && 4 * header.block_size <= header.max_seq_len ? static_cast<int32_t>(4 * header.block_size)
+                                                                 : 0;
   }
   // Over a cache that another op of the plan may have written. If none has, the reader refuses the plan.
   void attention() {

@@ -154,6 +154,9 @@ class Steps {
     }
     step.seq_starts.push_back(step.tokens());
     step.context_lens.push_back(context);
+    // Rows that choose what they see come in whole blocks.
+    if (facts_.sparse_prefill > 0)
+      step.prompt_lens.push_back((context - queries) % facts_.block_size == 0 ? context : 1);
   }
 
   const ModelFacts& facts_;

@@ -16,7 +16,7 @@ EVERY = Facts(
     head_dim=8, max_position_embeddings=128, bos_token_id=None, eos_token_ids=[1, 2], longrope={"factors": "long"},
     left_out={"mtp": {"reason": "no text", "tensors": 1, "bytes": 4}}, wide=["a", "b"], expanded_kv_elements=96,
     block_size=32, kv_cache_dtype="int8", attention_window=8, sink_tokens=2, kv_budget=96, recent_tokens=32,
-    kv_interval=128, activations="int8",
+    kv_interval=128, sparse_prefill=128, activations="int8",
     quantize=parse_spec("int4,lm_head=none"),
     channel_scales="awq", column_orders={'"w"': "v"}, outlier_columns={'"w"': [3, 17]},
     kv_layers=[KvLayer(0, 2, 8, 0), KvLayer(1, 2, 8, 5, "int8", sink_tokens=2)], state_layers=[StateLayer(64)],

@@ -66,8 +66,11 @@ class EngineSteps:
         self.state_slots = [1] if facts["state_bytes"] else []
         self.executor.allocate([blocks] * self.groups, max_tokens, max_tokens, 64, 2 * len(self.state_slots))
 
-    def logits(self, ids: list[int], chunks: list[int] | None = None, first_block: int = 0) -> np.ndarray:
-        """[len(ids), vocab] float32: `ids` fed in chunks of the given sizes (default: all at once)."""
+    def logits(
+        self, ids: list[int], chunks: list[int] | None = None, first_block: int = 0, prompt: int | None = None
+    ) -> np.ndarray:
+        """[len(ids), vocab] float32: `ids` fed in chunks of the given sizes (default: all at once). prompt: how many of
+        them are a prompt, for an engine with sparse prefill."""
         rows, done = [], 0
         needed = -(-len(ids) // self.block)
         table = [(first_block + 3 * i) % self.blocks for i in range(needed)]
@@ -88,6 +91,7 @@ class EngineSteps:
                     np.arange(size, dtype=np.int32),
                     [(np.array([table], np.int32), slots)] * self.groups,
                     self.state_slots,
+                    [] if prompt is None else [prompt],
                 )
             )
             done += size

@@ -11,6 +11,7 @@
 
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
+#include "runtime/core/base/sparse_prefill.h"
 #include "runtime/core/interface/fatal_error.h"
 #include "runtime/core/speculation/measure_steps.h"
 
@@ -200,6 +201,7 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   const int64_t id = sequence->id = request.id;
   sequence->tokens = std::move(request.prompt);
   const int32_t prompt_tokens = sequence->prompt_tokens = sequence->size();
+  sequence->shareable = shareable_tokens(prompt_tokens, facts().sparse_prefill, kv_->block_size());
   request.sampling.cache_salt = prefix_salt(request.sampling);
   const Sampling& sampling =
       *(sequence->sampling = std::make_shared<const Sampling>(std::move(request.sampling)));
@@ -581,7 +583,8 @@ std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan
 LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
   int64_t rows = 0;
   for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.drawn;
-  build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_);
+  build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_,
+             facts().sparse_prefill > 0);
   LogitRows logits = executor_->run(step_);
   if (logits.rows == rows) return logits;
   throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +

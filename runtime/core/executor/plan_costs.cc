@@ -37,6 +37,7 @@ void check_work(int64_t tokens, int64_t longest, const Plan& plan) {
 Step step_of(const std::vector<SequenceShape>& sequences, int32_t rows, const Plan& plan) {
   int64_t tokens = 0;
   int32_t longest = 0;
+  const bool sparse = plan.facts().sparse_prefill > 0;
   Step step;
   step.seq_starts.push_back(0);
   for (const SequenceShape& sequence : sequences) {
@@ -53,6 +54,8 @@ Step step_of(const std::vector<SequenceShape>& sequences, int32_t rows, const Pl
       refuse_costs(concat("step: more than ", PlanCosts::kMaxTokens, " tokens"));
     step.seq_starts.push_back(static_cast<int32_t>(tokens));
     step.context_lens.push_back(sequence.context);
+    // Several tokens are the end of a prompt, one is drawn.
+    if (sparse) step.prompt_lens.push_back(sequence.tokens > 1 ? sequence.context : 1);
   }
   check_work(tokens, longest, plan);
   if (tokens == 0 || rows < 0 || rows > tokens) {

@@ -47,6 +47,9 @@ struct ModelFacts {
   // Where the chunks of a sequence end: at a multiple of this position, or at the end of the tokens that the
   // sequence has. 0: anywhere. A chunk may hold several multiples.
   int32_t chunk_multiple = 0;
+  // The most positions that a row of a prompt sees where blocks of rows choose what they see
+  // (base/sparse_prefill.h); 0: none chooses. chunk_multiple is then a multiple of block_size.
+  int32_t sparse_prefill = 0;
   // The columns of a row of results where the model ends with hidden states; 0: its rows are logits.
   int32_t hidden_width = 0;
 
@@ -90,6 +93,9 @@ struct Step {
   // [seqs]: the adapter of each sequence, null for one without; empty if no sequence has one. They must live
   // as long as the step runs.
   std::vector<const Adapter*> adapters = {};
+  // [seqs]: how many tokens of each sequence are its prompt, where the facts have sparse_prefill. Empty: no
+  // row chooses what it sees.
+  std::vector<int32_t> prompt_lens = {};
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids.size()); }
   int32_t seqs() const { return static_cast<int32_t>(context_lens.size()); }

@@ -5,6 +5,7 @@
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/base/first_seen.h"
+#include "runtime/core/base/sparse_prefill.h"
 
 namespace tensorwright {
 namespace {
@@ -44,6 +45,7 @@ void StepChecker::check(const Step& step) {
   check_sizes(step);
   check_tokens(step);
   check_sequences(step);
+  check_prompts(step);
   ++steps_;
   check_states(step);
   for (size_t group = 0; group < step.groups.size(); ++group) {
@@ -107,6 +109,23 @@ void StepChecker::check_states(const Step& step) {
     require(last.step != steps_, "sequence ", seq, " and sequence ", last.seq, " both have state slot ",
             step.state_slots[seq]);
     last = {steps_, static_cast<int32_t>(seq)};
+  }
+}
+
+void StepChecker::check_prompts(const Step& step) const {
+  if (step.prompt_lens.empty()) return;
+  require_length("prompt_lens", step.prompt_lens, facts_.sparse_prefill > 0 ? step.seqs() : 0);
+  for (int32_t seq = 0; seq < step.seqs(); ++seq) {
+    const auto s = static_cast<size_t>(seq);
+    const int32_t prompt = step.prompt_lens[s], begin = step.first_position(seq), end = step.context_lens[s];
+    require(prompt >= 1 && prompt <= facts_.max_seq_len, "prompt_lens[", seq, "] must be 1 to ",
+            facts_.max_seq_len, ", is ", prompt);
+    const int32_t chosen = sparse_end(prompt, facts_.block_size);
+    if (begin >= chosen) continue;
+    require(begin % facts_.block_size == 0 && (end >= chosen || end % facts_.block_size == 0), "sequence ",
+            seq, " has positions ", begin, " to ", end - 1, " of a prompt of ", prompt,
+            ", where rows choose what they see in blocks of ", facts_.block_size,
+            ": a step must hold whole ones");
   }
 }
 

@@ -25,7 +25,7 @@ class StepChecker {
 
   // Throws Error{"InvalidRequestError"}. The tokens of a sequence must have consecutive positions that end
   // its context. Each slot must be where the block table puts the token's position. Two sequences must not
-  // write to one block, nor have the same state slot.
+  // write to one block, nor have the same state slot. Blocks of rows that choose what they see must be whole.
   void check(const Step& step);
 
  private:
@@ -33,6 +33,7 @@ class StepChecker {
   void check_tokens(const Step& step) const;
   void check_sequences(const Step& step) const;
   void check_states(const Step& step);
+  void check_prompts(const Step& step) const;
   void check_group(const Step& step, size_t group);
   void check_slots(const Step& step, size_t group, int32_t seq);
 

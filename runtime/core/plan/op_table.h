@@ -24,7 +24,8 @@ enum class Op : uint32_t {
   kMatmul = 3,  // x, residual? | w, bias? | y | epilogue, n | -
   kRotaryTable = 4,  // - | inv_freq | table | - | scale
   kRotaryKvWrite = 5,  // qkv, table? | - | q | kv_layer, heads, rotary_dim | -
-  kPagedAttention = 6,  // q | sinks?, slopes? | y | kv_layer, heads, kept, sinks, recent, interval, scores | scale, softcap
+  kPagedAttention = 6,  // q | sinks?, slopes? | y | kv_layer, heads, kept, sinks, recent, interval, scores,
+                        // sparse_prefill | scale, softcap
   kGatherRows = 7,  // x | - | y | - | -
   kSwiglu = 8,  // x | - | y | activation | -
   kAdd = 9,  // a, b | - | y | - | -
@@ -151,7 +152,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul, make_matmul},
   {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table, make_rotary_table},
   {Op::kRotaryKvWrite, "rotary_kv_write", 1, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write, make_rotary_kv_write},
-  {Op::kPagedAttention, "paged_attention", 1, 1, 0, 2, 1, 1, 7, 2, check_paged_attention, make_paged_attention},
+  {Op::kPagedAttention, "paged_attention", 1, 1, 0, 2, 1, 1, 8, 2, check_paged_attention, make_paged_attention},
   {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows, make_gather_rows},
   {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 1, 0, check_swiglu, make_swiglu},
   {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add, make_add},

@@ -129,6 +129,11 @@ ModelFacts Plan::facts() const {
     const auto columns = static_cast<int32_t>(buffers[static_cast<size_t>(header.logits_buffer)].cols);
     facts.hidden_width = columns == facts.vocab_size ? 0 : columns;
   }
+  for (const Instruction& instruction : instructions) {
+    if (instruction.op != static_cast<uint32_t>(Op::kPagedAttention)) continue;
+    facts.sparse_prefill = sparse_prefill_of(instruction);
+    if (facts.sparse_prefill > 0) facts.chunk_multiple = facts.block_size;
+  }
   for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
   if (const Instruction* entry = heads()) {
     const auto cols = [&](int32_t buffer) {

@@ -60,6 +60,9 @@ inline constexpr int kBudgetInts = 2, kBudgetEnd = kBudgetInts + 5;
 // Returns what an instruction of attention says of the budget of its group.
 BlockBudget budget_of(const Instruction& instruction);
 
+// Returns the most positions that a row of a prompt sees in an instruction of attention; 0: all.
+constexpr int32_t sparse_prefill_of(const Instruction& attention) { return attention.ints[kBudgetEnd]; }
+
 // Returns whether an op reads or writes the cache of a KV layer, which its first whole number names.
 bool names_kv_layer(uint32_t op);
 

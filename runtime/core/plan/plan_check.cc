@@ -144,6 +144,26 @@ void check_heads(const Plan& plan) {
   }
 }
 
+// All layers choose as many keys, or none does: the scheduler knows one number. What a window or a state
+// holds of rows that chose, it could not tell from what others computed.
+void check_sparse_prefill(const Plan& plan) {
+  int64_t budget = -1;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    if (static_cast<Op>(instruction.op) != Op::kPagedAttention) continue;
+    const int32_t own = sparse_prefill_of(instruction);
+    if (budget >= 0 && budget != own)
+      refuse_plan(concat("instruction ", i, ": sparse_prefill must be that of the first layer, ", budget,
+                         ", is ", own));
+    budget = own;
+  }
+  if (budget <= 0) return;
+  const auto has_window = [](const KvLayerRecord& layer) { return layer.window > 0; };
+  if (plan.heads() || plan.meets_ranks() || !plan.states.empty() ||
+      std::ranges::any_of(plan.kv_layers, has_window))
+    refuse_plan("sparse_prefill needs a plan without heads, ranks, states and windows");
+}
+
 }  // namespace
 
 namespace {
@@ -204,6 +224,7 @@ void check_instructions(const Plan& plan) {
   }
   check_heads(plan);
   check_budgets(plan);
+  check_sparse_prefill(plan);
   const bool sends = std::ranges::any_of(plan.instructions, [](const Instruction& instruction) {
     return instruction.op == static_cast<uint32_t>(Op::kSend);
   });

@@ -538,8 +538,8 @@ void Scheduler::commit(const StepPlan& plan) {
 
 void Scheduler::remember(Sequence& sequence) {
   try {
-    kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
-                sequence.sampling->cache_salt, sequence.sampling->priority);
+    kv_.publish(sequence.blocks, sequence.publishable(), sequence.sampling->cache_salt,
+                sequence.sampling->priority);
   } catch (const std::bad_alloc&) {
     // The step is done, and nothing depends on the prefix cache remembering it: the sequence's next commit
     // tries again.

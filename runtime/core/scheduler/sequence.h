@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -27,6 +28,8 @@ struct SequenceState {
   int32_t charged = 0;          // leading tokens that the tenant was charged for, or that were there already
   std::vector<int32_t> tokens;  // [prompt + generated]
   int32_t prompt_tokens = 0;
+  // The number of leading tokens whose blocks other sequences may share (base/sparse_prefill.h).
+  int32_t shareable = std::numeric_limits<int32_t>::max();
   std::shared_ptr<const Sampling> sampling;  // the request's
   uint64_t seed = 0;
 
@@ -101,9 +104,16 @@ struct SequenceState {
     bool enough = !scoring() || rows >= prompt_tokens - 1 - scored;
     return enough ? pending() : scored + rows - computed;
   }
-  // Returns the tokens that may come from the prefix cache: none while scoring, because reported positions
-  // must be computed.
-  std::span<const int32_t> reusable() const { return std::span(tokens).first(scoring() ? 0 : tokens.size()); }
+  // Returns the tokens that may come from the prefix cache, and one behind them, which a match leaves: none
+  // while scoring, because reported positions must be computed.
+  std::span<const int32_t> reusable() const {
+    const bool all = size() <= shareable;
+    return std::span(tokens).first(scoring() ? 0 : static_cast<size_t>(all ? size() : shareable + 1));
+  }
+  // Returns the computed tokens that the prefix cache may remember.
+  std::span<const int32_t> publishable() const {
+    return std::span(tokens).first(static_cast<size_t>(std::min(computed, shareable)));
+  }
 };
 
 struct Sequence : SequenceState {

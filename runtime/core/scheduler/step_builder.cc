@@ -28,13 +28,14 @@ void build_group(const StepPlan& plan, int32_t group, int32_t block_size, GroupT
 
 }  // namespace
 
-void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step) {
+void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step, bool prompts) {
   step->token_ids.clear();
   step->positions.clear();
   step->context_lens.clear();
   step->logit_rows.clear();
   step->state_slots.clear();
   step->adapters.clear();
+  step->prompt_lens.clear();
   step->seq_starts.assign(1, 0);
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
@@ -46,6 +47,7 @@ void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* 
     }
     step->seq_starts.push_back(step->tokens());
     step->context_lens.push_back(end);
+    if (prompts) step->prompt_lens.push_back(sequence.prompt_tokens);
     if (sequence.blocks.state) step->state_slots.push_back(sequence.blocks.state.id());
     int32_t row = step->tokens() - chunk.tokens + sequence.scored - sequence.computed;
     for (int32_t i = 0; i < chunk.prompt_rows; ++i) step->logit_rows.push_back(row + i);

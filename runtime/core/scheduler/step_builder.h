@@ -9,8 +9,9 @@
 namespace tensorwright {
 
 // The logit rows are in the order of the chunks: first the prompt rows of a chunk, then one row if the chunk
-// reaches the end of its sequence. Reuses the vectors of `step`.
-void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step);
+// reaches the end of its sequence. prompts: whether the step says how long the prompts are. Reuses the
+// vectors of `step`.
+void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step, bool prompts = false);
 
 }  // namespace tensorwright
 

@@ -34,9 +34,13 @@ double pairs_of(double tokens, double context, double window) {
   return growing * before + growing * (growing + 1) / 2 + (tokens - growing) * window;
 }
 
+// Where rows of a prompt choose what they see, they take this part of all pairs to choose: one row for each
+// block of 32, without values.
+constexpr double kChoosing = 1.0 / 64;
+
 }  // namespace
 
-ShapeCounter::ShapeCounter(const ModelFacts& facts) {
+ShapeCounter::ShapeCounter(const ModelFacts& facts) : sparse_prefill_(facts.sparse_prefill) {
   const double all =
       static_cast<double>(std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0}));
   for (size_t group = 0; group < facts.block_bytes.size(); ++group)
@@ -71,10 +75,14 @@ StepShape ShapeCounter::shape_of(const Step& step) const {
   for (int32_t s = 0; s < step.seqs(); ++s) {
     const double context = step.context_lens[static_cast<size_t>(s)];
     const double tokens = context - step.first_position(s);
+    const bool chooses = sparse_prefill_ > 0 && !step.prompt_lens.empty() &&
+                         context <= step.prompt_lens[static_cast<size_t>(s)];
     for (const Group& group : groups_) {
       const double window = group.window;
       const double seen = window > 0 ? std::min(context, window + tokens - 1) : context;
-      shape.pairs += group.share * pairs_of(tokens, context, window);
+      double pairs = pairs_of(tokens, context, chooses ? sparse_prefill_ : window);
+      if (chooses) pairs += kChoosing * (pairs_of(tokens, context, 0) - pairs);
+      shape.pairs += group.share * pairs;
       shape.reads += group.share * seen;
     }
   }

@@ -49,6 +49,7 @@ class ShapeCounter {
     double share;    // of the bytes of all groups
   };
   std::vector<Group> groups_;
+  const int32_t sparse_prefill_;
 };
 
 class CostModel {

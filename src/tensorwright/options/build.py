@@ -53,6 +53,11 @@ MAX_SINK_TOKENS = 512
 """Equal to TW_MAX_SINK_TOKENS of runtime/core/base/first_seen.h."""
 RECENT_SHARE = 4
 """One of so many tokens of a kv_budget is recent, unless a build says another number."""
+SPARSE_BLOCK = 32
+"""Sparse prefill chooses blocks of so many positions: those of the KV cache of target cpu."""
+MIN_SPARSE_PREFILL = 4 * SPARSE_BLOCK
+"""The first block, the two last ones and one that is chosen. plugins/paged_attention/instruction_choice.h has the same
+number of blocks."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -108,6 +113,9 @@ _BUDGET_OF_FIRST_USE = At(
 _RECENT_OF_FIRST_USE = At(
     "Recent tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
 )
+_SPARSE_OF_FIRST_USE = At(
+    "Sparse prefill of the engine that is built from a model directory, as in build-engine.", minimum=0
+)
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
     minimum=2,
@@ -138,6 +146,14 @@ def _is_path(value: Any) -> bool:
 
 _WINDOW = whole_number(f"a whole number from 0 to {MAX_POSITIONS}", low=0, high=MAX_POSITIONS)
 _SINKS = whole_number(f"a whole number from 0 to {MAX_SINK_TOKENS}", low=0, high=MAX_SINK_TOKENS)
+_SPARSE = Rule(
+    f"0, or a multiple of {SPARSE_BLOCK} from {MIN_SPARSE_PREFILL} to {MAX_POSITIONS}",
+    lambda value: (
+        type(value) is int
+        and (value == 0 or MIN_SPARSE_PREFILL <= value <= MAX_POSITIONS)
+        and value % SPARSE_BLOCK == 0
+    ),
+)
 _IS_PATH = Rule("the path of a file of text", _is_path)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
@@ -384,6 +400,23 @@ class BuildFields:
             **dict.fromkeys(_FIRST_USE_DOORS, _RECENT_OF_FIRST_USE),
         },
     )
+    sparse_prefill: int | None = declare(
+        None,
+        int,
+        rule=_SPARSE,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(
+                f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in "
+                "blocks that they choose by their scores. The answer sees all. Answers change. "
+                f"A multiple of {SPARSE_BLOCK}, such as 2048. See docs/long-contexts.md. [default: 0, all positions]",
+                minimum=0,
+            ),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _SPARSE_OF_FIRST_USE),
+        },
+    )
     keep_weights: bool = declare(
         False,
         at=_everywhere(
@@ -565,6 +598,7 @@ class BuildChoices:
     sink_tokens: int | None = same_as(BuildFields, "sink_tokens")
     kv_budget: int | None = same_as(BuildFields, "kv_budget")
     recent_tokens: int | None = same_as(BuildFields, "recent_tokens")
+    sparse_prefill: int | None = same_as(BuildFields, "sparse_prefill")
     calibrate: str = same_as(BuildFields, "calibrate")
     calibration_text: str | None = same_as(BuildFields, "calibration_text")
 
@@ -580,11 +614,12 @@ class BuildChoices:
         sinks = "" if self.sink_tokens is None else f"{self.sink_tokens} sink tokens"
         budget = "" if not self.kv_budget else f"KV budget {self.kv_budget}"
         recent = "" if self.recent_tokens is None else f"{self.recent_tokens} recent tokens"
+        prefill = "" if not self.sparse_prefill else f"sparse prefill {self.sparse_prefill}"
         length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
         sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
         calibrated = "" if self.calibrate == "none" else f"calibrated with {self.calibrate}"
-        cache = (kv_cache, window, budget, recent, sinks)
-        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, *cache, length)
+        seen = (window, budget, recent, sinks, prefill)
+        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, *seen, length)
         return ", ".join(choice for choice in choices if choice)
 
     @property
@@ -657,6 +692,10 @@ class BuildChoices:
         sinks = config.build_options.get("sink_tokens", SINK_TOKENS if bounded else 0)
         if self.sink_tokens not in (None, sinks):
             raise _other("sink_tokens", self.sink_tokens, f"{path} is an engine with {sinks} sink tokens")
+        sparse = config.build_options.get("sparse_prefill")
+        if self.sparse_prefill not in (None, sparse or 0):
+            found = "without sparse prefill" if sparse is None else f"with sparse prefill {sparse}"
+            raise _other("sparse_prefill", self.sparse_prefill, f"{path} is an engine {found}")
 
     def _check_calibrated(self, config: EngineConfig, path: Path) -> None:
         record = None if config.quantization is None else config.quantization.calibration

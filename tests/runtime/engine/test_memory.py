@@ -60,9 +60,7 @@ def engine(tmp_path: Path, **limits: int) -> EngineDir:
 def needs(engine: EngineDir) -> Any:
     """What the core is told of an engine's memory."""
     weights = engine.weights.stat().st_size
-    return _testing.CacheNeeds(
-        weights, engine.kv_block_bytes, engine.state_bytes, engine.most_held, engine.block_size
-    )
+    return _testing.CacheNeeds(weights, engine.kv_block_bytes, engine.state_bytes, engine.most_held, engine.block_size)
 
 
 def default_kv_bytes(engine: EngineDir, batch: int, available: int, prefixes: bool = True) -> int:
