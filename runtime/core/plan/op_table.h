@@ -24,8 +24,7 @@ enum class Op : uint32_t {
   kMatmul = 3,  // x, residual? | w, bias? | y | epilogue, n | -
   kRotaryTable = 4,  // - | inv_freq | table | - | scale
   kRotaryKvWrite = 5,  // qkv, table? | - | q | kv_layer, heads, rotary_dim | -
-  kPagedAttention = 6,  // q | sinks?, slopes? | y | kv_layer, heads, kept, sinks, recent, interval, scores,
-                        // sparse_prefill | scale, softcap
+  kPagedAttention = 6,  // q | sinks?, slopes? | y | kv_layer, heads, kept, sinks, recent, interval, scores, sparse_prefill | scale, softcap
   kGatherRows = 7,  // x | - | y | - | -
   kSwiglu = 8,  // x | - | y | activation | -
   kAdd = 9,  // a, b | - | y | - | -
