@@ -11,9 +11,9 @@ its record, which measures the sooner an engine forgets, the shorter sequences; 
 often its first choice is that of the engine which keeps all; the KV bytes that the sequence holds at most, of blocks in
 use; and processor seconds of its prompt, and of a token behind it, the least of the rounds.
 
-The last column is recall: a passage of 64 tokens stands near the beginning, and again behind every `--away` tokens
-of other text. It is the perplexity of the repeated passages, but for the first 8 tokens of each, over 4 texts. No
-window of fewer tokens than lie between two passages shows the one before.
+The last column is recall: a passage of 64 tokens stands near the beginning, and again behind every `--away` tokens of
+other text. It is the perplexity of the repeated passages, but for the first 8 tokens of each, over 4 texts. No window
+of fewer tokens than lie between two passages shows the one before.
 """
 
 from __future__ import annotations

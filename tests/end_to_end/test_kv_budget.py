@@ -68,14 +68,18 @@ def test_rows_see_what_the_cache_keeps(llama: Path) -> None:
         if end <= len(ids):
             assert len(gone) == max(0, end // 32 - BUDGET // 32)
             seen[end:, np.isin(np.arange(len(ids)) // 32, gone)] = False
-    mask = torch.where(torch.from_numpy(seen), 0.0, torch.finfo(torch.float32).min)[None, None]
     reference = load_reference(llama.parent / "model", torch.float32)
-    with torch.inference_mode():
-        expected = reference(torch.tensor([ids]), attention_mask=mask).logits[0].numpy()
-        full = reference(torch.tensor([ids])).logits[0].numpy()
+
+    def logits(shown: np.ndarray) -> np.ndarray:
+        mask = torch.where(torch.from_numpy(shown), 0.0, torch.finfo(torch.float32).min)[None, None]
+        with torch.inference_mode():
+            return reference(torch.tensor([ids]), attention_mask=mask).logits[0].numpy()
+
+    expected = logits(seen)
     off = np.abs(np.concatenate(rows) - expected).max()
-    assert off < 2e-6
-    assert np.abs(full - expected).max() > 20 * off, "what is gone must matter"
+    assert off < 1e-5 * np.abs(expected).max()
+    seen[640:, np.flatnonzero(seen[-1])[:96]] = False  # the first block, and two that stayed for their scores
+    assert np.abs(logits(seen)[640:] - expected[640:]).max() > 10 * off, "what stays must matter"
 
 
 def test_a_long_request_holds_few_blocks(llama: Path) -> None:
@@ -149,11 +153,9 @@ def test_a_rebuild_gives_all_positions_back(llama: Path, tmp_path: Path) -> None
     assert "kv_budget" not in window.config["build_options"]
 
 
-def test_the_record_says_what_the_budget_costs(llama: Path, tmp_path: Path) -> None:
-    result = build(
-        llama.parent / "model", tmp_path / "out", dtype="float32", kv_budget=BUDGET, accuracy_tokens=600, overwrite=True
-    )
-    record = result.config["accuracy"]
-    exact = build(llama.parent / "model", tmp_path / "plain", dtype="float32", accuracy_tokens=600).config["accuracy"]
-    assert record["largest_logit_error"] > 20 * exact["largest_logit_error"]
+def test_the_record_is_of_sequences_that_forget(llama: Path, tmp_path: Path) -> None:
+    """Longer than other builds measure, and across decisions. What that costs a random model says nothing."""
+    out = tmp_path / "out"
+    result = build(llama.parent / "model", out, dtype="float32", kv_budget=BUDGET, accuracy_tokens=600)
+    assert (result.config["accuracy"]["windows"], result.config["accuracy"]["tokens"]) == (1, 600)
     assert result.config["build_options"]["kv_budget"] == BUDGET
