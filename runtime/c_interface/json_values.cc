@@ -88,6 +88,10 @@ Json parse_object(std::string_view text, const JsonPlace& place, const std::stri
   return value;
 }
 
+std::string valid_utf8(const std::string& text) {
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
 const Named* find_named(std::span<const Named> table, std::string_view name) {
   for (const Named& each : table)
     if (name == each.name) return &each;

@@ -36,6 +36,9 @@ inline constexpr int kMaxJsonDepth = 32;
 // key that an object has twice, and bytes that are not UTF-8. what: names the text in errors.
 Json parse_object(std::string_view text, const JsonPlace& place, const std::string& what);
 
+// Returns a text with U+FFFD in place of bytes that are not UTF-8.
+std::string valid_utf8(const std::string& text);
+
 // Returns the entry of a table by its name; null without one.
 const Named* find_named(std::span<const Named> table, std::string_view name);
 

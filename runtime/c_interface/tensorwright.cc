@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/c_interface/json_values.h"
 #include "runtime/c_interface/open_engines.h"
 #include "runtime/c_interface/served_engine.h"
 #include "runtime/core/base/error.h"
@@ -102,7 +103,7 @@ tw_error* const kNoMemory =
 tw_status fail(tw_error** error, tw_status status, const char* type, const char* message) noexcept {
   if (error) {
     try {
-      *error = new tw_error{status, type, message};
+      *error = new tw_error{status, type, tensorwright::valid_utf8(message)};
     } catch (const std::bad_alloc&) {
       *error = kNoMemory;
     }

@@ -133,6 +133,7 @@ TW_API const char* tw_version(void);
 TW_API tw_status tw_error_status(const tw_error* error);
 /* The name of the error's class in Python, such as "EngineError"; docs/errors.md lists them. */
 TW_API const char* tw_error_type(const tw_error* error);
+/* What must hold, what came and what to do, in UTF-8. */
 TW_API const char* tw_error_message(const tw_error* error);
 TW_API void tw_error_free(tw_error* error); /* does nothing for NULL */
 
