@@ -22,8 +22,14 @@ LIBRARIES = "/usr/aarch64-linux-gnu"
 PROCESSORS = {"cortex-a72": "neon", "neoverse-n1": "neondot", "max": "neoni8mm"}
 """Processors of qemu, and the kernel that each must take for weights of 4 bits: without dot products (Graviton 1), with
 them (Graviton 2), and with all that qemu knows."""
-KERNELS = ["isa_test", "matmul_test", "attention_test", "recurrences_test", "sampler_definition_test loops"]
+KERNELS = [
+    "isa_test", "matmul_test", "attention_test", "recurrences_test", "sampler_definition_test loops",
+    "executor_test chunks",
+]  # fmt: skip
 """Programs that compare kernels, and which of their tests."""
+MEMORY = 8 << 30
+"""The most address space that an emulated program may have: for memory that a program asks for and never uses, the
+emulator takes memory of the machine."""
 OTHERS = sorted(
     path.stem
     for path in (ROOT / "tests/cpp").glob("*_test.cc")
@@ -43,7 +49,8 @@ def emulate(processor: str, *command: str, **environment: str) -> str:
     """Runs a program in the emulator. Returns what it printed to stdout."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TENSORWRIGHT_")}
     env |= {"TENSORWRIGHT_EMULATED": "1", **environment}
-    return call(str(QEMU), "-cpu", processor, "-L", LIBRARIES, *command, env=env)
+    limited = ("prlimit", f"--as={MEMORY}", str(QEMU))
+    return call(*limited, "-cpu", processor, "-L", LIBRARIES, *command, env=env)
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
