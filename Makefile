@@ -270,7 +270,6 @@ test-arm64: setup
 	$(BIN)/cmake -S . -B build/arm64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 		--toolchain deploy/arm64/toolchain.cmake -DTENSORWRIGHT_PYTHON=OFF -DTENSORWRIGHT_TESTS=ON \
 		$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-	$(BIN)/cmake --build build/arm64 --target cpp_tests engine_tokens
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(DURATIONS) tests/cpp/test_arm64.py tests/plugins/test_isa_files.py $(ARM64_ARGS)
 
 clean:
