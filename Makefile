@@ -9,7 +9,7 @@
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
 #   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
-#   make test-arm64   the C++ core as compiled for aarch64, in qemu-aarch64; ARM64_ARGS='-m "not slow"' is the short part
+#   make test-arm64   the C++ core as compiled for aarch64, in qemu-aarch64; ARM64_ARGS='-k kernels' is the short part
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
 #   make lint      linters, types and format alone
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options

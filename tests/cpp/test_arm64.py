@@ -73,7 +73,6 @@ def test_a_processor_can_be_taken_for_a_smaller_one() -> None:
     assert "neon" not in printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", OTHERS)
 def test_program(program: str) -> None:
     assert "ok " in emulate("max", program)
@@ -104,7 +103,6 @@ def engine(request: pytest.FixtureRequest, pico_model: Path, tmp_path_factory: p
     ).path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processor", ["cortex-a72", "max"])
 def test_an_engine_that_was_built_here_gives_the_same_bits_there(processor: str, engine: Path, native: Path) -> None:
     """Tokens and the bits of logprobs, of requests side by side, with the files as they are."""
