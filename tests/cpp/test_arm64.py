@@ -31,7 +31,7 @@ MEMORY = 8 << 30
 """The most address space that an emulated program may have: for memory that a program asks for and never uses, the
 emulator takes memory of the machine."""
 OTHERS = [
-    "engine_core_test", "engine_test", "plan_test", "populate_test", "prefix_tiers_test", "ranks_test", "sampler_test",
+    "engine_core_test", "engine_test", "plan_test", "prefix_tiers_test", "ranks_test", "sampler_test",
     "thread_team_test", "topology_test",
 ]  # fmt: skip
 """Programs whose code asks the system or the processor, or has threads that share memory; and an engine as a whole."""
