@@ -9,7 +9,7 @@
 #   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
 #   make soak      a server under thousands of requests of every kind and under faults: half an hour; SOAK_ARGS are its options
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
-#   make test-arm64   the C++ core as compiled for aarch64, in qemu-aarch64; ARM64_ARGS='-m "not slow"' is the short part
+#   make test-arm64   the C++ core as compiled for aarch64, in qemu-aarch64; ARM64_ARGS='-k kernels' is the short part
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
 #   make site      the pages of docs/ as a site, with the reference of the Python API, in build/site
 #   make image     the image of `tensorwright serve` from the wheel in dist/, without Docker, in build/image
@@ -287,8 +287,8 @@ test-arm64: setup
 	$(BIN)/cmake -S . -B build/arm64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 		--toolchain deploy/arm64/toolchain.cmake -DTENSORWRIGHT_PYTHON=OFF -DTENSORWRIGHT_TESTS=ON \
 		$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-	$(BIN)/cmake --build build/arm64 --target cpp_tests engine_tokens
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(DURATIONS) tests/cpp/test_arm64.py tests/plugins/test_isa_files.py $(ARM64_ARGS)
+	$(BIN)/pytest -q tests/plugins/test_isa_files.py -k arm_
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(DURATIONS) tests/cpp/test_arm64.py $(ARM64_ARGS)
 
 clean:
 	rm -rf build out $(VENV) $(TRITON_VENV) $(LOWEST_VENV) $(WHEEL_VENV)

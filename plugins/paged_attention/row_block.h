@@ -1,5 +1,5 @@
-// What the attention kernels of all instruction sets share: the (query, head) rows that go through a split together,
-// the places of the split's tiles, and the loop over row blocks.
+// What the attention kernels of all instruction sets share: the (query, head) rows that go through a split
+// together, the places of the split's tiles, and the loop over row blocks.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
 

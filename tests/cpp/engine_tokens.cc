@@ -1,7 +1,7 @@
 // Runs an engine on requests of token ids, and prints what it answers:
 //   engine_tokens ENGINE_DIRECTORY THREADS
-// A line is a completion: its tokens, and the bits of their logprobs and of those of the next likeliest tokens. So
-// two machines, or a processor and its emulator, compute the same if they print the same.
+// A line is a completion: its tokens, and the bits of their logprobs and of those of the next likeliest
+// tokens. So two machines, or a processor and its emulator, compute the same if they print the same.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

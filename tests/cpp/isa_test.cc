@@ -220,6 +220,33 @@ TW_TEST(matmul_of_floats_by_bfloat16) {
     check_matmul(matmul_by_bf16_kernels(), TW_F32, TW_BF16, 2, 37, k, TW_EPILOGUE_NONE);
 }
 
+// Also of kernels that round in an order of their own. K is longer than a block of any kernel.
+TW_TEST(a_row_of_a_matmul_has_the_same_bits_alone_and_in_a_crowd) {
+  constexpr int kRows = 13, kN = 5 * TW_LANES + 3;
+  for (int dtype : {TW_F32, TW_BF16}) {
+    for (int k : {19, 1027}) {
+      const std::vector<char> x = stored(dtype, normal(static_cast<size_t>(kRows * k), 19)),
+                              w = packed(dtype, kN, k, 20);
+      tw_matmul_args a = {};
+      a.k = k, a.n = kN, a.panel_end = static_cast<int32_t>(panels_of(kN)), a.w = w.data();
+      a.x_stride = k, a.y_stride = kN;
+      for (const auto& entry : matmul_kernels(dtype)) {
+        if (!refusal(entry.isa, entry.extra, kEveryIsa).empty()) continue;
+        std::vector<float> crowd(kRows * kN), alone(crowd.size());
+        a.rows = kRows, a.x = x.data(), a.y = crowd.data();
+        entry.fn(&a);
+        a.rows = 1;
+        for (int row = 0; row < kRows; ++row) {
+          a.x = x.data() + static_cast<size_t>(row * k) * tw_dtype_bytes(dtype),
+          a.y = alone.data() + row * kN;
+          entry.fn(&a);
+        }
+        if (alone != crowd) tw_test::fail(entry.name, k, "gives a row other bits alone than in a crowd");
+      }
+    }
+  }
+}
+
 TW_TEST(weight_only_matmul) {
   for (const Quantized& format : kFormats) {
     if (!tw_multiplies_floats(format.dtype)) continue;

@@ -1,7 +1,7 @@
 """The C++ programs as compiled for aarch64, in an emulator: kernels against the scalar ones, the rest of the core, and
 an engine's answers against those of the processor that runs the tests.
 
-`make test-arm64` compiles them first, in a folder of its own; without that folder nothing runs here.
+`make test-arm64` makes a folder of its own for what is compiled; without that folder nothing runs here.
 """
 
 from __future__ import annotations
@@ -22,28 +22,35 @@ LIBRARIES = "/usr/aarch64-linux-gnu"
 PROCESSORS = {"cortex-a72": "neon", "neoverse-n1": "neondot", "max": "neoni8mm"}
 """Processors of qemu, and the kernel that each must take for weights of 4 bits: without dot products (Graviton 1), with
 them (Graviton 2), and with all that qemu knows."""
-KERNELS = ["isa_test", "matmul_test", "attention_test", "recurrences_test", "sampler_definition_test loops"]
+KERNELS = [
+    "isa_test", "matmul_test", "attention_test", "recurrences_test", "sampler_definition_test loops",
+    "executor_test chunks",
+]  # fmt: skip
 """Programs that compare kernels, and which of their tests."""
-OTHERS = sorted(
-    path.stem
-    for path in (ROOT / "tests/cpp").glob("*_test.cc")
-    if path.stem != "amx_test" and path.stem not in [program.split()[0] for program in KERNELS]
-)
-SLOW = {"simulation_test", "scheduler_crowd_test", "sampler_definition_test"}
-"""Programs that take an emulator minutes and have nothing that differs between processors."""
+MEMORY = 8 << 30
+"""The most address space that an emulated program may have: for memory that a program asks for and never uses, the
+emulator takes memory of the machine."""
+OTHERS = [
+    "engine_core_test", "engine_test", "plan_test", "prefix_tiers_test", "ranks_test", "sampler_test",
+    "thread_team_test", "topology_test",
+]  # fmt: skip
+"""Programs whose code asks the system or the processor, or has threads that share memory; and an engine as a whole."""
 
 pytestmark = [
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(not (FOLDER / "CMakeCache.txt").exists(), reason="make test-arm64 compiles for aarch64 first"),
+    pytest.mark.skipif(not (FOLDER / "CMakeCache.txt").exists(), reason="make test-arm64 makes build/arm64 first"),
     pytest.mark.skipif(QEMU is None, reason="needs qemu-aarch64 (apt-get install qemu-user)"),
 ]
 
 
-def emulate(processor: str, *command: str, **environment: str) -> str:
-    """Runs a program in the emulator. Returns what it printed to stdout."""
+def emulate(processor: str, program: str, *arguments: str, **environment: str) -> str:
+    """Compiles a program, if it is not up to date, and runs it in the emulator. Returns what it printed to stdout."""
+    with building():
+        call(find_tool("cmake"), "--build", str(FOLDER), "--target", program)
     env = {name: value for name, value in os.environ.items() if not name.startswith("TENSORWRIGHT_")}
     env |= {"TENSORWRIGHT_EMULATED": "1", **environment}
-    return call(str(QEMU), "-cpu", processor, "-L", LIBRARIES, *command, env=env)
+    limited = ("prlimit", f"--as={MEMORY}", str(QEMU))
+    return call(*limited, "-cpu", processor, "-L", LIBRARIES, str(FOLDER / program), *arguments, env=env)
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -51,7 +58,7 @@ def emulate(processor: str, *command: str, **environment: str) -> str:
 def test_kernels(processor: str, program: str) -> None:
     """A stray instruction that the processor lacks dies here, as it would on the real one."""
     name, *only = program.split()
-    printed = emulate(processor, str(FOLDER / name), *only)
+    printed = emulate(processor, name, *only)
     assert "ok " in printed
     if name == "isa_test":
         assert "selected neon\n" in printed
@@ -59,17 +66,16 @@ def test_kernels(processor: str, program: str) -> None:
 
 
 def test_a_processor_can_be_taken_for_a_smaller_one() -> None:
-    printed = emulate("max", str(FOLDER / "isa_test"), "printed", TENSORWRIGHT_CPU_WITHOUT="neon_i8mm")
+    printed = emulate("max", "isa_test", "printed", TENSORWRIGHT_CPU_WITHOUT="neon_i8mm")
     assert "quantized_matmul int4: quantized_matmul_i4_neondot\n" in printed
-    printed = emulate("max", str(FOLDER / "isa_test"), "printed", TENSORWRIGHT_ISA="scalar")
+    printed = emulate("max", "isa_test", "printed", TENSORWRIGHT_ISA="scalar")
     assert "selected scalar\n" in printed
     assert "neon" not in printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [name for name in OTHERS if name not in SLOW])
+@pytest.mark.parametrize("program", OTHERS)
 def test_program(program: str) -> None:
-    assert "ok " in emulate("max", str(FOLDER / program))
+    assert "ok " in emulate("max", program)
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +103,10 @@ def engine(request: pytest.FixtureRequest, pico_model: Path, tmp_path_factory: p
     ).path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processor", ["cortex-a72", "max"])
 def test_an_engine_that_was_built_here_gives_the_same_bits_there(processor: str, engine: Path, native: Path) -> None:
     """Tokens and the bits of logprobs, of requests side by side, with the files as they are."""
     here = call(str(native), str(engine), "2", env={**os.environ, **WIDENED})
-    there = emulate(processor, str(FOLDER / "engine_tokens"), str(engine), "2", **WIDENED)
+    there = emulate(processor, "engine_tokens", str(engine), "2", **WIDENED)
     assert there == here
     assert here.count(" length\n") == len(here.splitlines()) > 1
