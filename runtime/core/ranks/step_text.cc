@@ -66,8 +66,8 @@ Step read_step(IntReader& from) {
 }
 
 void write_facts(const ModelFacts& facts, IntWriter& to) {
-  for (const int32_t fact : {facts.vocab_size, facts.max_seq_len, facts.block_size, facts.hidden_width,
-                             facts.chunk_multiple})
+  for (const int32_t fact :
+       {facts.vocab_size, facts.max_seq_len, facts.block_size, facts.hidden_width, facts.chunk_multiple})
     to.add(fact);
   to.add(facts.state_bytes);
   to.add(static_cast<int32_t>(facts.block_bytes.size()));
@@ -81,8 +81,8 @@ void write_facts(const ModelFacts& facts, IntWriter& to) {
 
 ModelFacts read_facts(IntReader& from) {
   ModelFacts facts;
-  for (int32_t* fact : {&facts.vocab_size, &facts.max_seq_len, &facts.block_size, &facts.hidden_width,
-                        &facts.chunk_multiple})
+  for (int32_t* fact :
+       {&facts.vocab_size, &facts.max_seq_len, &facts.block_size, &facts.hidden_width, &facts.chunk_multiple})
     *fact = from.next();
   facts.state_bytes = from.next_long();
   const int32_t groups = from.next();
