@@ -45,9 +45,14 @@ ones that always do, the positions between two decisions, and the number of the 
 instruction without a budget has 0 for all."""
 
 
+def _operands(inputs: list[Any]) -> list[Any]:
+    """Returns all operands, None for what the operation lacks."""
+    return [*inputs, None, None, None][:8]
+
+
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns q's type, and its shape unless V is narrower than K."""
-    q, cache, _, context_lens, block_tables, sinks, slopes, prompt_lens = [*inputs, None, None, None][:8]
+    q, cache, _, context_lens, block_tables, sinks, slopes, prompt_lens = _operands(inputs)
     heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
     if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
         raise GraphError(
@@ -73,7 +78,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes attention. The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
-    q, cache, seq_starts, context_lens, block_tables, sinks, slopes, prompt_lens = [*inputs, None, None, None][:8]
+    q, cache, seq_starts, context_lens, block_tables, sinks, slopes, prompt_lens = _operands(inputs)
     _require_undecided(context_lens, attrs, cache.block_size)
     rows = plain = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     if cache.dtype in QUERY_LEVELS_OF:

@@ -93,7 +93,7 @@ TW_TEST(chunks_and_threads_do_not_change_what_rows_choose) {
   const Files files;
   ToyPlan toy = sparse_toy();
   files.write(toy.bytes(), toy.data);
-  const int32_t length = tw_test::emulated() ? 170 : 600;
+  const int32_t length = tw_test::emulated() ? 176 : 608;  // the last row chooses too
   std::vector<float> expected, dense;
   for (const auto& [threads, chunk, prompt] : {std::tuple(1, 64, length), std::tuple(2, 48, length),
                                                std::tuple(3, 16, length), std::tuple(2, 64, 1)}) {
