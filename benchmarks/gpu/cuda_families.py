@@ -105,7 +105,7 @@ def check(folder: Path, report: str | None) -> float:
     """Returns the worst error, as a multiple of what costs of rounding there are."""
     from tensorwright.errors import TensorwrightError
     from tensorwright.runtime import _runtime
-    from tensorwright.runtime.engine.cuda.library import find_cublaslt
+    from tensorwright.runtime.engine.cuda.library import cublaslt_names
 
     rows = []
     for path in sorted(folder.glob("*.plan")):
@@ -113,7 +113,7 @@ def check(folder: Path, report: str | None) -> float:
             held = dict(file)
         try:
             executor = _runtime.CudaExecutor(
-                str(path), str(path.with_suffix(".weights")), 0, cublaslt=find_cublaslt(), graphs=True
+                str(path), str(path.with_suffix(".weights")), 0, cublaslt=cublaslt_names(), graphs=True
             )
             executor.allocate([int(count) for count in held["blocks"]], *LIMITS)
             row = {"model": path.stem, **_excess(executor, held)}

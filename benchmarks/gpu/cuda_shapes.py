@@ -114,7 +114,7 @@ def step_of(seqs: int, tokens: int, context: int, vocab: int) -> tuple[Any, ...]
 
 def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bool) -> None:
     from tensorwright.runtime import _runtime
-    from tensorwright.runtime.engine.cuda.library import find_cublaslt
+    from tensorwright.runtime.engine.cuda.library import cublaslt_names
 
     facts = json.loads((out / FACTS).read_text())
     weights = place / "weights.bin"
@@ -124,7 +124,7 @@ def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bo
 
     def opened() -> Any:
         return _runtime.CudaExecutor(
-            str(out / f"sm_{facts['sm']}.plan"), str(weights), 0, cublaslt=find_cublaslt(), graphs=graphs, threads=0
+            str(out / f"sm_{facts['sm']}.plan"), str(weights), 0, cublaslt=cublaslt_names(), graphs=graphs, threads=0
         )
 
     executor = opened()

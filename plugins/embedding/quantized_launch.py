@@ -14,16 +14,15 @@ from math import prod
 from typing import Any
 
 from tensorwright.errors import KernelError
-from tensorwright.plugins.gather_rows.launch import BLOCK
 from tensorwright.plugins.gpu.launch import (
     POINTERS,
     KernelSpec,
     Launch,
     Tensor,
     ceil_div,
-    grid_of,
+    column_block,
+    column_grid,
     make_launch,
-    next_power_of_2,
     require_dense,
     require_shape,
 )
@@ -57,7 +56,7 @@ def launches(
     if prod(y.shape) == 0:
         return []
     spec = _spec(channels, attrs["group"], {"scales": scales.dtype, "y": y.dtype})
-    grid = grid_of(ids.shape[0], ceil_div(channels, spec.size("BLOCK")))
+    grid = column_grid(ids.shape[0], channels, spec)
     numbers = {"first": int(attrs.get("first", 0)), "count": count, "scale": float(attrs.get("scale", 1.0))}
     return [make_launch(spec, grid, {**inputs, "y": y, **numbers, "row_bytes": values.shape[1], "groups": groups})]
 
@@ -83,6 +82,6 @@ def _spec(channels: int, group: int, dtypes: Mapping[str, str]) -> KernelSpec:
             ("row_bytes", "i32"),
             ("groups", "i32"),
         ),
-        constants=(("C", channels), ("GROUP", group), ("BLOCK", min(next_power_of_2(channels), BLOCK))),
+        constants=(("C", channels), ("GROUP", group), ("BLOCK", column_block(channels))),
         num_warps=4,
     )

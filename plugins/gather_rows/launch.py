@@ -11,24 +11,21 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
     POINTERS,
     KernelSpec,
     Launch,
     Tensor,
-    ceil_div,
-    grid_of,
+    aligns_rows,
+    column_block,
+    column_grid,
     make_launch,
-    next_power_of_2,
     require_dense,
     require_shape,
 )
 
 MODULE = "tensorwright.plugins.gather_rows.gpu"
-BLOCK = 1024
-"""The most columns of a program: 8 for each of 128 threads."""
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
@@ -63,15 +60,13 @@ def gather(table: Tensor, ids: Tensor, y: Tensor, *, first: int, scale: float) -
     if prod(y.shape) == 0:
         return []
     spec = _spec(channels, table.dtype, y.dtype)
-    grid = grid_of(ids.shape[0], ceil_div(channels, spec.size("BLOCK")))
     values = {"table": table, "ids": ids, "y": y, "first": first, "count": count, "scale": float(scale)}
-    return [make_launch(spec, grid, values)]
+    return [make_launch(spec, column_grid(ids.shape[0], channels, spec), values)]
 
 
 def _spec(channels: int, dtype: str, y_dtype: str) -> KernelSpec:
     if channels < 1:
         raise KernelError(f"rows that are gathered on a GPU must have a column, got {channels}")
-    wide = all(channels * ITEM_BYTES[kind] % 16 == 0 for kind in (dtype, y_dtype))
     return KernelSpec(
         kernel="gather_rows_kernel",
         module=MODULE,
@@ -83,7 +78,7 @@ def _spec(channels: int, dtype: str, y_dtype: str) -> KernelSpec:
             ("count", "i32"),
             ("scale", "fp32"),
         ),
-        constants=(("C", channels), ("BLOCK", min(next_power_of_2(channels), BLOCK))),
-        aligned=("table", "y") if wide else (),
+        constants=(("C", channels), ("BLOCK", column_block(channels))),
+        aligned=("table", "y") if aligns_rows(channels, dtype, y_dtype) else (),
         num_warps=4,
     )

@@ -26,6 +26,8 @@ INT_BOUNDS = {"i32": 2**31, "i64": 2**63}
 SCRATCH = "scratch"
 """The type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
 ALIGNMENT = 16
+COLUMN_BLOCK = 1024
+"""The most columns of a program that computes a part of one row: 8 for each of 128 threads."""
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """The largest CUDA grid in x, y and z."""
 
@@ -216,3 +218,18 @@ def ceil_div(a: int, b: int) -> int:
 
 def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
+
+
+def column_block(columns: int) -> int:
+    """Returns the columns of a program, BLOCK of its kernel, where rows have so many."""
+    return min(next_power_of_2(columns), COLUMN_BLOCK)
+
+
+def column_grid(rows: int, columns: int, spec: KernelSpec) -> tuple[int, int, int]:
+    """Returns the grid of programs that compute BLOCK columns of one row each."""
+    return grid_of(rows, ceil_div(columns, spec.size("BLOCK")))
+
+
+def aligns_rows(columns: int, *dtypes: str) -> bool:
+    """Whether dense rows of so many columns begin at whole multiples of ALIGNMENT, in each of these types."""
+    return all(columns * ITEM_BYTES[dtype] % ALIGNMENT == 0 for dtype in dtypes)

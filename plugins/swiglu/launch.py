@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gated import ACTIVATIONS
 from tensorwright.plugins.gpu.launch import (
@@ -19,17 +18,15 @@ from tensorwright.plugins.gpu.launch import (
     KernelSpec,
     Launch,
     Tensor,
-    ceil_div,
-    grid_of,
+    aligns_rows,
+    column_block,
+    column_grid,
     make_launch,
-    next_power_of_2,
     require_dense,
     require_shape,
 )
 
 MODULE = "tensorwright.plugins.swiglu.gpu"
-BLOCK = 1024
-"""The most columns of a program: 8 for each of 128 threads."""
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
@@ -53,8 +50,7 @@ def launches(
     if prod(y.shape) == 0:
         return []
     spec = _spec(attrs["activation"], channels, x.dtype)
-    grid = grid_of(prod(y.shape[:-1]), ceil_div(channels, spec.size("BLOCK")))
-    return [make_launch(spec, grid, {"x": x, "y": y})]
+    return [make_launch(spec, column_grid(prod(y.shape[:-1]), channels, spec), {"x": x, "y": y})]
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
@@ -70,7 +66,7 @@ def _spec(activation: str, channels: int, dtype: str) -> KernelSpec:
         kernel="gated_kernel",
         module=MODULE,
         signature=(("x", POINTERS[dtype]), ("y", POINTERS[dtype])),
-        constants=(("ACTIVATION", activation), ("C", channels), ("BLOCK", min(next_power_of_2(channels), BLOCK))),
-        aligned=("x", "y") if channels * ITEM_BYTES[dtype] % 16 == 0 else (),
+        constants=(("ACTIVATION", activation), ("C", channels), ("BLOCK", column_block(channels))),
+        aligned=("x", "y") if aligns_rows(channels, dtype) else (),
         num_warps=4,
     )

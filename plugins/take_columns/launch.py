@@ -16,17 +16,14 @@ from tensorwright.plugins.gpu.launch import (
     KernelSpec,
     Launch,
     Tensor,
-    ceil_div,
-    grid_of,
+    column_block,
+    column_grid,
     make_launch,
-    next_power_of_2,
     require_dense,
     require_shape,
 )
 
 MODULE = "tensorwright.plugins.take_columns.gpu"
-BLOCK = 1024
-"""The most columns of a program."""
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
@@ -50,8 +47,7 @@ def launches(
     spec = _spec(x.shape[1], channels, x.dtype, y.dtype)
     if rows == 0:
         return []
-    grid = grid_of(rows, ceil_div(channels, spec.size("BLOCK")))
-    return [make_launch(spec, grid, {"x": x, "columns": columns, "y": y})]
+    return [make_launch(spec, column_grid(rows, channels, spec), {"x": x, "columns": columns, "y": y})]
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
@@ -65,6 +61,6 @@ def _spec(columns: int, channels: int, dtype: str, y_dtype: str) -> KernelSpec:
         kernel="take_columns_kernel",
         module=MODULE,
         signature=(("x", POINTERS[dtype]), ("columns", "*fp32"), ("y", POINTERS[y_dtype])),
-        constants=(("N", columns), ("C", channels), ("BLOCK", min(next_power_of_2(channels), BLOCK))),
+        constants=(("N", columns), ("C", channels), ("BLOCK", column_block(channels))),
         num_warps=4,
     )

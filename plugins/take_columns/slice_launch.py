@@ -18,14 +18,13 @@ from tensorwright.plugins.gpu.launch import (
     KernelSpec,
     Launch,
     Tensor,
-    ceil_div,
-    grid_of,
+    column_block,
+    column_grid,
     make_launch,
-    next_power_of_2,
     require_dense,
     require_shape,
 )
-from tensorwright.plugins.take_columns.launch import BLOCK, MODULE
+from tensorwright.plugins.take_columns.launch import MODULE
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
@@ -59,8 +58,7 @@ def copy_columns(x: Tensor, places: range, y: Tensor, to: int) -> list[Launch]:
     spec = copy_spec(x.shape[1], places, to, y.shape[1], x.dtype, y.dtype)
     if rows == 0:
         return []
-    grid = grid_of(rows, ceil_div(len(places), spec.size("BLOCK")))
-    return [make_launch(spec, grid, {"x": x, "y": y})]
+    return [make_launch(spec, column_grid(rows, len(places), spec), {"x": x, "y": y})]
 
 
 def copy_spec(columns: int, places: range, to: int, y_columns: int, dtype: str, y_dtype: str) -> KernelSpec:
@@ -83,7 +81,7 @@ def copy_spec(columns: int, places: range, to: int, y_columns: int, dtype: str, 
             ("C", count),
             ("TO", to),
             ("M", y_columns),
-            ("BLOCK", min(next_power_of_2(count), BLOCK)),
+            ("BLOCK", column_block(count)),
         ),
         aligned=("x", "y") if wide else (),
         num_warps=4,

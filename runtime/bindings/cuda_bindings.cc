@@ -18,7 +18,7 @@ using namespace nb::literals;
 namespace tensorwright {
 
 PyCudaExecutor::PyCudaExecutor(const std::string& plan, const std::string& weights, int device,
-                               const std::string& cublaslt, bool graphs, int threads) {
+                               const std::vector<std::string>& cublaslt, bool graphs, int threads) {
   const nb::gil_scoped_release release;
   executor_ =
       std::make_unique<CudaExecutor>(plan, weights, CudaExecutorOptions{device, cublaslt, graphs, threads});
@@ -113,12 +113,13 @@ void bind_cuda(nb::module_& m) {
       m, "CudaExecutor",
       "Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a "
       "time.")
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&, bool, int>(),
-           "plan_path"_a, "weights_path"_a, "device"_a = 0, "cublaslt"_a = "", "graphs"_a = true,
-           "threads"_a = 1,
-           "cublaslt: the file of the library, empty for its usual names. graphs: whether decode steps are "
-           "replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises "
-           "EngineError, MissingDependencyError, OutOfMemoryError.")
+      .def(
+          nb::init<const std::string&, const std::string&, int, const std::vector<std::string>&, bool, int>(),
+          "plan_path"_a, "weights_path"_a, "device"_a, "cublaslt"_a, "graphs"_a = true, "threads"_a = 1,
+          "cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode "
+          "steps are "
+          "replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises "
+          "EngineError, MissingDependencyError, OutOfMemoryError.")
       .def("facts", &executor_facts, "Facts of the model, the limits of a step, and the GPU's name and sm.")
       .def(
           "free_memory", [](const PyCudaExecutor& self) { return self.get().free_memory(); },

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "runtime/bindings/bindings.h"
 #include "runtime/core/cuda/cuda_executor.h"
@@ -12,8 +13,8 @@ namespace tensorwright {
 
 class PyCudaExecutor {
  public:
-  PyCudaExecutor(const std::string& plan, const std::string& weights, int device, const std::string& cublaslt,
-                 bool graphs, int threads);
+  PyCudaExecutor(const std::string& plan, const std::string& weights, int device,
+                 const std::vector<std::string>& cublaslt, bool graphs, int threads);
 
   // Gives the executor away, once. Throws Error{"EngineStoppedError"} if it is gone or closed.
   std::unique_ptr<CudaExecutor> take();

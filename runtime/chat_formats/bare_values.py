@@ -51,7 +51,7 @@ class JsonObject:
         self._lines = lines
         self._before = "{"
 
-    def pair(self, key: str, end: str) -> Steps[bool]:
+    def _pair(self, key: str, end: str) -> Steps[bool]:
         """Reads a value and the marker that ends it. A text is passed on at once, other values when they end.
 
         Returns whether the value ended. If not, the answer was cut off, and so are the arguments.
@@ -84,7 +84,28 @@ class JsonObject:
         self._output.arguments('"' if quoted else _as_json("".join(parts).strip(), check.ended(), schema))
         return True
 
-    def end(self) -> None:
+    def pairs(self, begin: str, key: Callable[[], Steps[str]], end: str) -> Steps[bool]:
+        """Reads all pairs of a call and ends the arguments, also before it raises Malformed. begin: the marker before
+        each pair. key: reads a key, up to its value. end: the marker that ends a value.
+
+        Returns whether the last value ended. If not, the answer was cut off, and so are the arguments.
+        """
+        try:
+            yield from self._reader.space()
+            while (yield from self._reader.accept(begin)):
+                name = yield from key()
+                ended = yield from self._pair(name, end)
+                self._reader.record()
+                if not ended:
+                    return False
+                yield from self._reader.space()
+        except Malformed:
+            self._end()
+            raise
+        self._end()
+        return True
+
+    def _end(self) -> None:
         self._output.arguments("{}" if self._before == "{" else "}")
 
 

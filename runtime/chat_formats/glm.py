@@ -41,22 +41,16 @@ def _read_call(reader: TextReader, output: Output, tools: Tools) -> Steps[None]:
     output.begin(name)
     reader.record()
     arguments = JsonObject(reader, output, tools.parameters.get(name, {}).get("properties", {}))
-    try:
-        while (yield from reader.accept(KEY)):
-            key = yield from read_key(reader, KEY_END)
-            yield from reader.space()
-            yield from reader.expect(VALUE)
-            if not (yield from arguments.pair(key, VALUE_END)):
-                reader.forget()
-                return
-            reader.record()
-            yield from reader.space()
-    except Malformed:
-        arguments.end()
-        raise
-    arguments.end()
-    yield from reader.accept(CLOSE)
+    if (yield from arguments.pairs(KEY, lambda: _read_key(reader), VALUE_END)):
+        yield from reader.accept(CLOSE)
     reader.forget()
+
+
+def _read_key(reader: TextReader) -> Steps[str]:
+    key = yield from read_key(reader, KEY_END)
+    yield from reader.space()
+    yield from reader.expect(VALUE)
+    return key
 
 
 def calls(writer: LarkWriter, tools: Sequence[Tool]) -> CallGrammar:

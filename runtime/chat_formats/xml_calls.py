@@ -85,19 +85,8 @@ class Tags:
         reader.record()
         properties = tools.parameters.get(name, {}).get("properties", {})
         arguments = JsonObject(reader, output, properties, lines=self.lines)
-        try:
-            yield from reader.space()
-            while (yield from reader.accept(self.parameter)):
-                key = yield from read_key(reader, self.tag_end)
-                if not (yield from arguments.pair(key, self.parameter_end)):
-                    reader.record()
-                    return
-                reader.record()
-                yield from reader.space()
-        except Malformed:
-            arguments.end()
-            raise
-        arguments.end()
+        if not (yield from arguments.pairs(self.parameter, lambda: read_key(reader, self.tag_end), self.parameter_end)):
+            return
         yield from reader.accept(self.function_end)
         yield from reader.space()
         if self.tail:

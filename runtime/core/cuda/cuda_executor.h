@@ -24,7 +24,7 @@ namespace tensorwright {
 
 struct CudaExecutorOptions {
   int device = 0;
-  std::string cublaslt;  // the file of the library; empty: its usual names
+  std::vector<std::string> cublaslt;  // names of the library; the first that is there is taken
   // Whether steps in which every sequence has one token are captured as CUDA graphs, one for each bucket of
   // sequences and blocks, and replayed.
   bool graphs = true;

@@ -7,10 +7,9 @@
 
 namespace tensorwright {
 
-Library::Library(std::initializer_list<std::string> names, const std::string& remedy) {
+Library::Library(const std::vector<std::string>& names, const std::string& remedy) {
   std::string why;
   for (const std::string& name : names) {
-    if (name.empty()) continue;
     handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_) {
       name_ = name;

@@ -2,8 +2,8 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CUDA_LIBRARY_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CUDA_LIBRARY_H_
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace tensorwright {
 
@@ -12,7 +12,7 @@ class Library {
  public:
   // Loads the first of these names that is there. remedy: what to do if none is. Throws
   // Error{"MissingDependencyError"}.
-  Library(std::initializer_list<std::string> names, const std::string& remedy);
+  Library(const std::vector<std::string>& names, const std::string& remedy);
 
   // Sets `function` to the function of this name. Throws Error{"MissingDependencyError"} if the library has
   // none.

@@ -32,8 +32,8 @@ void* pointer(DevicePointer address) { return reinterpret_cast<void*>(address); 
 
 }  // namespace
 
-Products::Products(const Driver& driver, const std::string& library)
-    : library_({library, "libcublasLt.so.13", "libcublasLt.so.12"},
+Products::Products(const Driver& driver, const std::vector<std::string>& libraries)
+    : library_(libraries,
                "engines of target cuda need NVIDIA's cuBLASLt, and none can be loaded; pip install "
                "nvidia-cublas, or build the model with --target cpu") {
   library_.find("cublasLtCreate", create_);

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "runtime/core/cuda/cuda_plan.h"
 #include "runtime/core/cuda/device_memory.h"
@@ -25,8 +26,9 @@ struct Product {
 
 class Products {
  public:
-  // library: the file of cuBLASLt; empty: its usual names. Throws Error{"MissingDependencyError"}.
-  Products(const Driver& driver, const std::string& library);
+  // libraries: the names of cuBLASLt, of which the first that is there is taken. Throws
+  // Error{"MissingDependencyError"}.
+  Products(const Driver& driver, const std::vector<std::string>& libraries);
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <string>
+#include <utility>
 
 #include "runtime/core/base/error.h"
 
@@ -90,10 +91,10 @@ bool TokenMasks::forced(int64_t id, int32_t completion, int32_t generated, int32
   return has;
 }
 
-void TokenMasks::wait(std::chrono::steady_clock::time_point deadline) {
+bool TokenMasks::wait(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   news_.wait_until(lock, deadline, [&] { return told_; });
-  told_ = false;
+  return std::exchange(told_, false);
 }
 
 void TokenMasks::wake() {

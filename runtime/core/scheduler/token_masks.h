@@ -40,8 +40,9 @@ class TokenMasks {
   // `most`, until a mask has not come or leaves a choice. Returns whether the mask of `generated` has come.
   bool forced(int64_t id, int32_t completion, int32_t generated, int32_t most, std::vector<int32_t>* tokens);
 
-  // Returns at `deadline`, or once a mask was put or wake() was called since the last wait() returned.
-  void wait(std::chrono::steady_clock::time_point deadline);
+  // Returns at `deadline`, or once a mask was put or wake() was called since the last wait() returned: then
+  // true.
+  bool wait(std::chrono::steady_clock::time_point deadline);
   void wake();
 
  private:

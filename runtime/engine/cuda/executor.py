@@ -10,7 +10,7 @@ from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import EngineError, OutOfMemoryError
 from tensorwright.options.engine import GPU_MEMORY
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.engine.cuda.library import find_cublaslt
+from tensorwright.runtime.engine.cuda.library import cublaslt_names
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.sizes import format_size
 
@@ -37,7 +37,7 @@ class CudaExecutor(_runtime.CudaExecutor):
         plan = CUDA_PLAN.format(choose_sm(engine, int(facts["sm"]), str(facts["name"])))
         super().__init__(
             str(engine.file(plan)), str(engine.file(CUDA_WEIGHTS)), device,
-            cublaslt=find_cublaslt(), graphs=graphs, threads=threads,
+            cublaslt=cublaslt_names(), graphs=graphs, threads=threads,
         )  # fmt: skip
         self._memory_share = memory_share
 

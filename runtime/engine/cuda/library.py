@@ -19,28 +19,30 @@ SYSTEM_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 """What the system's loader knows it as."""
 
 
-def find_cublaslt() -> str:
-    """Returns the file of the library; "" if no package has it, and the system's loader has to find it."""
+def cublaslt_names() -> tuple[str, ...]:
+    """Returns the names of the library, of which the first that can be loaded is to be taken: the file that the user or
+    a package has, and if there is none what the system's loader knows."""
     named = os.environ.get(CUBLASLT)
     if named:
-        return named
+        return (named,)
     for package in PACKAGES:
         for folder in _folders(package):
             found = sorted((folder / "lib").glob("libcublasLt.so.*"))
             if found:
-                return str(found[-1])
-    return ""
+                return (str(found[-1]),)
+    return SYSTEM_NAMES
 
 
 def require_cublaslt() -> None:
     """Raises MissingDependencyError if no cuBLASLt can be loaded."""
-    named = find_cublaslt()
-    for name in (named,) if named else SYSTEM_NAMES:
+    names = cublaslt_names()
+    for name in names:
         with suppress(OSError):
             ctypes.CDLL(name)
             return
     raise MissingDependencyError(
-        f"engines of target cuda need NVIDIA's cuBLASLt, and {named or 'none'} can be loaded: {install('cuda')}"
+        "engines of target cuda need NVIDIA's cuBLASLt, and none of the names it may have can be loaded "
+        f"({', '.join(names)}): {install('cuda')}"
     )
 
 

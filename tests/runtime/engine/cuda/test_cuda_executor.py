@@ -81,7 +81,7 @@ def ints(address: int, count: int) -> np.ndarray:
 
 def opened(device: FakeDevice, folder: Path, graphs: bool = True, **changes: Any) -> Any:
     plan, weights = write_plan(folder, made_plan(**changes))
-    return _runtime.CudaExecutor(str(plan), str(weights), 0, str(device.library), graphs)
+    return _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),), graphs)
 
 
 def allocated(device: FakeDevice, folder: Path, graphs: bool = True) -> Any:
@@ -216,7 +216,7 @@ def test_wrong_weights(device: FakeDevice, tmp_path: Path) -> None:
     plan, weights = write_plan(tmp_path)
     weights.write_bytes(b"x" * 511)
     with pytest.raises(EngineError, match=r"weights\.bin: cannot be read: it has 511 bytes, the plan names 512"):
-        _runtime.CudaExecutor(str(plan), str(weights), 0, str(device.library))
+        _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),))
 
 
 def test_a_damaged_plan_is_refused(device: FakeDevice, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_damaged_plan_is_refused(device: FakeDevice, tmp_path: Path) -> None:
     for content in [*(good[:size] for size in range(len(good))), *flips, good + b"x"]:
         bad.write_bytes(content)
         with pytest.raises(EngineError, match=r"bad\.plan: "):
-            _runtime.CudaExecutor(str(bad), str(weights), 0, str(device.library))
+            _runtime.CudaExecutor(str(bad), str(weights), 0, (str(device.library),))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -251,7 +251,7 @@ def test_a_wrong_plan_is_refused(device: FakeDevice, tmp_path: Path, name: str) 
     changes, why = WRONG[name]
     plan, weights = write_plan(tmp_path, replace(made_plan(), **changes))
     with pytest.raises(EngineError, match=rf"sm\.plan: .*{why}.*; rebuild the engine"):
-        _runtime.CudaExecutor(str(plan), str(weights), 0, str(device.library))
+        _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),))
 
 
 def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: Path) -> None:
