@@ -30,6 +30,9 @@ SETTINGS: dict[str, tuple[str, dict[str, float]]] = {
     "top_p 0.9, peaked": ("peaked", {"top_p": 0.9}),
     "top_k 50": ("flat", {"top_k": 50}),
     "min_p 0.05": ("peaked", {"min_p": 0.05}),
+    "typical_p 0.95, flat": ("flat", {"typical_p": 0.95}),
+    "typical_p 0.95, peaked": ("peaked", {"typical_p": 0.95}),
+    "XTC, flat": ("flat", {"xtc_probability": 1.0, "xtc_threshold": 0.1}),
     "greedy, logprobs 5": ("flat", {"temperature": 0, "logprobs": 5}),
     "temperature 1, logprobs 5": ("flat", {"logprobs": 5}),
 }

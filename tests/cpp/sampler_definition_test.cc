@@ -1,8 +1,10 @@
 // The sampler takes most tokens from estimates with a bound: each must be the definition's, bit for bit the
 // same answer, on rows of every kind. And every loop of plugins/logits gives the reference's bits.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "plugins/common/dispatch.h"
@@ -181,6 +183,35 @@ TW_TEST(estimates_answer_whatever_top_p_keeps) {
     for (int i = 0; i < 8; ++i) open += !order.draw(&estimate, top_p, (i + 0.4) / 8);
     TW_CHECK(open <= 1);
     TW_CHECK(order.max_sorted_ <= 128);  // the sums find the place
+  }
+}
+
+struct CountingCandidates : Candidates {
+  using Candidates::typical_sorted_;
+};
+
+TW_TEST(typical_p_sorts_few_tokens_of_a_whole_vocabulary_and_keeps_the_definitions) {
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  std::vector<float> row(60000);
+  for (const float sigma : {0.3f, 1.f, 3.5f, 12.f}) {
+    for (float& x : row) x = normal(random) * sigma;
+    CountingCandidates counting;
+    for (const double mass : {1e-3, 0.5, 0.95, 0.999}) {
+      Sampling s = sampling(1, 0, 1, 0);
+      s.typical_p = mass;
+      check_row(row, s, 2);
+      counting.scores = row;
+      counting.ids.resize(row.size());
+      std::iota(counting.ids.begin(), counting.ids.end(), 0);
+      counting.weigh(*std::ranges::max_element(row));
+      counting.keep_typical(mass);
+      std::vector<int32_t> expected;
+      for (const auto& token : tw_test::oracle_narrowed(tw_test::oracle_tokens(row, s), s, 1))
+        expected.push_back(token.id);
+      TW_CHECK(counting.ids == expected);
+    }
+    TW_CHECK_EQ(counting.typical_sorted_, 0);
   }
 }
 

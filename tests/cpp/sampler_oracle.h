@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/base/philox.h"
@@ -77,16 +78,24 @@ inline std::vector<OracleToken> oracle_narrowed(std::vector<OracleToken> tokens,
     return total;
   };
   if (sampling.typical_p < 1) {
+    // The largest score of the row is among the tokens: nothing takes the likeliest token away.
+    const float max = std::ranges::max(tokens, {}, &OracleToken::score).score;
+    const auto below = [&](const OracleToken& token) {
+      return static_cast<double>(token.score) - static_cast<double>(max);
+    };
     const double total = total_of();
-    double mean = 0;
-    for (const OracleToken& token : tokens)
-      if (token.weight > 0) mean += token.weight * std::log(token.weight);
-    mean /= total;
-    const auto distance = [&](const OracleToken& token) { return std::abs(std::log(token.weight) - mean); };
+    double lanes[8] = {};
+    for (size_t i = 0; i < tokens.size(); ++i)
+      if (tokens[i].weight > 0) lanes[i % 8] += tokens[i].weight * below(tokens[i]);
+    for (int width = 4; width > 0; width /= 2)
+      for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+    const double mean = lanes[0] / total;
+    const auto distance = [&](const OracleToken& token) { return std::abs(below(token) - mean); };
     std::erase_if(tokens, [](const OracleToken& token) { return !(token.weight > 0); });
     std::vector<OracleToken> nearest = tokens;
-    std::stable_sort(nearest.begin(), nearest.end(),
-                     [&](const OracleToken& a, const OracleToken& b) { return distance(a) < distance(b); });
+    std::sort(nearest.begin(), nearest.end(), [&](const OracleToken& a, const OracleToken& b) {
+      return std::pair(distance(a), a.weight) < std::pair(distance(b), b.weight);
+    });
     double sum = 0, last = 0;
     for (const OracleToken& token : nearest) {
       last = distance(token);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -42,7 +43,8 @@ class Candidates {
   void keep_min_p(double min_p);
   // Leaves the candidates whose information is nearest to the entropy, as many as reach `mass` of the weight
   // together, and those that are as near as the last of them (Meister et al. 2023, "Locally typical
-  // sampling"; transformers' TypicalLogitsWarper). Their order stays.
+  // sampling"; transformers' TypicalLogitsWarper). Their order stays. It passes over the candidates a few
+  // times and sorts only those about as far as the last one.
   void keep_typical(double mass);
   // Leaves out all candidates with at least `threshold` of the weight but the least likely of these, of equal
   // ones that with the lowest id ("Exclude Top Choices", text-generation-webui #6335, llama.cpp). Their order
@@ -56,15 +58,31 @@ class Candidates {
   // Leaves the candidates of those places for which keeps(place) is true.
   template <typename Keeps>
   void filter(const Keeps& keeps);
-  double last_typical(double mass);
+  // How far from the entropy the last candidate is that stays, and the bin of that distance.
+  struct Nearest {
+    int32_t bin;
+    double distance;
+  };
+  double mean_score() const;
+  double distance(size_t i, double mean) const;
+  void bin_distances(double mean);
+  std::optional<Nearest> guess_last_typical(double mass, double mean);
+  double last_typical(double mass, double mean);
 
   std::vector<double> weights_;  // [size]
   double total_ = 0;             // the sum of weights_, taken in order
+  double max_ = 0;               // the score that has the weight 1
   std::vector<uint64_t> order_, spare_;
   std::vector<int32_t> kept_ids_;
+  std::vector<float> kept_scores_;
   std::vector<double> kept_weights_;
-  std::vector<double> distances_;                   // [size]: from the entropy
+  std::vector<int32_t> bins_of_;                    // [size]: by distance from the entropy
+  std::vector<double> sums_;                        // [kBins]: weights by their bins
   std::vector<std::pair<double, double>> nearest_;  // (distance, weight)
+
+ protected:
+  // How often keep_typical() had to sort all candidates. Tests check that this is seldom.
+  int64_t typical_sorted_ = 0;
 };
 
 }  // namespace tensorwright

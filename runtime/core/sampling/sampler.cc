@@ -286,8 +286,8 @@ std::vector<TokenLogprob> Sampler::logprobs(std::span<const float> logits, float
                                             int32_t top) {
   double log_total = static_cast<double>(max) + std::log(sum_exp_below(logits, max));
   auto entry = [&](int32_t id) {
-    return TokenLogprob{id, static_cast<double>(logits[id]) - log_total,
-                        1 + count_greater(logits, logits[id])};
+    const int32_t greater = logits[id] == max ? 0 : count_greater(logits, logits[id]);
+    return TokenLogprob{id, static_cast<double>(logits[id]) - log_total, 1 + greater};
   };
   std::vector<TokenLogprob> result = {entry(token)};
   if (top == 0) return result;
