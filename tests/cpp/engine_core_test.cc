@@ -43,6 +43,45 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
   }
 }
 
+// A pooled request never lacks blocks once it runs, so nothing but a forced preemption, or a step that fails
+// in company, makes it begin again. It must add no row twice and leave none out.
+TW_TEST(pooled_rows_are_those_of_a_run_alone_though_prompts_begin_again) {
+  std::mt19937 random(5);
+  int64_t preemptions = 0, kept = 0;
+  for (int round = 0; round < 24; ++round) {
+    FakeBehaviour behaviour;
+    behaviour.groups = 1 + round % 2;
+    behaviour.window = round % 4 == 1 ? 9 : 0;
+    behaviour.fail_every = round % 5 == 4 ? 3 : 0;
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 12; ++id) {
+      Request r = request(
+          id, numbers(static_cast<int32_t>(random() % 3), 1 + static_cast<int32_t>(random() % 90)), 1);
+      r.sampling.pooling = random() % 2 ? Pooling::mean : Pooling::last;
+      if (random() % 3 == 0) r.sampling.pooled_columns = {7, 0, 3};
+      requests.push_back(std::move(r));
+    }
+    EngineOptions o = options(40, 4, 16, behaviour.groups);
+    o.debug_preempt_every = 1 + round % 3;
+    o.debug_seed = static_cast<uint64_t>(round);
+    o.max_chunk = 1 + static_cast<int32_t>(random() % 9);
+    o.prefix_cache = round % 3 != 0;
+    EngineCore core(fake(behaviour), o);
+    const Outcomes outcomes = run_core(core, requests);
+    for (const Request& r : requests) {
+      const Outcome alone = solo(r, behaviour.groups, behaviour.window);
+      TW_CHECK_EQ(alone.last.finish, std::string("stop"));
+      TW_CHECK_EQ(alone.last.pooled.size(), r.sampling.pooled_columns.empty() ? size_t{kVocab} : size_t{3});
+      TW_CHECK(outcomes.at(r.id).last.pooled == alone.last.pooled);
+      TW_CHECK(outcomes.at(r.id).tokens.empty());
+    }
+    preemptions += core.stats().steps.preemptions;
+    kept += core.stats().steps.resumed_kept_tokens;
+  }
+  TW_CHECK(preemptions > 100);
+  TW_CHECK(kept > 100);
+}
+
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
   int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;

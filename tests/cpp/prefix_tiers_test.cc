@@ -233,6 +233,28 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
   TW_CHECK(resumed > 0 && kept > 0 && computed > 0);
 }
 
+// A preempted request has its turn when blocks for all of its tokens are there, in a cache that is full
+// otherwise: then it gets its own blocks back.
+TW_TEST(preempted_requests_get_their_blocks_back_in_a_full_cache) {
+  int64_t kept = 0, computed = 0, failed = 0, fetched = 0;
+  for (const FakeBehaviour& behaviour : families()) {
+    EngineOptions o = with(tiers(kMuch), behaviour.groups, 45);
+    o.max_batch_size = 6;
+    Engine engine(fake(behaviour), o);
+    std::vector<Request> requests;
+    for (int64_t id = 1; id <= 8; ++id)
+      requests.push_back(told(id, numbers(static_cast<int32_t>(id), 50), 50));
+    const Outcomes outcomes = run_all(engine, requests);
+    for (const Request& r : requests) TW_CHECK(same(outcomes.at(r.id), alone(r, behaviour)));
+    const EngineStats stats = engine.stats();
+    kept += stats.steps.resumed_kept_tokens, computed += stats.steps.resumed_computed_tokens;
+    fetched += stats.fetches.resumed, failed += stats.fetches.failed;
+    TW_CHECK_EQ(stats.invariant_violations, 0);
+  }
+  TW_CHECK(fetched > failed);
+  TW_CHECK(kept > computed);
+}
+
 // A request that was preempted is weighed, however short its wait would be; one that starts is not.
 TW_TEST(a_preempted_request_computes_where_that_is_faster) {
   KvBlocks kv(1, 45, kBlockSize, true);

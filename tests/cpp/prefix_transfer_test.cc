@@ -262,6 +262,48 @@ TW_TEST(requests_come_before_imports) {
   decode.check();
 }
 
+TW_TEST(an_import_that_a_request_waits_for_takes_all_blocks_and_gives_its_last_ones) {
+  EngineCore prefill = make_core({}), decode = make_core({}, 30);
+  const Tokens prompt = numbers(3, 101);
+  run_core(prefill, {request(1, prompt, 1)});
+  const Tokens tokens = offered(prefill, prompt);
+  const PrefixNeeds needs = decode.transfer().begin(tokens, "", true);
+  for (const PrefixPiece& piece : needs.pieces)
+    TW_CHECK(decode.transfer().write(needs.import, std::span(&piece, 1), read_piece(prefill, tokens, piece)));
+  TW_CHECK_EQ(needs.pieces.size(), 25u);
+  TW_CHECK_EQ(free_and_idle(decode), 5);
+  const Request own = request(3, numbers(9, 30), 10);  // ten blocks
+  Outcomes outcomes;
+  decode.add(own, Clock::now());
+  while (!decode.idle()) {
+    std::vector<Event> events;
+    decode.step(&events);
+    collect(std::move(events), &outcomes);
+    decode.check();
+  }
+  TW_CHECK(outcomes[3].tokens == solo(own).tokens);
+  TW_CHECK_EQ(decode.stats().steps.preemptions, 0);
+  TW_CHECK_EQ(decode.transfer().finish(needs.import, {}), 20);
+  TW_CHECK_EQ(decode.transfer().extent(prompt, "").blocks, 20);
+  decode.check();
+
+  // What there is no room for is not written, and the import ends before it.
+  EngineCore full = make_core({}, 30);
+  const PrefixNeeds first = full.transfer().begin(tokens, "other", true);
+  for (size_t i = 0; i < 20; ++i)
+    full.transfer().write(first.import, std::span(&first.pieces[i], 1),
+                          read_piece(prefill, tokens, first.pieces[i]));
+  const PrefixNeeds second = full.transfer().begin(tokens, "", true);
+  size_t written = 0;
+  while (written < 25 && full.transfer().write(second.import, std::span(&second.pieces[written], 1),
+                                               read_piece(prefill, tokens, second.pieces[written])))
+    ++written;
+  TW_CHECK_EQ(written, 10u);
+  TW_CHECK_EQ(full.transfer().finish(second.import, {}), 10);
+  full.transfer().drop(first.import);
+  full.check();
+}
+
 // Two engines with small caches, random prompts that share beginnings, and prefixes that move piece by piece
 // between the steps, are given up halfway, or come twice at once.
 TW_TEST(transfers_between_the_steps_of_a_crowd_change_no_token) {

@@ -235,6 +235,62 @@ TW_TEST(remove_frees_at_once_wherever_the_sequence_is) {
   TW_CHECK(s.scheduler.idle());
 }
 
+TW_TEST(a_sequence_asks_for_its_prefix_when_it_could_start_and_its_blocks_are_kept) {
+  Simulation s(10, 4, {4, 64, 0}, true);
+  std::vector<int64_t> asked;
+  s.scheduler.on_start([&](const Sequence& sequence) {
+    asked.push_back(sequence.id);
+    return sequence.id == 2;
+  });
+  const auto plan = [&] {
+    StepPlan made = s.scheduler.plan();
+    const Shape chunks = shape(made);
+    if (!made.chunks.empty()) s.scheduler.commit(made);
+    return chunks;
+  };
+  s.scheduler.add(make(1, 30, 5));
+  TW_CHECK(plan() == (Shape{{1, 30}}));
+  s.scheduler.add(make(2, 20, 5, 100));
+  TW_CHECK(plan().empty());
+  TW_CHECK(asked == (std::vector<int64_t>{1}));  // two blocks are left, and it needs five
+  s.scheduler.remove(1);
+  TW_CHECK(plan().empty());
+  TW_CHECK(asked == (std::vector<int64_t>{1, 2}) && s.scheduler.fetches(2, 0) && s.scheduler.only_fetches());
+  s.scheduler.add(make(3, 12, 5, 200));
+  s.scheduler.add(make(4, 24, 5, 300));
+  TW_CHECK(plan() == (Shape{{3, 12}}));  // 4 would take blocks of 2
+  TW_CHECK(asked == (std::vector<int64_t>{1, 2, 3}));
+  s.scheduler.came(2, 0);
+  TW_CHECK(plan() == (Shape{{2, 20}}));
+  TW_CHECK(asked == (std::vector<int64_t>{1, 2, 3}));
+}
+
+// Blocks that nobody who runs holds give way before a sequence is preempted, and to one that runs alone.
+TW_TEST(what_is_held_for_nobody_gives_way_first) {
+  Simulation s(6, 4, {4, 64, 0}, true);
+  std::vector<std::pair<BlockRef, BlockRef>> held;  // of both groups
+  for (int i = 0; i < 5; ++i) held.emplace_back(s.kv.take_block(0), s.kv.take_block(1));
+  int calls = 0;
+  s.scheduler.on_lack([&] {
+    ++calls;
+    if (held.empty()) return false;
+    held.pop_back();
+    return true;
+  });
+  s.scheduler.add(make(1, 16, 5));
+  StepPlan plan = s.scheduler.plan();
+  TW_CHECK(shape(plan) == (Shape{{1, 4}}));  // it would run alone, so it starts with the block that there is
+  TW_CHECK_EQ(calls, 0);
+  s.scheduler.commit(plan);
+  plan = s.scheduler.plan();
+  TW_CHECK(shape(plan) == (Shape{{1, 12}}));
+  TW_CHECK_EQ(calls, 3);
+  s.scheduler.commit(plan);
+  TW_CHECK_EQ(s.scheduler.stats().preemptions, 0);
+  TW_CHECK_EQ(held.size(), 2u);
+  held.clear();
+}
+
 // Counts that do not agree are found, each by its own name.
 TW_TEST(a_block_that_no_sequence_holds_is_found) {
   Simulation s(16, 2, {2, 16, 0}, true);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tensorwright.errors import (
     TaskError,
     UnsupportedModelError,
 )
+from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
 
 LENGTHS = (1, 2, 31, 32, 33, 100)
@@ -93,11 +95,30 @@ def alone(pair: tuple[Path, Path, str]) -> list[bytes]:
         return [llm.embed(prompt).embedding.tobytes() for prompt in PROMPT_LIST]
 
 
+def preempt_every(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Makes the engines of a test preempt a prompt again and again: no such engine does by itself, for a prompt that
+    runs has all its blocks."""
+    module = native.load_module()
+
+    def options() -> Any:
+        made = module.EngineOptions()
+        made.debug_preempt_every = steps
+        return made
+
+    names = {name: getattr(module, name) for name in dir(module)}
+    monkeypatch.setattr(native, "load_module", lambda: SimpleNamespace(**{**names, "EngineOptions": options}))
+
+
 @pytest.mark.computes(least="avx2")
-@pytest.mark.parametrize("chunk", [1, 7, None])
-def test_bits_do_not_depend_on_company_chunks_and_threads(
-    pair: tuple[Path, Path, str], alone: list[bytes], chunk: int | None
+@pytest.mark.parametrize(("chunk", "preempted"), [(1, 0), (7, 0), (None, 0), (7, 2)])
+def test_bits_do_not_depend_on_company_chunks_threads_and_preemption(
+    pair: tuple[Path, Path, str],
+    alone: list[bytes],
+    chunk: int | None,
+    preempted: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    preempt_every(monkeypatch, preempted)
     options: dict[str, Any] = {"kv_cache_memory": "4MiB", "max_num_tokens": 64, "max_prefill_chunk": chunk}
     with LLM(pair[1], threads=2, max_batch_size=8, **options) as llm:
         for _ in range(2):  # the second time prefixes are in the cache
@@ -106,6 +127,7 @@ def test_bits_do_not_depend_on_company_chunks_and_threads(
         hits = made[len(LENGTHS) - 1].cached_tokens
         assert (hits > 0) == (pair[2] == "last"), "a mean needs the rows of all positions, so it takes no prefix"
         stats = llm.get_stats()
+    assert (stats["preemptions"] > 0) == (preempted > 0)
     assert (stats["running"], stats["waiting"], stats["used_blocks"], stats["generated_tokens"]) == (0, 0, 0, 0)
 
 

@@ -90,10 +90,11 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows,
                             options.ageing_s});
-  // No plan takes more blocks of a group than this: one that each sequence's chunk begins in, and those of a
-  // full step.
+  // What is imported for nobody who waits here leaves as many blocks of a group as a step can take: one that
+  // each sequence's chunk begins in, and those of a full step.
   const int32_t reserve = options.max_batch_size + kv_->blocks_for(options.max_num_tokens) + 1;
   transfer_ = std::make_unique<PrefixTransfer>(*kv_, *executor_, reserve);
+  scheduler_->on_lack([this] { return transfer_->give_way(); });
   pins_ = std::make_unique<PrefixPins>(*kv_, pinned_room(facts, options), facts.block_bytes);
   // The states of recurrent layers could not be taken back if a step behind forced tokens had to wait.
   if (options.jump_forward && masks && facts.state_bytes == 0) {
@@ -378,7 +379,6 @@ void EngineCore::take_step(std::vector<Event>* events) {
     forced_->await_masks(*scheduler_, events);
     if (idle()) return;  // what was alive has ended meanwhile
   }
-  transfer_->leave_room();
   try {
     scheduler_->set_pace(pace_.pace());
     plan = scheduler_->plan();

@@ -182,9 +182,7 @@ void PrefixFetches::fetch(Fetch& fetch) {
   try {
     int32_t blocks = static_cast<int32_t>(fetch.keys.size());
     for (int tries = 0; tries < kTries && blocks > 0 && brought == 0; ++tries) {
-      const int32_t lost = bring(fetch, blocks);
-      if (lost < 0) brought = blocks;
-      blocks = lost;
+      blocks = bring(fetch, blocks, &brought);
     }
   } catch (const std::exception&) {  // requests needed the room, the engine ends, or there is no memory
   }
@@ -209,18 +207,20 @@ void PrefixFetches::tell(const Fetch& fetch) {
   }
 }
 
-// Brings the first `blocks` blocks. Returns -1, or the number of a block that no tier has whole any more.
-int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks) {
+// Brings the first `blocks` blocks, fewer if requests need the room. Returns -1, or the number of a block
+// that no tier has whole any more. brought: is set to the blocks that the cache remembers now.
+int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks, int32_t* brought) {
   const auto tokens =
       std::span(fetch.tokens).first(static_cast<size_t>(blocks) * static_cast<size_t>(kv_.block_size()));
   PrefixNeeds needs;
-  visit_([&](EngineCore& core) { needs = core.transfer().begin(tokens, fetch.salt); }, 0);
+  visit_([&](EngineCore& core) { needs = core.transfer().begin(tokens, fetch.salt, true); }, 0);
   const auto leave = [&](EngineCore& core) { core.transfer().drop(needs.import); };
   try {
     std::vector<char> bytes;
     const Clock::time_point begin = Clock::now();
     int64_t moved = 0;
-    for (size_t done = 0; done < needs.pieces.size();) {
+    bool more = true;
+    for (size_t done = 0; more && done < needs.pieces.size();) {
       size_t end = done;
       for (int64_t sum = 0; end < needs.pieces.size(); ++end) {
         sum += size_of(needs.pieces[end]);
@@ -236,13 +236,13 @@ int32_t PrefixFetches::bring(const Fetch& fetch, int32_t blocks) {
           [&](EngineCore& core) {
             if (!core.waits_for_prefix(fetch.request, fetch.completion))
               throw Error("TransferError", "[engine] the request that wanted the prefix has ended");
-            core.transfer().write(needs.import, pieces, bytes);
+            more = core.transfer().write(needs.import, pieces, bytes);
           },
           bytes.size());
       moved += static_cast<int64_t>(bytes.size());
       done = end;
     }
-    visit_([&](EngineCore& core) { core.transfer().finish(needs.import, {}); }, 0);
+    visit_([&](EngineCore& core) { *brought = core.transfer().finish(needs.import, {}); }, 0);
     learn_rate(moved, seconds_since(begin));
     return -1;
   } catch (...) {

@@ -1,11 +1,11 @@
 // Brings prefixes back from the tiers (tiers/block_tiers.h) into the cache, for requests that are about to
 // start.
 //
-// A request asks once per start. If the tiers have blocks behind what the cache remembers, a thread of its
-// own reads them, and gives them to the cache between two steps, as a prefix that another engine has sent
-// (prefix_transfer.h). The request waits meanwhile, and others pass it. It then starts with what the cache
-// remembers: all of the prefix, or less, if a block was damaged or requests needed the room. The bits are the
-// same either way.
+// A request asks once per start, when it has the blocks to start. If the tiers have blocks behind what the
+// cache remembers, a thread of its own reads them, and gives them to the cache between two steps, as a prefix
+// that another engine has sent (prefix_transfer.h). The request waits meanwhile, and others pass it. It then
+// starts with what the cache remembers: all of the prefix, or less, if a block was damaged or requests needed
+// the room. The bits are the same either way.
 //
 // So a request that was preempted swaps its blocks, those of generated tokens too, in place of computing
 // them: where that takes less time, by the measured rates of both. A short wait is not weighed for a request
@@ -107,7 +107,7 @@ class PrefixFetches {
   void run();
   void fetch(Fetch& fetch);
   void tell(const Fetch& fetch);
-  int32_t bring(const Fetch& fetch, int32_t blocks);
+  int32_t bring(const Fetch& fetch, int32_t blocks, int32_t* brought);
   int32_t read_chunk(const Fetch& fetch, std::span<const PrefixPiece> pieces, std::vector<char>* bytes);
 
   KvBlocks& kv_;

@@ -76,7 +76,7 @@ void PrefixTransfer::read_state(std::span<const int32_t> tokens, std::string_vie
   executor_.read_state(path.back()->snapshot.id(), out.data());
 }
 
-PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_view salt) {
+PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_view salt, bool waited_for) {
   if (!kv_.remembers()) refuse("an engine that reuses no prefixes can take none; set enable_prefix_caching");
   const auto size = static_cast<int64_t>(tokens.size());
   if (size == 0 || size % kv_.block_size() != 0 || size >= executor_.facts().max_seq_len)
@@ -87,6 +87,7 @@ PrefixNeeds PrefixTransfer::begin(std::span<const int32_t> tokens, std::string_v
   Import import;
   import.tokens.assign(tokens.begin(), tokens.end());
   import.salt = salt;
+  import.waited_for = waited_for;
   import.blocks = kv_.blocks_for(size);
   import.arrived.resize(static_cast<size_t>(kv_.groups()));
   for (auto& blocks : import.arrived) blocks.resize(static_cast<size_t>(import.blocks));
@@ -116,13 +117,14 @@ PrefixTransfer::Import& PrefixTransfer::find(int64_t import) {
   return found->second;
 }
 
-void PrefixTransfer::write(int64_t import, std::span<const PrefixPiece> pieces, std::span<const char> bytes) {
+bool PrefixTransfer::write(int64_t import, std::span<const PrefixPiece> pieces, std::span<const char> bytes) {
   Import& found = find(import);
   try {
     const int64_t expected = bytes_of(pieces);
     if (static_cast<int64_t>(bytes.size()) != expected)
       refuse("the pieces have ", expected, " bytes, got ", bytes.size());
     write_pieces(found, pieces, bytes.data());
+    return !found.is_cut;
   } catch (...) {
     drop(import);
     throw;
@@ -130,12 +132,22 @@ void PrefixTransfer::write(int64_t import, std::span<const PrefixPiece> pieces, 
 }
 
 void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> pieces, const char* from) {
+  const int32_t reserve = import.waited_for ? 0 : reserve_;
   for (const PrefixPiece& piece : pieces) {
+    if (import.is_cut && piece.index >= import.blocks) {
+      from += block_bytes(piece.group);
+      continue;
+    }
     if (piece.index >= import.blocks || !kv_.is_needed_behind(piece.group, import.blocks, piece.index))
       refuse("block ", piece.index, " of group ", piece.group, " is no part of the prefix");
     BlockRef& arrived = import.arrived[static_cast<size_t>(piece.group)][static_cast<size_t>(piece.index)];
     if (arrived) refuse("block ", piece.index, " of group ", piece.group, " came twice");
-    if (kv_.available(piece.group) > reserve_) arrived = kv_.take_block(piece.group);
+    if (kv_.available(piece.group) > reserve) arrived = kv_.take_block(piece.group);
+    if (!arrived && can_be_cut(import)) {
+      cut(import, piece.index, kv_.block_size());
+      from += block_bytes(piece.group);
+      continue;
+    }
     if (!arrived) refuse("requests need the blocks that a prefix would take; compute the prefix here");
     if (block_bytes(piece.group) == 0) continue;
     executor_.write_block(piece.group, arrived.id(), from);
@@ -143,10 +155,29 @@ void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> p
   }
 }
 
-void PrefixTransfer::finish(int64_t import, std::span<const char> states) {
+int32_t PrefixTransfer::finish(int64_t import, std::span<const char> states) {
   Import found = std::move(find(import));
   drop(import);
+  if (found.blocks == 0)
+    refuse("requests needed all blocks of a prefix that was on its way; compute the prefix here");
   adopt(found, states);
+  return found.blocks;
+}
+
+// Returns whether the beginning of an import is of use alone: a group with a window needs other blocks then,
+// and states are those behind the whole.
+bool PrefixTransfer::can_be_cut(const Import& import) const noexcept {
+  bool windows = false;
+  for (int32_t group = 0; group < kv_.groups(); ++group) windows |= kv_.shape(group).window > 0;
+  return import.waited_for && !windows && !import.wants_state;
+}
+
+// Leaves the first `blocks` blocks of an import, and gives the others back.
+void PrefixTransfer::cut(Import& import, int32_t blocks, int32_t block_size) noexcept {
+  for (auto& arrived : import.arrived) arrived.resize(static_cast<size_t>(blocks));
+  import.blocks = blocks;
+  import.tokens.resize(static_cast<size_t>(blocks) * static_cast<size_t>(block_size));
+  import.is_cut = true;
 }
 
 void PrefixTransfer::adopt(Import& import, std::span<const char> states) {
@@ -158,11 +189,19 @@ void PrefixTransfer::adopt(Import& import, std::span<const char> states) {
   kv_.adopt(import, write_state);
 }
 
-void PrefixTransfer::leave_room() {
-  if (imports_.empty()) return;
-  for (int32_t group = 0; group < kv_.groups(); ++group) {
-    if (kv_.available(group) < reserve_) return imports_.clear();
+bool PrefixTransfer::give_way() noexcept {
+  if (std::erase_if(imports_, [&](const auto& entry) { return !can_be_cut(entry.second); }) > 0) return true;
+  for (auto& [id, import] : imports_) {
+    for (int32_t last = import.blocks; last-- > 0;) {
+      const auto i = static_cast<size_t>(last);
+      const bool holds = std::ranges::any_of(
+          import.arrived, [&](const auto& arrived) { return static_cast<bool>(arrived[i]); });
+      if (!holds) continue;
+      cut(import, last, kv_.block_size());
+      return true;
+    }
   }
+  return false;
 }
 
 int64_t PrefixTransfer::held(int32_t group) const {

@@ -6,8 +6,10 @@
 // What is written comes from outside: whoever calls write() must have checked that an engine of the same plan
 // and weights computed it for the same tokens. Nobody sees it before finish().
 //
-// Blocks of imports count as used. They never come between the requests and the cache: take_blocks leaves as
-// many blocks as a step can need, and before a step that might lack blocks all imports are dropped.
+// Blocks of imports count as used. They never come between the requests and the cache: where a request that
+// runs lacks blocks, imports give theirs back (give_way). An import for a request that waits here and has
+// blocks to start may take all blocks, as the request would, and is cut where there are no more; any other
+// leaves as many as a step can need, and is dropped.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_TRANSFER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_TRANSFER_H_
 
@@ -41,7 +43,7 @@ class PrefixTransfer {
   // The most imports that are under way at once.
   static constexpr size_t kMaxImports = 16;
 
-  // reserve: the blocks of each group that imports leave to the requests.
+  // reserve: the blocks of each group that imports leave to the requests, but those that a request waits for.
   PrefixTransfer(KvBlocks& kv, Executor& executor, int32_t reserve)
       : kv_(kv), executor_(executor), reserve_(reserve) {}
 
@@ -56,15 +58,19 @@ class PrefixTransfer {
   // Copies the states behind all of `tokens`, whole blocks: state_bytes bytes.
   void read_state(std::span<const int32_t> tokens, std::string_view salt, std::span<char> out) const;
 
-  // Begins to take a prefix of whole blocks.
-  PrefixNeeds begin(std::span<const int32_t> tokens, std::string_view salt);
-  void write(int64_t import, std::span<const PrefixPiece> pieces, std::span<const char> bytes);
-  // Remembers the prefix. states: those behind it, or empty if none were needed.
-  void finish(int64_t import, std::span<const char> states);
+  // Begins to take a prefix of whole blocks. waited_for: whether a request waits for it that has the blocks
+  // to start.
+  PrefixNeeds begin(std::span<const int32_t> tokens, std::string_view salt, bool waited_for = false);
+  // Returns whether the import takes further pieces: false if it was cut.
+  bool write(int64_t import, std::span<const PrefixPiece> pieces, std::span<const char> bytes);
+  // Remembers the prefix, and returns its blocks: fewer than were asked for if it was cut. states: those
+  // behind it, or empty if none were needed.
+  int32_t finish(int64_t import, std::span<const char> states);
   void drop(int64_t import) { imports_.erase(import); }
 
-  // Drops all imports if a step could lack blocks because of them.
-  void leave_room();
+  // Gives back blocks of imports, because requests lack some: all imports that nobody here waits for, or else
+  // the last block of one that is waited for. Returns whether it gave any. Takes no memory.
+  bool give_way() noexcept;
   // Returns the number of blocks of a group that imports hold.
   int64_t held(int32_t group) const;
   size_t imports() const { return imports_.size(); }
@@ -72,10 +78,14 @@ class PrefixTransfer {
  private:
   struct Import : PrefixImport {
     bool wants_state = false;
+    bool waited_for = false;
+    bool is_cut = false;  // it has fewer blocks than were asked for
   };
   int64_t block_bytes(int32_t group) const;
   int64_t bytes_of(std::span<const PrefixPiece> pieces) const;
   Import& find(int64_t import);
+  bool can_be_cut(const Import& import) const noexcept;
+  static void cut(Import& import, int32_t blocks, int32_t block_size) noexcept;
   void write_pieces(Import& import, std::span<const PrefixPiece> pieces, const char* from);
   void adopt(Import& import, std::span<const char> states);
 

@@ -176,12 +176,11 @@ void Scheduler::plan_each(StepPlan& plan) {
   while (true) {
     const auto first = next_to_start();
     if (first == waiting_.end()) return;
-    if (must_wait(**first)) continue;
-    if (!admit(static_cast<size_t>(first - waiting_.begin()), plan)) return;
+    if (admit(static_cast<size_t>(first - waiting_.begin()), plan, true) == Admission::kStaysBehind) return;
   }
 }
 
-// Asks whether a sequence that finds a place must wait for blocks of its prefix. The places of those that
+// Asks whether a sequence that could start must wait for blocks of its prefix. The places of those that
 // wait are kept. A beam that was preempted does not ask, because the others of its search wait for it.
 bool Scheduler::must_wait(Sequence& sequence) {
   if (!waits_ || sequence.asked || (sequence.sampling->beams() && sequence.generated() > 0)) return false;
@@ -217,7 +216,7 @@ StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
     if (auto at = find(running_, id, completion); at != running_.end()) {
       plan_running(**at, plan, false);
     } else if (at = find(waiting_, id, completion); at != waiting_.end() && can_start(*at)) {
-      admit(static_cast<size_t>(at - waiting_.begin()), plan);
+      admit(static_cast<size_t>(at - waiting_.begin()), plan, false);
     }
   } catch (...) {
     rollback(plan);
@@ -292,6 +291,7 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
     chunk = budget(plan, sequence);
     if (chunk <= 0) return false;
     if (kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) break;
+    if (gives_ && gives_()) continue;
     if (may_preempt && running_.back().get() != &sequence) {
       preempt_last(plan);
       continue;
@@ -307,15 +307,15 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
   return true;
 }
 
-bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
+// Starts a waiting sequence, if it has a place, blocks and a share of the step. may_wait: whether it may be
+// made to wait for blocks of its prefix first.
+Scheduler::Admission Scheduler::admit(size_t waiting_index, StepPlan& plan, bool may_wait) {
   Sequence& sequence = *waiting_[waiting_index];
-  if (places() + sequence.places() > limits_.max_seqs) return false;
-  if (pace_.places > 0 && !running_.empty() && places() + sequence.places() > pace_.places) return false;
-  if (budget(plan, sequence) <= 0) return false;
+  if (!has_place_for(sequence)) return Admission::kStaysBehind;
   KvBlocks::Match match = kv_.match(sequence.reusable(), sequence.sampling->cache_salt);
-  for (int32_t group = 0; group < kv_.groups(); ++group) {
-    if (!has_blocks_for(sequence, match, group)) return false;
-  }
+  if (!has_blocks(sequence, match)) return Admission::kStaysBehind;
+  if (may_wait && must_wait(sequence)) return Admission::kWaits;
+  if (budget(plan, sequence) <= 0) return Admission::kStaysBehind;
   make_room(plan.chunks, 1);
   int32_t chunk;
   try {
@@ -330,7 +330,25 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
   append(plan, sequence, chunk, 0, true);
   charge_start(plan.chunks.back(), sequence.computed);
-  return true;
+  return Admission::kStarts;
+}
+
+bool Scheduler::has_place_for(const Sequence& sequence) const {
+  const int32_t taken = places() + sequence.places();
+  if (taken > limits_.max_seqs) return false;
+  return pace_.places == 0 || running_.empty() || taken <= pace_.places;
+}
+
+// Returns whether a waiting sequence has blocks in all groups. One that would run alone always has: it finds
+// them chunk by chunk.
+bool Scheduler::has_blocks(const Sequence& sequence, const KvBlocks::Match& match) {
+  bool enough = true, any = true;
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    enough &= has_blocks_for(sequence, match, group);
+    any &= kv_.available(group) > match.idle[group];
+  }
+  if (running_.empty() && !any && gives_) gives_();
+  return enough || running_.empty();
 }
 
 // Gives a sequence the matched blocks and those of its first chunk. Returns the number of tokens in the
@@ -339,6 +357,7 @@ int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match,
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
+  ++sequence.starts;
   sequence.asked = false;
   sequence.snapshot_ends = {};
   if (kv_.keeps_snapshots()) {
@@ -359,15 +378,27 @@ int32_t Scheduler::places() const {
   return places;
 }
 
-// Returns whether there are blocks for all tokens of a waiting sequence. A sequence that would run alone
-// always starts: it finds its blocks chunk by chunk.
+// Returns whether there are blocks for all tokens of a waiting sequence.
 bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const {
-  if (running_.empty()) return true;
   auto hit = static_cast<int32_t>(match.path.size());
   int32_t missing = kv_.blocks_for(sequence.size()) - hit, limit = kv_.shape(group).max_held;
   if (limit > 0) missing = std::min(missing, std::max(0, limit - match.filled[group]));
   missing += blocks_of_forks(sequence);
-  return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
+  return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group) -
+                        promised_blocks(sequence, group);
+}
+
+// Returns the blocks that the other sequences need which wait for their prefix: all that they will hold, as
+// what of it is there already may be idle.
+int32_t Scheduler::promised_blocks(const Sequence& other_than, int32_t group) const {
+  int32_t blocks = 0;
+  if (!waits_) return blocks;
+  for (const auto& sequence : waiting_) {
+    if (!sequence->fetching || sequence.get() == &other_than) continue;
+    const int32_t all = kv_.blocks_for(sequence->size()), limit = kv_.shape(group).max_held;
+    blocks += (limit > 0 ? std::min(all, limit) : all) + blocks_of_forks(*sequence);
+  }
+  return blocks;
 }
 
 // Returns how many blocks the running sequences still need for the tokens that they have, and their forks for
@@ -418,11 +449,12 @@ bool Scheduler::preempt(int64_t id, int32_t completion) {
 void Scheduler::debug_preempt() {
   ++plans_;
   if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
-  // Only sequences that got a token since their last start are drawn: forced preemption could otherwise keep
-  // one from ever ending.
+  // Only sequences that got a token since their last start are drawn, and those that never get any after
+  // their first start: forced preemption could otherwise keep one from ever ending.
   std::vector<const Sequence*> grown;
   for (const auto& sequence : running_) {
-    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
+    const bool first = sequence->sampling->pools() && sequence->starts == 1 && sequence->computed > 0;
+    if (first || sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
   }
   if (grown.empty()) return;
   double draw = philox_uniform(limits_.debug_seed, plans_);

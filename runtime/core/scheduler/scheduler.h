@@ -26,9 +26,11 @@
 // the states of its sequences, which then start again from the queue, behind the longest prefix with a
 // snapshot. Chunks end where a snapshot is taken: at most twice after each start.
 //
-// A waiting sequence that finds a place may have to wait until blocks of its prefix come into the cache
-// (on_start): others pass it meanwhile, and it is the first again when they have come. A sequence asks once
-// for each start.
+// A waiting sequence that could start, as it has a place and blocks, may have to wait until blocks of its
+// prefix come into the cache (on_start): others pass it meanwhile, as far as they leave the blocks for all
+// its tokens, and it is the first again when they have come. A sequence asks once for each start. Blocks that
+// others hold for what is on its way (on_lack) give way before anybody is preempted, and to a sequence that
+// would run alone.
 //
 // The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token
@@ -88,7 +90,7 @@ struct SchedulerLimits {
   int32_t max_tokens = 1;  // tokens in a step; at least max_seqs
   int32_t max_chunk = 0;   // tokens of one sequence's prefill in a step; 0: no cap
   // For tests: every n-th step preempts a running sequence that is drawn by debug_seed, if one has grown
-  // since its last start.
+  // since its last start, or pools and has started once.
   int32_t debug_preempt_every = 0;
   uint64_t debug_seed = 0;
   // Prompt positions in a step whose logits are reported (prompt_logprobs), besides a row per sequence that
@@ -158,6 +160,9 @@ class Scheduler {
   // Sets the function that says whether a sequence that could start must wait for blocks of its prefix. It
   // must not throw. came() ends the wait.
   void on_start(std::function<bool(const Sequence&)> waits) { waits_ = std::move(waits); }
+  // Sets the function that is called where a sequence lacks blocks: it gives back what is held for nobody who
+  // runs, and returns whether that was anything. It must not throw.
+  void on_lack(std::function<bool()> gives) { gives_ = std::move(gives); }
   void came(int64_t id, int32_t completion);
   // Ends the wait of all sequences.
   void stop_fetching();
@@ -211,12 +216,16 @@ class Scheduler {
   bool preempt_idle();
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
   bool must_wait(Sequence& sequence);
-  bool admit(size_t waiting_index, StepPlan& plan);
+  enum class Admission { kStarts, kWaits, kStaysBehind };
+  Admission admit(size_t waiting_index, StepPlan& plan, bool may_wait);
+  bool has_place_for(const Sequence& sequence) const;
+  bool has_blocks(const Sequence& sequence, const KvBlocks::Match& match);
   int32_t take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan);
   int32_t budget(const StepPlan& plan, const Sequence& sequence) const;
   int32_t places() const;
   bool has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const;
   int32_t outstanding_blocks(int32_t group) const;
+  int32_t promised_blocks(const Sequence& other_than, int32_t group) const;
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
   Queue::iterator next_to_start();
@@ -232,6 +241,7 @@ class Scheduler {
   KvBlocks& kv_;
   SchedulerLimits limits_;
   std::function<bool(const Sequence&)> waits_;  // empty: no sequence waits
+  std::function<bool()> gives_;                 // empty: nobody holds blocks that could give way
   Queue running_, waiting_;  // each has room for the sequences of both, so that moving one takes no memory
   FairShare shares_;
   Pace pace_;

@@ -42,6 +42,7 @@ struct SequenceState {
   // Blocks of its prefix are on their way into the cache: it does not start, and others pass it.
   bool fetching = false;
   bool asked = false;  // since its last start, it was asked whether blocks of its prefix are elsewhere
+  int32_t starts = 0;  // how often it was admitted
   int32_t tokens_when_admitted = 0;  // size() is larger once the sequence got a token since its last start
   // The ends of the prefixes whose states are to be kept, which chunks end at: where the sequence leaves what
   // the prefix tree remembers, and the last end of a block before the last token. Set at each start; 0: none.
