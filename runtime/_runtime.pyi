@@ -142,9 +142,9 @@ class CudaExecutor:
     Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a time.
     """
 
-    def __init__(self, plan_path: str, weights_path: str, device: int = 0, cublaslt: str = '', graphs: bool = True, threads: int = 1) -> None:
+    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1) -> None:
         """
-        cublaslt: the file of the library, empty for its usual names. graphs: whether decode steps are replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
+        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -634,6 +634,34 @@ class PrefixTransfers:
     def unpin(self, number: int, timeout_s: float) -> None:
         """Ends a pin, if it is there."""
 
+class CacheFeed:
+    """
+    The events of an engine's prefix cache, and its content. An event is a tuple: number, stored, tier (0 KV cache, 1 memory, 2 disk), group, block, parent, salt, adapter, token ids; names are 32 hexadecimal digits, and None stands for what there is not.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """What the numbers of this engine's events belong to."""
+
+    def begin(self) -> int:
+        """The number of the last event; those behind it are kept from now on."""
+
+    def read(self, after: int, limit: int, timeout_s: float) -> tuple[list[tuple], int, int]:
+        """
+        (events, next, lost): at most limit events behind number after, for the first of which it waits, and the number to go on behind. If some of them are gone, none are returned, lost says how many there were, and the content is to be read again.
+        """
+
+    def content(self, place: tuple[int, int, int, int], limit: int, timeout_s: float) -> tuple[list[tuple], tuple[int, int, int, int]]:
+        """
+        (events, place): the next page of what is stored, and where the one after it begins: (0, 0, 0, 0) at first, stage 4 at the end.
+        """
+
+    def salt_name(self, salt: str) -> str:
+        """What events call a cache_salt."""
+
+    def adapter_name(self, key: str) -> str:
+        """What events call an adapter with this key."""
+
 class EngineOptions:
     """
     How an engine runs. kv_cache_bytes must be set: it is shared by all cache groups.
@@ -795,6 +823,15 @@ class EngineOptions:
 
     @pinned_bytes.setter
     def pinned_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def cache_events(self) -> int:
+        """
+        events of the prefix cache that are kept for those who read them, 0: none; needs tier_secret
+        """
+
+    @cache_events.setter
+    def cache_events(self, arg: int, /) -> None: ...
 
     @property
     def tier_memory_bytes(self) -> int:
@@ -1155,6 +1192,9 @@ class Engine:
 
     def prefix_transfers(self) -> PrefixTransfers:
         """What gives prefixes of the cache to other engines and takes theirs."""
+
+    def cache_feed(self) -> CacheFeed:
+        """What tells which blocks the prefix cache stores and removes."""
 
     @property
     def stopped(self) -> bool: ...

@@ -30,7 +30,8 @@ from tensorwright.runtime.engine.adapters import AdapterTable, LoadedAdapter, ch
 from tensorwright.runtime.engine.options import RuntimeOptions
 from tensorwright.runtime.engine.trace_file import TraceFile
 from tensorwright.runtime.guided.reader import vocabulary_reader
-from tensorwright.runtime.requests.engine_client import EngineClient, Observer
+from tensorwright.runtime.requests.cache_events import MAX_READ, CacheEvents, read_cache_events
+from tensorwright.runtime.requests.engine_client import POLL, EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.outputs import RequestOutput
@@ -123,6 +124,8 @@ class LLM(StrictKeywords):
     prefix_cache_ttl: the seconds after its last use in which a block is kept there; None means no limit.
     pinned_prefix_memory: the part of kv_cache_memory that pinned prefixes may hold (`pin_prefix`), in bytes or as a
         text. A request must fit what is left. None means that no prefix can be pinned.
+    cache_events: the events of the prefix cache that are kept for `cache_events`: a reader may be behind by so many.
+        None means that nobody can read any.
     state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
         states; a prompt is shared up to such a state. None means 4 for each of max_batch_size, in at most a quarter of
         kv_cache_memory; 0 shares no prompt of a model with such layers.
@@ -199,6 +202,7 @@ class LLM(StrictKeywords):
         prefix_cache_disk_size: str | int | None = None,
         prefix_cache_ttl: float | None = None,
         pinned_prefix_memory: str | int | None = None,
+        cache_events: int | None = None,
         state_snapshots: int | None = None,
         speculative: str | Mapping[str, Any] | None = None,
         adapters: Mapping[str, str | Path] | None = None,
@@ -259,6 +263,7 @@ class LLM(StrictKeywords):
             prefix_cache_disk_size=_bytes(prefix_cache_disk_size, "prefix_cache_disk_size"),
             prefix_cache_ttl=prefix_cache_ttl,
             pinned_prefix_memory=_bytes(pinned_prefix_memory, "pinned_prefix_memory"),
+            cache_events=cache_events,
             state_snapshots=state_snapshots,
             speculation=read_speculation(speculative, "LLM: "),
             max_loras=len(given) if max_loras is None else max_loras,
@@ -548,6 +553,24 @@ class LLM(StrictKeywords):
     def pinned_prefixes(self) -> list[PinnedPrefix]:
         """The prefixes that `pin_prefix` pinned, in the order of their pinning."""
         return self.pins.of()
+
+    def cache_events(self, after: str | None = None, *, limit: int = MAX_READ, wait: float = 0.0) -> CacheEvents:
+        """Returns which blocks the prefix cache stored and removed since an earlier call (docs/prefix-cache.md).
+
+        after: `next` of that call's answer. None begins with the whole content, in parts: `more` says that the next one
+        can be asked for at once. limit: the most events, 1 to 1,000; a block of a model with several cache groups may
+        come over it. wait: the seconds to wait for the first event. Raises InvalidRequestError, also for an engine that
+        was started without the option cache_events, and TemporarilyUnavailableError while another engine takes the
+        place of one that died.
+        """
+        names = {adapter.key: adapter.name for adapter in self.adapters.values()}
+        end = time.monotonic() + wait
+        while True:
+            rest = max(0.0, end - time.monotonic())
+            found = read_cache_events(self._client.cache_feed(), after, limit, min(rest, POLL), names)
+            if found.events or found.more or rest == 0:
+                return found
+            after = found.next
 
     def _pin_again(self) -> None:
         """Pins what an engine before this one had pinned, in a thread: each prefix must be computed first."""

@@ -10,6 +10,7 @@
 
 #include "runtime/bindings/adapters.h"
 #include "runtime/bindings/bindings.h"
+#include "runtime/bindings/cache_feed.h"
 #include "runtime/bindings/conversions.h"
 #include "runtime/bindings/cuda_executor.h"
 #include "runtime/bindings/live_engines.h"
@@ -150,6 +151,7 @@ class PyEngine {
   int32_t live_adapters() const { return adapters_ ? adapters_->live() : 0; }
 
   PrefixTransfers prefix_transfers() const { return PrefixTransfers(running_); }
+  CacheFeed cache_feed() const { return CacheFeed(running_); }
   std::vector<std::string> take_notices() const { return running_->engine->take_notices(); }
   bool is_here() const { return running_ && running_->is_here(); }
   bool called_here() const {
@@ -403,6 +405,8 @@ void bind_options(nb::module_& m) {
           "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")
       .def_rw("pinned_bytes", &PyEngineOptions::pinned_bytes,
               "of kv_cache_bytes, what pinned prefixes may hold, 0: none")
+      .def_rw("cache_events", &PyEngineOptions::cache_events,
+              "events of the prefix cache that are kept for those who read them, 0: none; needs tier_secret")
       .def_prop_rw(
           "tier_memory_bytes", [](const PyEngineOptions& o) { return o.tiers.memory_bytes; },
           [](PyEngineOptions& o, int64_t bytes) { o.tiers.memory_bytes = bytes; },
@@ -578,6 +582,8 @@ void bind_engine(nb::module_& m) {
            "What the tiers of the prefix cache have to tell people since the last call.")
       .def("prefix_transfers", &PyEngine::prefix_transfers,
            "What gives prefixes of the cache to other engines and takes theirs.")
+      .def("cache_feed", &PyEngine::cache_feed,
+           "What tells which blocks the prefix cache stores and removes.")
       .def_prop_ro("stopped", &PyEngine::stopped)
       .def_prop_ro("cause", &PyEngine::cause, "Why it stopped; empty while it has not.")
       .def_prop_ro(

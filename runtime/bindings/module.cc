@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "runtime/bindings/bindings.h"
+#include "runtime/bindings/cache_feed.h"
 #include "runtime/bindings/conversions.h"
 #include "runtime/bindings/prefix_transfers.h"
 
@@ -18,6 +19,7 @@ NB_MODULE(_runtime, m) {
   tensorwright::bind_sampling(m);
   tensorwright::bind_ranks(m);
   tensorwright::bind_prefix_transfers(m);
+  tensorwright::bind_cache_feed(m);
   tensorwright::bind_engine(m);
   tensorwright::bind_simulation(m);
 }

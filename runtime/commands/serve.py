@@ -184,8 +184,9 @@ def _start_fleet(
             "--prefix-cache-disk is for an engine in this process, as replicas of one machine would share the "
             "directory; leave it out with --ray"
         )
-    if options.get("pinned_prefix_memory") is not None:
-        raise InvalidOptionError("--pinned-prefix-memory is for an engine in this process; leave it out with --ray")
+    for name, flag in (("pinned_prefix_memory", "--pinned-prefix-memory"), ("cache_events", "--cache-events")):
+        if options.get(name) is not None:
+            raise InvalidOptionError(f"{flag} is for an engine in this process; leave it out with --ray")
     if options.pop("adapters") or options.get("max_loras"):
         raise InvalidOptionError("--adapter is for an engine in this process; leave it out with --ray")
     take(options, Door.SERVE, BuildChoices)

@@ -212,6 +212,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         jump_forward=options.jump_forward is not False and target.name == "cpu" and not engine.state_bytes,
         tiers=tiers,
         pinned_bytes=_resolve_pins(options, engine, kv_cache_bytes),
+        cache_events=_resolve_events(options, engine),
         itl_goal=options.itl_goal,
         priority_ageing=options.priority_ageing,
         watchdog=options.watchdog,
@@ -267,22 +268,37 @@ def _resolve_pins(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: in
     pinned = options.pinned_prefix_memory
     if pinned is None:
         return 0
-    if options.enable_prefix_caching is False or not TARGETS[engine.target].shares_prefixes:
-        raise InvalidOptionError(
-            "pinned_prefix_memory is a part of the prefix cache, which is off, or which engines of this target do not "
-            "have: leave it out"
-        )
-    if engine.state_bytes:
-        raise InvalidOptionError(
-            f"pinned_prefix_memory: {engine.path} has recurrent layers, and blocks are of no use without their states, "
-            "which are not pinned: leave it out"
-        )
+    _check_blocks_count(options, engine, "pinned_prefix_memory", "pinned")
     if pinned >= kv_cache_bytes:
         raise InvalidOptionError(
             f"pinned_prefix_memory must be less than kv_cache_memory, {format_size(kv_cache_bytes)}, of which it is a "
             f"part, got {format_size(pinned)}: lower it, or raise kv_cache_memory"
         )
     return pinned
+
+
+def _resolve_events(options: RuntimeOptions, engine: EngineDir) -> int:
+    """Returns how many events of the prefix cache are kept. Raises InvalidOptionError for an engine without any."""
+    if options.cache_events is None:
+        return 0
+    _check_blocks_count(options, engine, "cache_events", "told")
+    return options.cache_events
+
+
+def _check_blocks_count(options: RuntimeOptions, engine: EngineDir, name: str, done: str) -> None:
+    """Raises InvalidOptionError unless the engine has a prefix cache whose blocks alone are of use to a prompt.
+
+    name: the option that needs it. done: what becomes of the blocks, and not of the states of recurrent layers.
+    """
+    if options.enable_prefix_caching is False or not TARGETS[engine.target].shares_prefixes:
+        raise InvalidOptionError(
+            f"{name} is of the prefix cache, which is off, or which engines of this target do not have: leave it out"
+        )
+    if engine.state_bytes:
+        raise InvalidOptionError(
+            f"{name}: {engine.path} has recurrent layers, and blocks are of no use without their states, which are not "
+            f"{done}: leave it out"
+        )
 
 
 def require_cpu(engine: EngineDir, what: str) -> None:

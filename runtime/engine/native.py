@@ -149,6 +149,7 @@ def create_engine(
     native.itl_goal_s = options.itl_goal or 0.0
     native.ageing_s = options.priority_ageing or 0.0
     native.pinned_bytes = options.pinned_bytes
+    native.cache_events = options.cache_events
     native.prefix_cache = options.enable_prefix_caching
     native.jump_forward = options.jump_forward
     native.max_queue = options.max_queue_size
@@ -224,15 +225,16 @@ def _tier_memory(options: EngineOptions, free: int) -> int:
 
 
 def _set_tiers(native: Any, engine: EngineDir, options: EngineOptions) -> None:
-    """Sets what keeps blocks that the KV cache has no room for."""
+    """Sets what keeps blocks that the KV cache has no room for, and the secret that blocks are named with."""
     tiers = options.tiers
+    if options.cache_events or tiers is not None:
+        native.tier_secret = read_secret("" if tiers is None else tiers.disk)
     if tiers is None:
         return
     native.tier_memory_bytes = tiers.memory
     native.tier_disk = tiers.disk
     native.tier_disk_bytes = tiers.disk_size
     native.tier_ttl = tiers.ttl
-    native.tier_secret = read_secret(tiers.disk)
     native.tier_identity = f"{files_fingerprint(engine)} {kernels_fingerprint(dispatch_choices())}"
 
 

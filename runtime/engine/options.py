@@ -43,6 +43,7 @@ class RuntimeOptions:
     prefix_cache_disk_size: int | None = None
     prefix_cache_ttl: float | None = None
     pinned_prefix_memory: int | None = None
+    cache_events: int | None = None
     itl_goal: float | None = None
     priority_ageing: float | None = None
     watchdog: str = "off"
@@ -119,7 +120,7 @@ class EngineOptions:
     runtime/core/base/work_cut.h that are not the defaults. itl_goal, priority_ageing: seconds, None for none.
     max_loras: the names of adapters that there may be; 0 means that the engine takes none. tiers: what keeps blocks
     that the KV cache has no room for; None if nothing does. pinned_bytes: of kv_cache_bytes, what pinned prefixes may
-    hold.
+    hold. cache_events: the events of the prefix cache that are kept for those who read them; 0 means that nobody can.
     """
 
     kv_cache_bytes: int
@@ -145,6 +146,7 @@ class EngineOptions:
     jump_forward: bool = False
     tiers: PrefixTiers | None = None
     pinned_bytes: int = 0
+    cache_events: int = 0
     itl_goal: float | None = None
     priority_ageing: float | None = None
     watchdog: str = "off"

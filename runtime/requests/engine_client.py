@@ -245,6 +245,15 @@ class EngineClient:
             self._check_open()
             return self._engine.prefix_transfers()
 
+    def cache_feed(self) -> Any:
+        """Returns the engine's `_runtime.CacheFeed`. Another engine that takes the place of this one has another."""
+        self._home.check()
+        with self._lock:
+            self._check_open()
+            if self._starting:
+                raise TemporarilyUnavailableError("the engine starts again; try again later")
+            return self._engine.cache_feed()
+
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Ends all requests and stops the engine. drain: True lets requests finish first, for at most `timeout`
         seconds."""

@@ -375,6 +375,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "/v1/models/{model}": ("model",),
     "/v1/responses/{response_id}": ("response_id", "stream"),
     "/v1/pinned_prefixes/{name}": ("name",),
+    "/v1/cache_events": ("model", "after", "limit", "wait", "stream", "last-event-id"),
 }
 """Endpoints without a body, and their parameters."""
 DELETED = ("/v1/pinned_prefixes/{name}",)

@@ -24,9 +24,10 @@ def attacked(
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
     key_file = folder / "keys"
-    key_file.write_text("".join(f"{key} pinned_prefixes=2\n" for key in KEYS))
+    key_file.write_text("".join(f"{key} pinned_prefixes=2 cache_events=tokens\n" for key in KEYS))
     key_file.chmod(0o600)
-    named = ["--api-key-file", str(key_file), "--pinned-prefix-memory", "256KiB"] if keys else []
+    own = ["--pinned-prefix-memory", "256KiB", "--cache-events", "1000"]
+    named = ["--api-key-file", str(key_file), *own] if keys else []
     given = ("--chat-template", str(template), "--quiet-probes", *named, *options)
     with serve(engine, folder, *given, files=files) as served:
         resource.prlimit(served.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -69,6 +69,11 @@ class KvBlocks {
   void archive(const ArchiveHash& hash, PrefixTree::Leaving leaving) {
     tree_->archive(hash, std::move(leaving));
   }
+  // The same of PrefixTree::log_to and PrefixTree::visit_from.
+  void log_to(CacheLog& log) { tree_->log_to(log); }
+  void visit_from(uint64_t number, const std::function<bool(const PrefixTree::Node& node)>& visit) const {
+    tree_->visit_from(number, visit);
+  }
   // Calls `visit` with the idle blocks of a group, the one that is evicted last first, until it returns
   // false.
   void visit_idle(int32_t group, const std::function<bool(const PrefixTree::Node& node)>& visit) const {

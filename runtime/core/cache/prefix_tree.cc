@@ -17,6 +17,7 @@ PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, H
 
 PrefixTree::~PrefixTree() {
   leaving_ = nullptr;
+  log_ = nullptr;
   for (auto& [key, node] : nodes_) {
     for (size_t group = 0; group < groups_.size(); ++group) forget(node.get(), group);
   }
@@ -58,7 +59,9 @@ std::unique_ptr<PrefixTree::Node> PrefixTree::make_node(Node* parent, std::span<
                                                         std::string_view salt, uint64_t key) const {
   auto node = std::make_unique<Node>();
   node->parent = parent;
+  node->first = parent ? parent->first : node.get();
   if (!parent) node->salt = salt;
+  if (!parent && log_) node->origin = origin_of(*archive_, salt);
   node->key = key;
   if (archive_) node->archived = archive_->child(parent ? parent->archived : archive_->root(salt), tokens);
   node->tokens.assign(tokens.begin(), tokens.end());
@@ -80,9 +83,12 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
     node = owned.get();
     std::vector<std::list<Node*>> places(groups_.size());
     for (std::list<Node*>& place : places) place.push_back(node);
+    std::map<uint64_t, const Node*> numbered;
+    if (log_) numbered.emplace(numbers_ + 1, node);
     nodes_.emplace(key, std::move(owned));
     // Nothing throws from here on.
     node->number = ++numbers_;
+    by_number_.merge(numbered);
     for (size_t group = 0; group < groups_.size(); ++group) {
       node->places[group] = places[group].begin();
       rest_[group].splice(rest_[group].end(), places[group]);
@@ -94,8 +100,21 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
     groups_[group].keep(blocks[group]);
     node->blocks[group] = blocks[group];
     ++remembered_[group];
+    if (log_)
+      log_->add_stored(static_cast<int32_t>(group), node->archived, name_of(parent), node->first->origin,
+                       node->tokens);
   }
   return node;
+}
+
+std::optional<ArchiveKey> PrefixTree::name_of(const Node* node) {
+  return node ? std::optional(node->archived) : std::nullopt;
+}
+
+void PrefixTree::visit_from(uint64_t number, const std::function<bool(const Node&)>& visit) const {
+  for (auto at = by_number_.upper_bound(number); at != by_number_.end(); ++at) {
+    if (!visit(*at->second)) return;
+  }
 }
 
 BlockRef PrefixTree::share(Node* node, size_t group) {
@@ -172,6 +191,7 @@ void PrefixTree::forget(Node* node, size_t group) {
   set_held(node, group);
   if (node->blocks[group] != kHole) {
     if (leaving_) leaving_(*node, group);
+    if (log_) log_->add(false, CacheTier::kCache, static_cast<int32_t>(group), node->archived);
     groups_[group].forget(node->blocks[group]);
     --remembered_[group];
   }
@@ -188,6 +208,7 @@ PrefixTree::Node* PrefixTree::erase(Node* node) {
   }
   Node* parent = node->parent;
   if (parent) --parent->children;
+  by_number_.erase(node->number);
   auto [first, last] = nodes_.equal_range(node->key);
   nodes_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second.get() == node; }));
   return parent;

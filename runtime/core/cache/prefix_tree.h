@@ -14,7 +14,8 @@
 // token. A snapshot goes with a block of its node, or when it is the one that was used longest ago and its
 // slot is wanted for another.
 //
-// With archive(), whoever keeps contents elsewhere is told of each block before the tree forgets it.
+// With archive(), whoever keeps contents elsewhere is told of each block before the tree forgets it. With
+// log_to(), whoever follows the tree from outside is told of each block that it remembers and forgets.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 
@@ -22,7 +23,9 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +34,7 @@
 #include <vector>
 
 #include "runtime/core/cache/block_allocator.h"
+#include "runtime/core/cache/cache_log.h"
 #include "runtime/core/cache/secret_hash.h"
 
 namespace tensorwright {
@@ -45,7 +49,9 @@ class PrefixTree {
     ArchiveKey archived;     // the name of the contents elsewhere; set only with archive()
     int32_t priority = 0;    // the highest of the requests that computed it
     int32_t children = 0;
+    const Node* first = nullptr;  // the first block of its sequence, maybe itself
     std::string salt;             // set in a first block only; it holds for the blocks below too
+    CacheOrigin origin;           // what log_to() tells of the salt; likewise
     std::vector<int32_t> tokens;  // [block_size]
     std::vector<int32_t> blocks;  // [cache groups], kHole: evicted
     std::vector<uint8_t> idle;    // [cache groups], whether the block is remembered and no sequence holds it
@@ -65,13 +71,21 @@ class PrefixTree {
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
 
-  // Names the contents by `hash`, which must outlive the tree, and calls `leaving`, which must not throw,
-  // before a block is forgotten, except when the tree is destroyed. It must be called before the first
-  // insert().
+  // Names the contents by `hash`, which must outlive the tree, and calls `leaving`, if there is one, before a
+  // block is forgotten, except when the tree is destroyed; it must not throw. archive() must be called before
+  // the first insert().
   void archive(const ArchiveHash& hash, Leaving leaving) {
     archive_ = &hash;
     leaving_ = std::move(leaving);
   }
+  // Tells `log`, which must outlive the tree, of each block that is remembered or forgotten, except when the
+  // tree is destroyed. It must be called behind archive(), and before the first insert().
+  void log_to(CacheLog& log) { log_ = &log; }
+  // Returns the name of a node's content, with archive(); empty for no node.
+  static std::optional<ArchiveKey> name_of(const Node* node);
+  // With log_to(): calls `visit` with the nodes whose numbers are greater than `number`, in their order,
+  // until it returns false. A node comes behind its parent.
+  void visit_from(uint64_t number, const std::function<bool(const Node& node)>& visit) const;
   // Calls `visit` with the idle blocks of a group, the one that is evicted last first, until it returns
   // false.
   void visit_idle(size_t group, const std::function<bool(const Node& node)>& visit) const;
@@ -138,6 +152,8 @@ class PrefixTree {
   std::list<Node*> snapshots_;       // the nodes with snapshots; the one used longest ago is at the front
   const ArchiveHash* archive_ = nullptr;
   Leaving leaving_;
+  CacheLog* log_ = nullptr;
+  std::map<uint64_t, const Node*> by_number_;  // all nodes, with log_to()
   uint64_t numbers_ = 0;
   int64_t evictions_ = 0;
 };

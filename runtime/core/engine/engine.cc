@@ -124,6 +124,16 @@ void Engine::between_steps(const std::function<void(EngineCore&)>& work, size_t 
   if (visit.error) std::rethrow_exception(visit.error);
 }
 
+std::vector<CacheEvent> Engine::read_content(ContentPlace* place, size_t limit, double timeout_s) {
+  core_.cache_log();
+  if (place->stage != ContentPlace::kCache) return core_.read_content(place, limit);
+  std::vector<CacheEvent> page;
+  const size_t bytes =
+      limit * (sizeof(CacheEvent) + static_cast<size_t>(facts_.block_size) * sizeof(int32_t));
+  between_steps([&](EngineCore& core) { page = core.read_content(place, limit); }, bytes, timeout_s);
+  return page;
+}
+
 // The loop calls it between two steps.
 void Engine::take_visits() {
   size_t copied = 0;

@@ -58,6 +58,16 @@ class Engine : private MaskSource {
   void between_steps(const std::function<void(EngineCore&)>& work, size_t bytes, double timeout_s);
   static constexpr size_t kVisitBytes = size_t{4} << 20;
   static constexpr size_t kMaxVisits = 64;
+  // With cache_events; without, these throw Error{"InvalidRequestError"}. Any thread may use what they
+  // return.
+  CacheLog& cache_log() { return core_.cache_log(); }
+  const ArchiveHash& block_names() {
+    core_.cache_log();
+    return core_.block_names();
+  }
+  // As read_content (cache_content.h). The page of the KV cache is read between two steps; throws what
+  // between_steps throws.
+  std::vector<CacheEvent> read_content(ContentPlace* place, size_t limit, double timeout_s);
   EngineStats stats() const;  // as of the last step
   // What the tiers of the prefix cache have to tell people since the last call.
   std::vector<std::string> take_notices() { return core_.take_notices(); }

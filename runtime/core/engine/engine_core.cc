@@ -101,6 +101,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     forced_ =
         std::make_unique<ForcedTokens>(*masks, facts.vocab_size, facts.max_seq_len, options.max_prompt_rows);
   }
+  if (options.cache_events > 0) make_log(options);
   if (options.tiers.enabled()) make_tiers(options.tiers);
   if (!proposer) return;
   drafter_ = std::make_unique<Drafter>(std::move(proposer), options.speculation, facts.max_seq_len);
@@ -118,13 +119,32 @@ std::vector<GroupShape> EngineCore::groups_for_requests() const {
   return groups;
 }
 
+void EngineCore::make_log(const EngineOptions& options) {
+  if (!kv_->remembers() || executor_->facts().state_bytes > 0)
+    throw Error(
+        "InvalidOptionError",
+        "[engine] events tell of the blocks of a prefix cache of a model without recurrent layers; set "
+        "enable_prefix_caching, or leave cache_events out");
+  cache_log_ =
+      std::make_unique<CacheLog>(static_cast<size_t>(options.cache_events), executor_->facts().block_size);
+  block_names_.emplace(options.tiers.secret);
+  kv_->archive(*block_names_, nullptr);
+  kv_->log_to(*cache_log_);
+}
+
+CacheLog& EngineCore::cache_log() {
+  if (cache_log_) return *cache_log_;
+  throw Error("InvalidRequestError",
+              "[engine] this engine tells no events of its prefix cache; start it with cache_events");
+}
+
 void EngineCore::make_tiers(const TierOptions& options) {
   const ModelFacts& model = executor_->facts();
   if (!kv_->remembers() || model.state_bytes > 0 || model.block_bytes.empty())
     throw Error("InvalidOptionError",
                 "[engine] tiers keep the blocks of a prefix cache of a model without recurrent layers; set "
                 "enable_prefix_caching, or leave prefix_cache_memory and prefix_cache_disk out");
-  tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes);
+  tiers_ = std::make_unique<BlockTiers>(options, model.block_bytes, cache_log_.get());
   kv_->archive(tiers_->hash(), [this](const PrefixTree::Node& node, size_t group) {
     const auto number = static_cast<int32_t>(group);
     tiers_->put({node.archived, number}, node.priority, executor_->facts().block_bytes[group],

@@ -16,6 +16,7 @@
 #include "runtime/core/base/error.h"
 #include "runtime/core/cache/kv_blocks.h"
 #include "runtime/core/engine/beams.h"
+#include "runtime/core/engine/cache_content.h"
 #include "runtime/core/engine/engine_options.h"
 #include "runtime/core/engine/fastest_steps.h"
 #include "runtime/core/engine/forced_tokens.h"
@@ -130,6 +131,14 @@ class EngineCore {
   // Gives prefixes to other engines and takes theirs, between two calls of step().
   PrefixTransfer& transfer() { return *transfer_; }
   PrefixPins& pins() { return *pins_; }
+  // With cache_events: what tells of the blocks that the prefix cache stores and removes, and what names
+  // them. Any thread may use both. Throws Error{"InvalidRequestError"} without.
+  CacheLog& cache_log();
+  const ArchiveHash& block_names() const { return *block_names_; }
+  // As read_content.
+  std::vector<CacheEvent> read_content(ContentPlace* place, size_t limit) const {
+    return tensorwright::read_content(*kv_, tiers_.get(), place, limit);
+  }
 
   // If there are tiers: begins to bring prefixes back from them. visit: runs work between two steps.
   void start_fetching(PrefixFetches::Visit visit);
@@ -188,6 +197,7 @@ class EngineCore {
                  Clock::time_point end) noexcept;
   void keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept;
   size_t widest_group() const noexcept;
+  void make_log(const EngineOptions& options);
   void make_tiers(const TierOptions& options);
   void take_step(std::vector<Event>* events);
   void draft(StepPlan& plan);
@@ -227,7 +237,9 @@ class EngineCore {
 
   std::unique_ptr<Executor> executor_;
   std::vector<GroupShape> shapes_;
-  std::unique_ptr<BlockTiers> tiers_;  // null: forgotten blocks are gone
+  std::unique_ptr<CacheLog> cache_log_;     // null: nobody can know what the prefix cache has
+  std::optional<ArchiveHash> block_names_;  // with cache_log_
+  std::unique_ptr<BlockTiers> tiers_;       // null: forgotten blocks are gone
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler>
       scheduler_;  // destroyed before kv_, because sequences give their blocks back to it

@@ -12,7 +12,7 @@ namespace tensorwright {
 
 namespace {
 
-constexpr int32_t kMaxSnapshots = 1 << 20;
+constexpr int32_t kMaxSnapshots = 1 << 20, kMaxCacheEvents = 1 << 20;
 
 void require_option(bool holds, const std::string& must, int64_t came, const std::string& remedy) {
   if (holds) return;
@@ -42,6 +42,9 @@ void validate_options(const EngineOptions& o) {
                  "pinned_prefix_memory is a part of kv_cache_memory, and must be 0 (none) to " +
                      std::to_string(o.kv_cache_bytes),
                  o.pinned_bytes, "lower it, or raise kv_cache_memory");
+  require_option(o.cache_events >= 0 && o.cache_events <= kMaxCacheEvents,
+                 "cache_events must be 0 (none) to " + std::to_string(kMaxCacheEvents), o.cache_events,
+                 "choose one in this range");
   require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk,
                  "raise it");
   require_option(o.max_prompt_rows >= 1, "max_prompt_logprob_rows must be at least 1", o.max_prompt_rows,

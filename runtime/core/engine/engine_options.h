@@ -32,8 +32,11 @@ struct EngineOptions {
   bool jump_forward = false;
   int64_t pinned_bytes = 0;  // of kv_cache_bytes, what pinned prefixes may hold (prefix_pins.h)
   TierOptions tiers;         // what keeps blocks that the prefix cache forgets
-  double itl_goal_s = 0;     // seconds between two tokens of a completion; 0: none (step_pace.h)
-  double ageing_s = 0;       // seconds of waiting that are worth one priority; 0: none (scheduler.h)
+  // The events of the prefix cache that are kept for those who read them (cache/cache_log.h); 0: nobody can.
+  // Blocks are named with tiers.secret, also where there are no tiers.
+  int32_t cache_events = 0;
+  double itl_goal_s = 0;  // seconds between two tokens of a completion; 0: none (step_pace.h)
+  double ageing_s = 0;    // seconds of waiting that are worth one priority; 0: none (scheduler.h)
   // What gets the spans of steps and requests; null: nothing is kept.
   std::shared_ptr<Timeline> timeline = nullptr;
   // The following options are for tests.

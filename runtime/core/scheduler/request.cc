@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/core/base/error.h"
+#include "runtime/core/cache/prefix_salt.h"
 
 namespace tensorwright {
 
@@ -171,11 +172,8 @@ void validate_first_mask(const Request& request, const ModelFacts& facts) {
 
 }  // namespace
 
-// A key is followed by the character 0, so that a key and a salt are never taken for another pair: no key
-// holds it.
 std::string prefix_salt(const Sampling& sampling) {
-  if (!sampling.adapter) return sampling.cache_salt;
-  return kAdapterMark + sampling.adapter->key() + kAdapterMark + sampling.cache_salt;
+  return sampling.adapter ? join_salt({sampling.adapter->key(), sampling.cache_salt}) : sampling.cache_salt;
 }
 
 void validate_mask(const MaskWords& words, const ModelFacts& facts) {

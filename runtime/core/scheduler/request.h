@@ -88,9 +88,6 @@ struct Sampling {
   bool beams() const { return beam_width > 1; }
 };
 
-// The first character of the salt of a request with an adapter. No salt of a caller begins with it.
-inline constexpr char kAdapterMark = '\0';
-
 // Returns the salt under which the prefix cache remembers a request: that of the caller, and with an adapter
 // also the key of the adapter's content. Adapters of different content never share a prefix, nor does the
 // model alone with one.

@@ -22,11 +22,11 @@ constexpr double kSweepSeconds = 10;
 
 }  // namespace
 
-BlockTiers::BlockTiers(const TierOptions& options, const std::vector<int64_t>& block_bytes)
-    : options_(options), hash_(options.secret) {
+BlockTiers::BlockTiers(const TierOptions& options, const std::vector<int64_t>& block_bytes, CacheLog* log)
+    : options_(options), hash_(options.secret), log_(log) {
   if (!options.disk.empty()) {
     disk_ = std::make_unique<DiskTier>(options.disk, options.disk_bytes, options.ttl_s,
-                                       hash_.root("engine " + options.identity), block_bytes, notices_);
+                                       hash_.root("engine " + options.identity), block_bytes, notices_, log);
   }
   if (disk_ || options.ttl_s > 0)
     writer_ = start_thread("the tiers of the prefix cache", [this] { write_out(); });
@@ -64,20 +64,29 @@ void BlockTiers::put(const BlockId& id, int32_t priority, int64_t bytes,
     if (options_.memory_bytes == 0 && disk_->has(id)) return;
     StoredBlock block = copy(id, priority, bytes, fill);
     std::lock_guard lock(mutex_);
-    options_.memory_bytes > 0 ? keep(std::move(block)) : leave(std::move(block));
+    if (options_.memory_bytes > 0) return keep(std::move(block));
+    if (leave(std::move(block))) tell(true, id);
   } catch (const std::exception&) {  // no memory, or the executor could not copy the block
     std::lock_guard lock(mutex_);
     ++stats_.lost;
   }
 }
 
-// The caller of this and of the next functions must hold mutex_.
+// Tells of a block that memory stores or removes, also on its way to the disk. The caller of this and of the
+// next functions must hold mutex_.
+void BlockTiers::tell(bool stored, const BlockId& id) const noexcept {
+  if (log_) log_->add(stored, CacheTier::kMemory, id.group, id.key);
+}
+
 void BlockTiers::keep(StoredBlock block) {
-  if (block.bytes > options_.memory_bytes) return leave(std::move(block));
+  const BlockId id = block.id;
+  if (block.bytes > options_.memory_bytes) {
+    if (leave(std::move(block))) tell(true, id);
+    return;
+  }
   std::list<BlockId>& list = lists_[block.priority];
   list.push_back(block.id);
   try {
-    const BlockId id = block.id;
     held_bytes_ += block.bytes;
     held_.emplace(id, Held{std::move(block), std::prev(list.end()), Clock::now()});
   } catch (...) {
@@ -85,10 +94,12 @@ void BlockTiers::keep(StoredBlock block) {
     list.pop_back();
     throw;
   }
+  tell(true, id);
   while (held_bytes_ > options_.memory_bytes) {
     StoredBlock least = take_least();
+    const BlockId gone = least.id;
     ++stats_.memory_evicted;
-    if (disk_) leave(std::move(least));
+    if (!disk_ || !leave(std::move(least))) tell(false, gone);
   }
 }
 
@@ -104,24 +115,28 @@ StoredBlock BlockTiers::take_least() {
   return block;
 }
 
-// Sends a block to the disk.
-void BlockTiers::leave(StoredBlock block) {
-  if (!disk_ || leaving_bytes_ + block.bytes > kMaxLeaving) {
-    ++stats_.lost;
-    return;
-  }
+// Sends a block to the disk. Returns false if it is lost: too many are on their way, or there is no memory.
+bool BlockTiers::leave(StoredBlock block) noexcept {
   const BlockId id = block.id;
   const int64_t bytes = block.bytes;
-  if (!leaving_.emplace(id, std::move(block)).second) return;
+  if (!disk_ || leaving_bytes_ + bytes > kMaxLeaving) {
+    ++stats_.lost;
+    return false;
+  }
+  bool is_new = false;
   try {
+    is_new = leaving_.emplace(id, std::move(block)).second;
+    if (!is_new) return true;
     if (order_.empty()) first_left_ = Clock::now();
     order_.push_back(id);
-  } catch (...) {
-    leaving_.erase(id);
-    throw;
+  } catch (const std::bad_alloc&) {
+    if (is_new) leaving_.erase(id);
+    ++stats_.lost;
+    return false;
   }
   leaving_bytes_ += bytes;
   wake_.notify_all();
+  return true;
 }
 
 void BlockTiers::touch(Held& held) {
@@ -178,6 +193,7 @@ void BlockTiers::sweep() {
       if (!is_old(held->second)) break;
       held_bytes_ -= held->second.block.bytes;
       ++stats_.memory_evicted;
+      tell(false, held->first);
       held_.erase(held);
       list->second.pop_front();
     }
@@ -221,6 +237,7 @@ void BlockTiers::write_out() {
     for (const StoredBlock& block : batch) {
       leaving_.erase(block.id);
       leaving_bytes_ -= block.bytes;
+      tell(false, block.id);
     }
     drained_.notify_all();
   }
@@ -249,9 +266,17 @@ bool BlockTiers::save(const BlockId& id, int32_t priority, int64_t bytes,
   StoredBlock block = copy(id, priority, bytes, fill);
   std::unique_lock lock(mutex_);
   const auto fits = [&] { return leaving_bytes_ + bytes <= kMaxLeaving; };
-  if (!drained_.wait_until(lock, until, fits)) return false;
-  leave(std::move(block));
+  if (!drained_.wait_until(lock, until, fits) || !leave(std::move(block))) return false;
+  tell(true, id);
   return true;
+}
+
+bool BlockTiers::visit_page(Part part, BucketPlace* place, size_t limit,
+                            const std::function<void(const BlockId&)>& visit) const {
+  if (part == Part::kDisk) return !disk_ || disk_->visit_page(place, limit, visit);
+  std::lock_guard lock(mutex_);
+  return part == Part::kHeld ? tensorwright::visit_page(held_, place, limit, visit)
+                             : tensorwright::visit_page(leaving_, place, limit, visit);
 }
 
 void BlockTiers::close(Clock::time_point until) {
@@ -264,8 +289,9 @@ void BlockTiers::close(Clock::time_point until) {
     const auto highest = std::prev(lists_.end());
     const auto found = held_.find(highest->second.back());
     const int64_t bytes = found->second.block.bytes;
+    const BlockId id = found->first;
     if (!drained_.wait_until(lock, until, [&] { return leaving_bytes_ + bytes <= kMaxLeaving; })) break;
-    leave(std::move(found->second.block));
+    if (!leave(std::move(found->second.block))) tell(false, id);
     held_bytes_ -= bytes;
     held_.erase(found);
     highest->second.pop_back();

@@ -24,7 +24,9 @@
 #include <vector>
 
 #include "runtime/core/base/clock.h"
+#include "runtime/core/cache/cache_log.h"
 #include "runtime/core/cache/secret_hash.h"
+#include "runtime/core/tiers/bucket_pages.h"
 #include "runtime/core/tiers/disk_tier.h"
 #include "runtime/core/tiers/notices.h"
 #include "runtime/core/tiers/stored_block.h"
@@ -57,8 +59,12 @@ class BlockTiers {
   static constexpr int64_t kBatchBytes = int64_t{16} << 20;
   static constexpr double kBatchSeconds = 1;  // blocks wait so long for company in their file
 
-  // block_bytes: by cache group. Throws Error{"InvalidOptionError"}, as DiskTier does.
-  BlockTiers(const TierOptions& options, const std::vector<int64_t>& block_bytes);
+  // The parts of the tiers that visit_page() goes through, in the order in which blocks pass them.
+  enum class Part { kHeld, kLeaving, kDisk };
+
+  // block_bytes: by cache group. log: is told of each block that a tier stores or removes; null: nobody is.
+  // Throws Error{"InvalidOptionError"}, as DiskTier does.
+  BlockTiers(const TierOptions& options, const std::vector<int64_t>& block_bytes, CacheLog* log = nullptr);
   ~BlockTiers() { end(); }  // what is not written is lost
   BlockTiers(const BlockTiers&) = delete;
   BlockTiers& operator=(const BlockTiers&) = delete;
@@ -68,6 +74,10 @@ class BlockTiers {
   void put(const BlockId& id, int32_t priority, int64_t bytes,
            const std::function<void(char*)>& fill) noexcept;
   bool has(const BlockId& id) const;
+  // As tensorwright::visit_page, of one part. A block that goes from one part to the next while the parts are
+  // read in their order is on a page of one of them. Any thread may call it.
+  bool visit_page(Part part, BucketPlace* place, size_t limit,
+                  const std::function<void(const BlockId&)>& visit) const;
   // Reads a block back. Returns false if no tier has it, or none has it whole.
   bool read(const BlockId& id, std::span<char> out);
 
@@ -93,7 +103,8 @@ class BlockTiers {
                    const std::function<void(char*)>& fill) const;
   void keep(StoredBlock block);
   StoredBlock take_least();
-  void leave(StoredBlock block);
+  void tell(bool stored, const BlockId& id) const noexcept;
+  bool leave(StoredBlock block) noexcept;
   void touch(Held& held);
   bool is_old(const Held& held) const;
   void sweep();
@@ -103,6 +114,7 @@ class BlockTiers {
 
   const TierOptions options_;
   const ArchiveHash hash_;
+  CacheLog* const log_;
   Notices notices_;
   std::unique_ptr<DiskTier> disk_;  // null: there is none
 

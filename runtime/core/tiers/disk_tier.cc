@@ -74,8 +74,13 @@ int lock_in(const std::string& folder) {
 }  // namespace
 
 DiskTier::DiskTier(const std::string& directory, int64_t limit, double ttl_s, const ArchiveKey& owner,
-                   std::vector<int64_t> block_bytes, Notices& notices)
-    : limit_(limit), ttl_s_(ttl_s), owner_(owner), block_bytes_(std::move(block_bytes)), notices_(notices) {
+                   std::vector<int64_t> block_bytes, Notices& notices, CacheLog* log)
+    : limit_(limit),
+      ttl_s_(ttl_s),
+      owner_(owner),
+      block_bytes_(std::move(block_bytes)),
+      notices_(notices),
+      log_(log) {
   lock_folder(directory);
   try {
     open_files();
@@ -162,10 +167,24 @@ void DiskTier::note(uint64_t number, const SegmentIndex& index) {
   file.bytes = index.file_bytes;
   file.last_use = index.last_use;
   bytes_ += file.bytes;
+  file.blocks.reserve(index.records.size());
   for (const SegmentRecord& record : index.records) {
     file.priority = std::max(file.priority, record.priority);
-    if (places_.try_emplace(record.id, DiskPlace{number, record}).second) file.blocks.push_back(record.id);
+    if (!places_.try_emplace(record.id, DiskPlace{number, record}).second) continue;
+    file.blocks.push_back(record.id);
+    tell(true, record.id);
   }
+}
+
+// The caller must hold mutex_.
+void DiskTier::tell(bool stored, const BlockId& id) const noexcept {
+  if (log_) log_->add(stored, CacheTier::kDisk, id.group, id.key);
+}
+
+bool DiskTier::visit_page(BucketPlace* place, size_t limit,
+                          const std::function<void(const BlockId&)>& visit) const {
+  std::lock_guard lock(mutex_);
+  return tensorwright::visit_page(places_, place, limit, visit);
 }
 
 bool DiskTier::is_old(const DiskFile& file, int64_t now) const {
@@ -212,6 +231,7 @@ void DiskTier::drop(uint64_t number, const BlockId& id, const std::string& why) 
   const auto found = places_.find(id);
   if (found == places_.end() || found->second.file != number) return;
   places_.erase(found);
+  tell(false, id);
   std::erase(files_[number].blocks, id);
   ++stats_.dropped;
   notices_.add(concat("the prefix cache dropped a block, which is computed again: ", why));
@@ -301,7 +321,10 @@ bool DiskTier::remove_stranger() {
 std::vector<BlockId> DiskTier::forget_file(uint64_t number) {
   const auto file = files_.find(number);
   std::vector<BlockId> blocks = std::move(file->second.blocks);
-  for (const BlockId& id : blocks) places_.erase(id);
+  for (const BlockId& id : blocks) {
+    places_.erase(id);
+    tell(false, id);
+  }
   bytes_ -= file->second.bytes;
   files_.erase(file);
   return blocks;

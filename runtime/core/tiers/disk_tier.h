@@ -11,7 +11,9 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_DISK_TIER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_DISK_TIER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
@@ -19,6 +21,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/core/cache/cache_log.h"
+#include "runtime/core/tiers/bucket_pages.h"
 #include "runtime/core/tiers/notices.h"
 #include "runtime/core/tiers/segment_file.h"
 #include "runtime/core/tiers/stored_block.h"
@@ -40,10 +44,10 @@ class DiskTier {
   static constexpr size_t kMaxFiles = 4096;
 
   // directory: is made if it is missing. limit: the bytes of all files. ttl_s: the seconds after its last use
-  // in which a file is kept; 0: no limit. Throws Error{"InvalidOptionError"} if the folder cannot be used, or
-  // another process uses it.
+  // in which a file is kept; 0: no limit. log: is told of each block that is stored or removed; null: nobody
+  // is. Throws Error{"InvalidOptionError"} if the folder cannot be used, or another process uses it.
   DiskTier(const std::string& directory, int64_t limit, double ttl_s, const ArchiveKey& owner,
-           std::vector<int64_t> block_bytes, Notices& notices);
+           std::vector<int64_t> block_bytes, Notices& notices, CacheLog* log = nullptr);
   ~DiskTier();
   DiskTier(const DiskTier&) = delete;
   DiskTier& operator=(const DiskTier&) = delete;
@@ -58,6 +62,8 @@ class DiskTier {
   // Removes the files that were not used for the time to live.
   void sweep();
   DiskTierStats stats() const;
+  // As tensorwright::visit_page, of the blocks in all files.
+  bool visit_page(BucketPlace* place, size_t limit, const std::function<void(const BlockId&)>& visit) const;
   // Lets another process have the folder. Only stats() may be called afterwards.
   void unlock();
 
@@ -82,6 +88,7 @@ class DiskTier {
   void open_files();
   void find_strangers(const std::string& directory);
   void note(uint64_t number, const SegmentIndex& index);
+  void tell(bool stored, const BlockId& id) const noexcept;
   std::string path_of(uint64_t number) const;
   bool is_over(int64_t more) const;
   void make_room(int64_t bytes);
@@ -96,6 +103,7 @@ class DiskTier {
   const ArchiveKey owner_;
   const std::vector<int64_t> block_bytes_;
   Notices& notices_;
+  CacheLog* const log_;
   std::string folder_;
   int lock_file_ = -1;
   std::vector<Stranger> strangers_;  // the oldest last; only the writer uses it

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.engine_format.file_names import TOKENIZER
-from tensorwright.errors import InvalidOptionError, UnknownModelError
+from tensorwright.errors import InvalidOptionError, InvalidRequestError, UnknownModelError
 from tensorwright.options.declare import find
 from tensorwright.options.engine import EngineFields
 from tensorwright.runtime.engine.adapters import LoadedAdapter
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.guided.compile_queue import current_client
 from tensorwright.runtime.guided.reader import vocabulary_reader
+from tensorwright.runtime.requests.cache_events import MAX_READ, CacheEvents
 from tensorwright.runtime.requests.engine_client import Observer
 from tensorwright.runtime.requests.generation_defaults import sampling_defaults
 from tensorwright.runtime.requests.pinned_prefixes import PinTable
@@ -88,6 +89,9 @@ class RemoteLLM:
 
     def unload_adapter(self, name: str) -> None:
         raise UnknownModelError(f"replicas have no adapters, and {name!r} is asked for")
+
+    def cache_events(self, after: str | None = None, *, limit: int = MAX_READ) -> CacheEvents:
+        raise InvalidRequestError("replicas tell no events of their prefix caches; leave --ray out")
 
     @property
     def running(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the keys that let clients in, with what each may do: weight, priority, tokens in a minute, pinned prefixes."""
+"""Reads the keys that let clients in, with what each may do: its share, its bounds, and its rights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.number_checks import MAX_INT32
-from tensorwright.options.server import KEY_FIELDS, is_api_key
+from tensorwright.options.server import HASHES, KEY_FIELDS, TOKENS, is_api_key
 from tensorwright.runtime.base import request_bounds as bounds
 
 
@@ -19,7 +19,8 @@ class ApiKey:
     weight: the share of the engine that the key's requests have where those of others wait too, next to the others'
     weights. priority: the priority of its requests, and the highest that they may ask for; None means 0, and
     --max-priority. tokens_per_minute: how many tokens of prompts and answers it may have; None means no bound.
-    pinned_prefixes: how many prefixes it may have pinned; 0 means that it has no right to pin.
+    pinned_prefixes: how many prefixes it may have pinned; 0 means that it has no right to pin. cache_events: which
+    events of the prefix cache it may read, HASHES or TOKENS; None means none.
     """
 
     key: str
@@ -27,6 +28,7 @@ class ApiKey:
     priority: int | None = None
     tokens_per_minute: int | None = None
     pinned_prefixes: int = 0
+    cache_events: str | None = None
 
 
 def _read_weight(text: str) -> float:
@@ -43,11 +45,18 @@ def _read_integer(text: str, low: int) -> int:
     return number
 
 
+def _read_choice(text: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        raise ValueError
+    return text
+
+
 _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     "weight": (_read_weight, f"a number from {bounds.WEIGHTS[0]:g} to {bounds.WEIGHTS[1]:g}"),
     "priority": (lambda text: _read_integer(text, -MAX_INT32), "a 32-bit integer"),
     "tokens_per_minute": (lambda text: _read_integer(text, 1), "a positive 32-bit integer"),
     "pinned_prefixes": (lambda text: _read_integer(text, 0), "0 or a positive 32-bit integer"),
+    "cache_events": (lambda text: _read_choice(text, (HASHES, TOKENS)), f"{HASHES} or {TOKENS}"),
 }
 assert tuple(_READ) == KEY_FIELDS
 

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from tensorwright.options.transfer import ROLES
 from tensorwright.runtime.serving.server import (
     adapters,
+    cache_events,
     chat,
     completions,
     health,
@@ -65,6 +66,7 @@ GROUPS = (
     Group(tokenization.router, Handing.ONE, ROLES),
     Group(adapters.router, Handing.EVERY),
     Group(pins.router, Handing.EVERY, ROLES),
+    Group(cache_events.router, Handing.NONE, ROLES),
     Group(prefill.router, Handing.NONE, ("both", "prefill")),
     Group(page.router, Handing.NONE),
 )

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from tensorwright.runtime.engine.adapters import LoadedAdapter
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import EngineOptions
+from tensorwright.runtime.requests.cache_events import CacheEvents
 from tensorwright.runtime.requests.engine_client import Observer
 from tensorwright.runtime.requests.pinned_prefixes import PinTable
 from tensorwright.runtime.requests.prompts import Prompt
@@ -43,6 +44,8 @@ class ServedModel(Protocol):
     def load_adapter(self, name: str, path: str | Path) -> LoadedAdapter: ...
 
     def unload_adapter(self, name: str) -> None: ...
+
+    def cache_events(self, after: str | None = None, *, limit: int = ...) -> CacheEvents: ...
 
     def get_stats(self) -> dict[str, Any]: ...
 

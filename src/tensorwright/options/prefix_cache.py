@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tensorwright.options.declare import SECONDS, At, Door, Size, declare, path_rule
+from tensorwright.options.declare import SECONDS, At, Door, Size, declare, path_rule, whole_number
 
 DISK_SIZE = 20 << 30
 """The most bytes of the prefix cache on disk, unless the user says otherwise."""
+MAX_CACHE_EVENTS = 1 << 20
+"""The most events of the prefix cache that an engine keeps; runtime/core/engine/engine_options.cc has the same."""
 _TIERS = {door: At() for door in (Door.LLM, Door.RUN, Door.SERVE, Door.TRITON_REPO, Door.TRITON)}
 """A benchmark computes every prompt, and a simulation has no tiers."""
 
 
 _PINS = {door: At() for door in (Door.LLM, Door.SERVE)}
-"""The other doors have nobody who could pin a prefix."""
+"""The other doors have nobody who could pin a prefix, or read events."""
 
 
 @dataclass(frozen=True)
@@ -50,5 +52,13 @@ class PrefixCacheFields:
         Size,
         help='The part of the KV cache that pinned prefixes may hold, as "1GiB"; no request takes it from them. '
         "[default: none]",
+        at=_PINS,
+    )
+    cache_events: int | None = declare(
+        None,
+        int,
+        rule=whole_number(f"a whole number of events from 1 to {MAX_CACHE_EVENTS}", high=MAX_CACHE_EVENTS),
+        help="Events of the prefix cache that are kept for those who read them, such as 10000: a reader may be behind "
+        "by so many. [default: none]",
         at=_PINS,
     )

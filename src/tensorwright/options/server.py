@@ -14,8 +14,10 @@ MAX_PORT = 65535
 DEFAULT_BODIES = 16
 """The number of bodies of the largest size that there is room for, unless max_body_memory is given; and of stored
 conversations of that size, unless max_stored_response_memory is."""
-KEY_FIELDS = ("weight", "priority", "tokens_per_minute", "pinned_prefixes")
+KEY_FIELDS = ("weight", "priority", "tokens_per_minute", "pinned_prefixes", "cache_events")
 """What may stand behind a key, as NAME=VALUE."""
+HASHES, TOKENS = "hashes", "tokens"
+"""The rights to read events of the prefix cache that a key may have: without tokens, and with those of everybody."""
 _PRIORITY = "The highest priority that a request may ask for."
 _POSITIVE = whole_number("a positive integer", high=math.inf)
 _POSITIVE_OR_NONE = whole_number("a positive integer, or None", high=math.inf)

@@ -18,7 +18,7 @@ LLM_NAMES = {
     "engine", "generate", "generate_async", "get_profile", "get_stats", "load_adapter", "max_seq_len", "options",
     "prefix_transfers", "profile", "reasoning_parser", "rerank", "running", "sampling_defaults", "score", "shutdown",
     "stalled_seconds", "tokenizer", "tool_parser", "trouble", "unload_adapter", "pin_prefix", "unpin_prefix",
-    "pinned_prefixes", "pins",
+    "pinned_prefixes", "pins", "cache_events",
 }  # fmt: skip
 TOKENIZER = {"count", "decode", "encode"}
 

@@ -27,7 +27,8 @@ DECIDED = {
         "GET /v1/pinned_prefixes", "DELETE /v1/pinned_prefixes/{name:path}",
     },
     Handing.NONE: {
-        "GET /health", "GET /ready", "GET /metrics", "GET /", "GET /page/{name}", "POST /prefill/completions",
+        "GET /health", "GET /ready", "GET /metrics", "GET /", "GET /page/{name}", "GET /v1/cache_events",
+        "POST /prefill/completions",
         "POST /prefill/chat/completions", "POST /prefill/responses", "POST /prefill/messages",
     },
 }  # fmt: skip

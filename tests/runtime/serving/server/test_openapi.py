@@ -16,7 +16,7 @@ PATHS = {
     "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
     "/health", "/ready", "/metrics", "/v1/responses", "/v1/responses/{response_id}", "/v1/messages",
     "/v1/messages/count_tokens", "/v1/pinned_prefixes", "/v1/pinned_prefixes/{name}",
-    "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank",
+    "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/v1/cache_events",
 }  # fmt: skip
 FEW = settings(
     max_examples=5,

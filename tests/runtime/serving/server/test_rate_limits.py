@@ -36,13 +36,14 @@ def test_a_key_is_read_with_its_values(tmp_path: Path) -> None:
         ("", "a key must be one or more"),
         ("secret-ä", "a key must be one or more"),
         ("secret two", "word 1 behind it is neither"),
-        ("secret weight", "weight, priority, tokens_per_minute, pinned_prefixes; word 1"),
+        ("secret weight", "weight, priority, tokens_per_minute, pinned_prefixes, cache_events; word 1"),
         ("secret wait=1", "word 1 behind it is neither"),
         ("secret weight=0", "weight must be a number from 0.001 to 1000, got '0'"),
         ("secret weight=nan", "weight must be"),
         ("secret priority=1.5", "priority must be a 32-bit integer"),
         ("secret tokens_per_minute=0", "tokens_per_minute must be a positive 32-bit integer"),
         ("secret weight=1 weight=2", "weight must be given once"),
+        ("secret cache_events=all", "cache_events must be hashes or tokens, got 'all'"),
     ],
 )
 def test_a_wrong_key_is_refused_and_not_shown(text: str, words: str) -> None:
