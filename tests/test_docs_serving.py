@@ -94,7 +94,7 @@ def test_every_bound_of_a_request_is_listed_as_it_is() -> None:
 def test_every_option_of_the_server_is_explained() -> None:
     names = (
         "serving", "page", "operating", "prefill-decode", "ranks", "replicas", "tools", "lora", "agents",
-        "prefix-cache", "cuda",
+        "prefix-cache", "cuda", "long-contexts",
     )  # fmt: skip
     pages = [Page(text_of(name)) for name in names]
     named = {flag for each in pages for line in each.shell for flag in FLAG.findall(line)}

@@ -471,10 +471,6 @@ void check_choice(const InstructionCheck& c, const KvLayerRecord& layer) {
             "sparse_prefill needs a kv layer without window and v_dim, and no slopes");
 }
 
-}  // namespace
-
-namespace {
-
 // A budget of 0 blocks is none, and the other fields are then 0 too.
 void check_budget(const InstructionCheck& c, const KvLayerRecord& layer) {
   const BlockBudget budget = budget_of(c.instruction);

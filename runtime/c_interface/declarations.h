@@ -126,6 +126,7 @@ inline constexpr Named kRefusedOptions[] = {
     {"adapters", "adapters are loaded in Python"},
     {"max_loras", "adapters are loaded in Python"},
     {"max_lora_rank", "adapters are loaded in Python"},
+    {"cache_events", "it is a part of the Python API and of the server"},
     {"trace", "the file of a trace is written by Python"},
     {"guided_vocabulary", "grammars are compiled in Python"},
     {"chat_template", "it is a part of the Python API and of the server"},

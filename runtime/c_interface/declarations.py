@@ -64,6 +64,7 @@ REFUSED_OPTIONS = {
     "adapters": "adapters are loaded in Python",
     "max_loras": "adapters are loaded in Python",
     "max_lora_rank": "adapters are loaded in Python",
+    "cache_events": _PYTHON,
     "trace": "the file of a trace is written by Python",
     "guided_vocabulary": "grammars are compiled in Python",
     "chat_template": _PYTHON,

@@ -63,7 +63,7 @@ namespace {
 
 ToyPlan sparse_toy() {
   ToyPlan toy;
-  toy.instructions[5].ints[2] = 4 * ToyPlan::kBlock;
+  toy.instructions[5].ints[kBudgetEnd] = 4 * ToyPlan::kBlock;
   return toy;
 }
 

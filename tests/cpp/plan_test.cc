@@ -196,7 +196,7 @@ TW_TEST(queries_may_choose_their_keys) {
   const auto with = [](
                         int32_t budget, void (*change)(ToyPlan&) = [](ToyPlan&) {}) {
     return fault_of([&](ToyPlan& t) {
-      t.instructions[5].ints[2] = budget;
+      t.instructions[5].ints[kBudgetEnd] = budget;
       change(t);
     });
   };
@@ -210,7 +210,7 @@ TW_TEST(queries_may_choose_their_keys) {
   check_says(with(64, [](ToyPlan& t) { t.instructions[5].weight[1] = t.vector(ToyPlan::kHeads); }),
              "no slopes");
   ToyPlan t;
-  t.instructions[5].ints[2] = 64;
+  t.instructions[5].ints[kBudgetEnd] = 64;
   const ModelFacts facts = Plan::parse(t.bytes()).facts();
   TW_CHECK_EQ(facts.sparse_prefill, 64);
   TW_CHECK_EQ(facts.chunk_multiple, 16);

@@ -359,11 +359,12 @@ class MadePlan : public tw_test::PlanWriter {
   void attend(int32_t q, uint32_t layer, uint32_t heads) {
     const int32_t y = output(Kind::kTokens, at(q).cols, float_dtype(), {q});
     const float softcap = c_.one_in(3) ? 5.0f : 0.0f;
-    write(Op::kPagedAttention, {{q},
-                                {y},
-                                {maybe_vector(heads)},
-                                {static_cast<int32_t>(layer), static_cast<int32_t>(heads), sparse_prefill()},
-                                {0.35f, softcap}});
+    write(Op::kPagedAttention,
+          {{q},
+           {y},
+           {maybe_vector(heads)},
+           {static_cast<int32_t>(layer), static_cast<int32_t>(heads), 0, 0, 0, 0, 0, sparse_prefill()},
+           {0.35f, softcap}});
   }
   // How many positions a block of a prompt's queries chooses. It takes no choice either.
   int32_t sparse_prefill() const {

@@ -164,10 +164,6 @@ void check_sparse_prefill(const Plan& plan) {
     refuse_plan("sparse_prefill needs a plan without heads, ranks, states and windows");
 }
 
-}  // namespace
-
-namespace {
-
 // All layers of a group must forget the same blocks at the same positions, because they share block tables,
 // and groups must not share scores. The sum of all shares of two intervals must fit 64 bits (kept_blocks.h).
 void check_budgets(const Plan& plan) {
