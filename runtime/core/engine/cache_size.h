@@ -13,7 +13,7 @@ struct CacheNeeds {
   int64_t weight_bytes = 0;
   int64_t block_bytes = 0;  // of one block of the KV cache over all layers
   int64_t state_bytes = 0;  // of one sequence's states over all recurrent layers; 0: none
-  int32_t most_held = 0;  // positions whose blocks a sequence holds at most
+  int32_t most_held = 0;    // positions whose blocks a sequence holds at most
   int32_t block_size = 0;
 };
 
