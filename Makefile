@@ -286,6 +286,7 @@ ARM64_ARGS ?=
 test-arm64: setup
 	$(BIN)/cmake -S . -B build/arm64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 		--toolchain deploy/arm64/toolchain.cmake -DTENSORWRIGHT_PYTHON=OFF -DTENSORWRIGHT_TESTS=ON \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python \
 		$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 	$(BIN)/pytest -q tests/plugins/test_isa_files.py -k arm_
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(DURATIONS) tests/cpp/test_arm64.py $(ARM64_ARGS)
