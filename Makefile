@@ -284,6 +284,7 @@ sanitize: setup
 # The C++ programs and kernels, compiled for aarch64 by Debian's g++-aarch64-linux-gnu, in qemu-aarch64 (qemu-user).
 ARM64_ARGS ?=
 test-arm64: setup
+	@command -v qemu-aarch64 > /dev/null || { echo "test-arm64 needs qemu-aarch64: apt-get install qemu-user"; exit 1; }
 	$(BIN)/cmake -S . -B build/arm64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 		--toolchain deploy/arm64/toolchain.cmake -DTENSORWRIGHT_PYTHON=OFF -DTENSORWRIGHT_TESTS=ON \
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python \

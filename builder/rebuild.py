@@ -137,9 +137,10 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
         and chosen.get("sparsity", "none") == "none"
     )
     meaningless += ["calibrate", "activations"] if plain else []
-    # A window takes the place of a budget, and a budget that of a window.
-    for name, other in (("attention_window", "kv_budget"), ("kv_budget", "attention_window")):
-        meaningless += [other] if changes.get(name) else []
+    # A window, a budget and sparse prefill take each other's place.
+    seen = ("attention_window", "kv_budget", "sparse_prefill")
+    if any(changes.get(name) for name in seen):
+        meaningless += [name for name in seen if not changes.get(name)]
     bounds = [name for name in ("attention_window", "kv_budget") if chosen.get(name) and name not in meaningless]
     meaningless += [] if bounds else ["sink_tokens"]
     meaningless += [] if "kv_budget" in bounds else ["recent_tokens"]

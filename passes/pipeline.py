@@ -60,8 +60,8 @@ PIPELINE: tuple[Phase, ...] = (
         Step(limit_attention, "what the user gives up, like the rounding above", after=("insert_kv_cache",),
              lossy="always"),
         Step(limit_kv_cache, "likewise", after=("insert_kv_cache",), lossy="always"),
-        Step(sparsify_prefill, "after the windows, which it does not go with", after=("limit_attention",),
-             lossy="always"),
+        Step(sparsify_prefill, "after windows and budgets, which it does not go with",
+             after=("limit_attention", "limit_kv_cache"), lossy="always"),
     )),
     Phase("lower", "lowered", (
         Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),

@@ -93,8 +93,8 @@ def require_tokens(text: NamedText, tokenizer: Path, tokens: int) -> None:
     if found < tokens:
         raise InvalidOptionError(
             f"{text.name} has {found} tokens of this model, and {tokens} must be measured (accuracy_tokens; with "
-            "attention_window or sparse_prefill, one more than see everything); give a longer text (--accuracy-text), "
-            "or say fewer tokens"
+            "attention_window, kv_budget or sparse_prefill, one more than see everything); give a longer text "
+            "(--accuracy-text), or say fewer tokens"
         )
 
 

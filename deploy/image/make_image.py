@@ -83,6 +83,12 @@ def check_wheel(wheel: Path) -> None:
         raise ImageError(f"{wheel.name} is not for Python {PYTHON} ({tag}), which Debian {SUITE} has")
 
 
+def check_out(out: Path) -> None:
+    """Refuses a place that holds something other than an image, for it would be replaced."""
+    if out.exists() and not (out / "oci-layout").is_file():
+        raise ImageError(f"{out} exists already and is no image in OCI's layout: name another place with --out")
+
+
 def install_packages(wheel: Path, extras: str, folder: Path) -> None:
     """Installs the wheel and what it needs into a folder, in the versions of constraints.txt, compiling nothing."""
     run(
@@ -150,6 +156,7 @@ def main() -> int:
     try:
         check_tools()
         check_wheel(arguments.wheel)
+        check_out(arguments.out)
         if arguments.keep_root is not None and arguments.keep_root.exists():
             raise ImageError(f"{arguments.keep_root} exists already")
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

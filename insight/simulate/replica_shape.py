@@ -62,6 +62,11 @@ class ReplicaShape:
         return float(pairs), float(reads)
 
 
+def _longest_chunk(most: int, stop: int) -> int:
+    """Returns the most tokens of a prompt in one step. stop: the position whose multiples no step crosses; 0: none."""
+    return min(most or stop, stop) if stop else most
+
+
 def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options: EngineOptions) -> ReplicaShape:
     """Returns the shape of an engine that runs. facts, stats: what it says of itself."""
     groups = stats["groups"][: len(facts["block_bytes"])]
@@ -69,14 +74,14 @@ def shape_of_engine(facts: Mapping[str, Any], stats: Mapping[str, Any], options:
         max_seq_len=facts["max_seq_len"],
         block_size=facts["block_size"],
         block_bytes=tuple(facts["block_bytes"]),
-        # A group whose sequences keep a budget of blocks is simulated as one with a window: it holds as many.
+        # A group whose sequences keep a budget of blocks is simulated as one with a window, which holds about as many.
         group_windows=tuple(
             group["kv_budget"] or window for group, window in zip(groups, facts["group_windows"], strict=True)
         ),
         kv_cache_bytes=options.kv_cache_bytes,
         max_batch_size=options.max_batch_size,
         max_num_tokens=options.max_num_tokens,
-        max_chunk=options.max_prefill_chunk,
+        max_chunk=_longest_chunk(options.max_prefill_chunk, facts["chunk_stop"]),
         max_queue=options.max_queue_size,
         prefix_cache=options.enable_prefix_caching,
         group_chunked=tuple(int(group["chunked"]) for group in groups),

@@ -576,8 +576,9 @@ class LLM(StrictKeywords):
         after: `next` of that call's answer. None begins with the whole content, in parts: `more` says that the next one
         can be asked for at once. limit: the most events, 1 to 1,000; a block of a model with several cache groups may
         come over it. wait: the seconds to wait for the first event. Raises InvalidRequestError, also for an engine that
-        was started without the option cache_events, and TemporarilyUnavailableError while another engine takes the
-        place of one that died.
+        was started without the option cache_events, TemporarilyUnavailableError while another engine takes the place
+        of one that died or where a step leaves no time for a part of the content, and QueueFullError if too many wait
+        for such a part.
         """
         names = {adapter.key: adapter.name for adapter in self.adapters.values()}
         end = time.monotonic() + wait

@@ -85,6 +85,7 @@ inline constexpr char kWeightsFile[] = "cpu/weights.bin";
 inline constexpr char kRemedy[] = "build the engine again, or copy it again from where it came";
 inline constexpr char kProposers[] = "ngram|suffix";
 inline constexpr int32_t kFormatVersion = 1;
+inline constexpr int32_t kDecisionInterval = 128;
 inline constexpr int32_t kDefaultMaxBatchSize = 64;
 inline constexpr int32_t kDefaultMaxNumTokens = 512;
 inline constexpr int32_t kMaxStopTokenIds = 256;

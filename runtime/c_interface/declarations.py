@@ -16,6 +16,7 @@ from tensorwright.durations import UNITS as DURATION_UNITS
 from tensorwright.engine_format import file_names
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.engine_config import FORMAT, FORMAT_VERSION
+from tensorwright.engine_format.kv_cache import DECISION_INTERVAL
 from tensorwright.options.declare import Door, Duration, Option, Size, options_at
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 from tensorwright.options.speculation import METHODS, NUMBERS, Speculation
@@ -179,6 +180,7 @@ def _constants() -> list[str]:
     }  # fmt: skip
     numbers = {
         "kFormatVersion": FORMAT_VERSION,
+        "kDecisionInterval": DECISION_INTERVAL,
         "kDefaultMaxBatchSize": DEFAULT_LIMITS["max_batch_size"],
         "kDefaultMaxNumTokens": DEFAULT_LIMITS["max_num_tokens"],
         "kMaxStopTokenIds": bounds.STOP_TOKEN_IDS,

@@ -25,8 +25,6 @@ namespace tensorwright {
 namespace {
 
 const JsonPlace kEngineFile = {"EngineError", "engine"};
-constexpr int64_t kDecisionInterval =
-    128;  // engine_format/kv_cache.py: positions between two decisions of a kv_budget
 constexpr size_t kMaxTextBytes = size_t{64} << 20;  // of a text file of an engine
 
 [[noreturn]] void refuse_file(const std::string& path, const std::string& what) {
@@ -82,6 +80,9 @@ std::string read_text_file(const std::string& path) {
 }
 
 // Returns a member of an object that must be there and of the right kind.
+// No engine has so many bytes or tokens, and sums of such numbers fit.
+constexpr uint64_t kMaxNumber = uint64_t{1} << 50;
+
 int64_t positive(const Json& config, const std::string& path, const char* section, const char* name,
                  bool may_be_zero = false) {
   const auto part = config.find(section);
@@ -89,8 +90,7 @@ int64_t positive(const Json& config, const std::string& path, const char* sectio
     const auto value = part->find(name);
     const uint64_t number =
         value != part->end() && value->is_number_unsigned() ? value->get<uint64_t>() : ~uint64_t{0};
-    if ((may_be_zero || number != 0) && number <= uint64_t{std::numeric_limits<int64_t>::max()})
-      return static_cast<int64_t>(number);
+    if ((may_be_zero || number != 0) && number <= kMaxNumber) return static_cast<int64_t>(number);
   }
   refuse_damaged(path, std::string(section) + "." + name + " must be a positive whole number, and is not");
 }

@@ -135,22 +135,33 @@ const std::string& read_text(const Json& value, const JsonPlace& place, const st
   return value.get_ref<const std::string&>();
 }
 
+// Returns a text without the white space around it.
+static std::string_view trimmed(std::string_view text) {
+  const auto is_space = [](char letter) { return std::isspace(static_cast<unsigned char>(letter)) != 0; };
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
 double read_quantity(const Json& value, const JsonPlace& place, const std::string& name,
                      std::span<const Unit> units, bool small_letters, const char* example) {
   double quantity = 0;
   if (value.is_number()) {
     quantity = value.get<double>();
   } else if (value.is_string()) {
-    std::string text = value.get<std::string>();
-    std::erase_if(text, [](unsigned char letter) { return std::isspace(letter); });
-    if (small_letters)
-      for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    std::string_view text = trimmed(value.get_ref<const std::string&>());
     double number = 0;
     const auto [rest, error] =
         std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-    const std::string unit(rest, static_cast<size_t>(text.data() + text.size() - rest));
+    const std::string_view digits(text.data(), static_cast<size_t>(rest - text.data()));
+    std::string unit(trimmed(text.substr(digits.size())));
+    if (small_letters)
+      for (char& letter : unit) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
     const auto found = std::ranges::find_if(units, [&](const Unit& each) { return unit == each.name; });
-    if (error == std::errc() && found != units.end()) quantity = number * found->factor;
+    // Of a size a point stands between digits; of a time they may be missing on one side of it.
+    const bool open_point = digits.starts_with('.') || digits.ends_with('.');
+    if (error == std::errc() && found != units.end() && !(small_letters && open_point))
+      quantity = number * found->factor;
   }
   if (quantity > 0 && std::isfinite(quantity)) return quantity;
   refuse(place, name + " must be a positive number or a text like \"" + example + "\"", shown(value),

@@ -90,10 +90,11 @@ constexpr NameOfFinish kFinishes[] = {
     {"abort", TW_FINISH_ABORT}, {"timeout", TW_FINISH_TIMEOUT}, {"error", TW_FINISH_ERROR},
 };
 
-tw_finish finish_of(const std::string& name) {
+// Returns null for a name that this interface has no value for.
+const NameOfFinish* find_finish(const std::string& name) {
   const auto* const found =
       std::ranges::find_if(kFinishes, [&](const NameOfFinish& each) { return name == each.name; });
-  return found == std::end(kFinishes) ? TW_FINISH_ERROR : found->finish;
+  return found == std::end(kFinishes) ? nullptr : found;
 }
 
 // The error of a call for which there is no memory to make one. It is made when the library is loaded.
@@ -135,13 +136,16 @@ tw_status guarded(tw_error** error, const Body& body) noexcept {
 
 uintptr_t number_of(const tw_engine* engine) { return reinterpret_cast<uintptr_t>(engine); }
 
+[[noreturn]] void refuse_closed(const char* function) {
+  throw CallFault{TW_CLOSED, std::string("[") + function +
+                                 "] the engine must be open, got the handle of one that was closed or of "
+                                 "none; open it with tw_open()"};
+}
+
 // Returns the engine of a handle.
 std::shared_ptr<ServedEngine> engine_of(const tw_engine* handle, const char* function) {
   std::shared_ptr<ServedEngine> engine = tensorwright::find_open(number_of(handle));
-  if (!engine)
-    throw CallFault{TW_CLOSED, std::string("[") + function +
-                                   "] the engine must be open, got the handle of one that was closed or of "
-                                   "none; open it with tw_open()"};
+  if (!engine) refuse_closed(function);
   engine->check_process();
   return engine;
 }
@@ -226,7 +230,8 @@ tw_event view(const tw_events& events, size_t index) {
   tw_event shown = {};
   shown.request = event.request_id;
   shown.completion = event.completion;
-  shown.finish = finish_of(event.finish);
+  const NameOfFinish* const finish = find_finish(event.finish);
+  shown.finish = finish ? finish->finish : TW_FINISH_ERROR;
   shown.tokens = event.tokens.data();
   shown.token_count = event.tokens.size();
   shown.logprobs = logprobs.tokens.data();
@@ -239,6 +244,10 @@ tw_event view(const tw_events& events, size_t index) {
   shown.error = event.error_type.empty() ? TW_OK : status_of(event.error_type);
   shown.error_type = event.error_type.c_str();
   shown.error_message = event.error.c_str();
+  if (!finish) {
+    shown.error = TW_OTHER;
+    shown.error_message = event.finish.c_str();
+  }
   shown.cumulative_logprob = event.cumulative_logprob;
   shown.queue_seconds = event.queue_s;
   shown.first_token_seconds = event.first_token_s;
@@ -279,9 +288,14 @@ tw_status tw_open(const char* path, const char* options, tw_engine** engine, tw_
 tw_status tw_close(tw_engine* engine, double drain_seconds, tw_error** error) {
   return guarded(error, [&] {
     if (!engine) return;
-    engine_of(engine, "tw_close");  // throws for a closed one, and in a fork
-    if (const auto taken = tensorwright::take_open(number_of(engine))) taken->shutdown(drain_seconds);
+    // While it drains, events are fetched, requests cancelled and masks set by its handle as before.
+    engine_of(engine, "tw_close")->shutdown(drain_seconds);
+    if (!tensorwright::take_open(number_of(engine))) refuse_closed("tw_close");
   });
+}
+
+tw_status tw_drain(tw_engine* engine, double seconds, tw_error** error) {
+  return guarded(error, [&] { engine_of(engine, "tw_drain")->shutdown(seconds); });
 }
 
 tw_status tw_facts(tw_engine* engine, char** json, tw_error** error) {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tensorwright.errors import InvalidRequestError
+from tensorwright.errors import InvalidRequestError, TemporarilyUnavailableError, TransferError
 
 EventType = Literal["stored", "removed", "cleared"]
 Tier = Literal["cache", "memory", "disk"]
@@ -90,7 +90,8 @@ def read_cache_events(
 ) -> CacheEvents:
     """Returns the next events of an engine. feed: a `_runtime.CacheFeed`. after: `next` of the last answer; None begins
     with the whole content. limit: about the most events that are wanted. wait: the seconds to wait for the first event.
-    adapters: the name of each loaded adapter, by its key. Raises InvalidRequestError."""
+    adapters: the name of each loaded adapter, by its key. Raises InvalidRequestError, TemporarilyUnavailableError if
+    the engine's steps leave no time for a page, and QueueFullError if too many others wait for one."""
     if not 1 <= limit <= MAX_READ:
         raise InvalidRequestError(f"limit must be 1 to {MAX_READ} events, got {limit}")
     names = {feed.adapter_name(key): name for key, name in (adapters or {}).items()}
@@ -108,7 +109,13 @@ def read_cache_events(
     if cursor is None:
         cursor = _Cursor(feed.epoch, feed.begin(), _START)
     assert cursor.place is not None
-    found, place = feed.content(cursor.place, limit, PAGE_TIMEOUT)
+    try:
+        found, place = feed.content(cursor.place, limit, PAGE_TIMEOUT)
+    except TransferError:
+        raise TemporarilyUnavailableError(
+            f"a step took longer than the {PAGE_TIMEOUT:g} seconds in which the content of the prefix cache is read "
+            "between two steps; ask again"
+        ) from None
     events = tuple(_event(each, names, cursor.number) for each in found)
     if first:
         events = (CacheEvent("cleared", cursor.number), *events)

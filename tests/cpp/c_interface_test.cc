@@ -2,6 +2,7 @@
 // arguments, and handles of engines that are closed. The core is linked besides to write the engine.
 #include <stdlib.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -93,6 +94,31 @@ int64_t submit(tw_engine* engine, const std::vector<int32_t>& tokens, const char
   return number;
 }
 
+constexpr uint32_t kEveryToken[] = {~0u, 0x1f};  // of the 37 of a toy engine
+constexpr size_t kEveryTokenWords = 2;
+
+// Submits a request that waits for a mask before each of its tokens but the first.
+int64_t submit_with_mask(tw_engine* engine, const std::vector<int32_t>& tokens, const char* params) {
+  tw_request request = request_of(tokens, params);
+  request.first_mask = kEveryToken;
+  request.first_mask_words = kEveryTokenWords;
+  int64_t number = 0;
+  TW_CHECK_EQ(tw_submit(engine, &request, &number, nullptr), TW_OK);
+  return number;
+}
+
+// Returns how many tokens the next event of a request has.
+size_t tokens_of_next_event(tw_engine* engine, int64_t number) {
+  tw_events* events = nullptr;
+  tw_event event = {};
+  event.size = sizeof event;
+  TW_CHECK_EQ(tw_wait(engine, number, 60, &events, nullptr), TW_OK);
+  TW_CHECK_EQ(tw_events_get(events, 0, &event, nullptr), TW_OK);
+  const size_t tokens = event.token_count;
+  tw_events_free(events);
+  return tokens;
+}
+
 // Waits for a request until its end, and returns its tokens.
 std::vector<int32_t> tokens_of(tw_engine* engine, int64_t number) {
   std::vector<int32_t> tokens;
@@ -170,23 +196,48 @@ TW_TEST(one_thread_hears_of_all_requests) {
   tw_close(engine, 0, nullptr);
 }
 
+TW_TEST(a_request_goes_on_while_its_engine_is_closed) {
+  const EngineFolder folder;
+  tw_engine* engine = open_engine(folder);
+  const int64_t number = submit_with_mask(engine, {1}, R"({"max_tokens": 1000, "ignore_eos": true})");
+  TW_CHECK_EQ(tokens_of_next_event(engine, number), 1u);
+  std::thread closes([&] { TW_CHECK_EQ(tw_close(engine, -1, nullptr), TW_OK); });
+  const std::vector<int32_t> prompt = {1};
+  const tw_request other = request_of(prompt, R"({"max_tokens": 1})");
+  int64_t taken = 0;
+  while (tw_submit(engine, &other, &taken, nullptr) == TW_OK) std::this_thread::yield();
+  int alive = 0;
+  TW_CHECK_EQ(tw_set_mask(engine, number, 0, 1, kEveryToken, kEveryTokenWords, &alive, nullptr), TW_OK);
+  TW_CHECK_EQ(alive, 1);
+  TW_CHECK_EQ(tokens_of_next_event(engine, number), 1u);
+  TW_CHECK_EQ(tw_cancel(engine, number, TW_ALL_COMPLETIONS, &alive, nullptr), TW_OK);
+  TW_CHECK_EQ(alive, 1);
+  closes.join();
+}
+
 TW_TEST(closing_wakes_who_waits_and_the_handle_means_nothing_then) {
   const EngineFolder folder;
   tw_engine* engine = open_engine(folder);
-  const int64_t number = submit(engine, {1}, R"({"max_tokens": 1000, "ignore_eos": true})");
+  // It sits out all steps, for its mask never comes: who waits for it is woken by the closing alone.
+  const int64_t number = submit_with_mask(engine, {1}, R"({"max_tokens": 1000, "ignore_eos": true})");
+  std::atomic<bool> has_begun = false;
+  tw_finish finish = TW_FINISH_NONE;
   std::thread waits([&] {
     tw_events* events = nullptr;
-    while (tw_wait(engine, number, -1, &events, nullptr) == TW_OK) {
+    while (finish == TW_FINISH_NONE && tw_wait(engine, number, -1, &events, nullptr) == TW_OK) {
       tw_event event = {};
       event.size = sizeof event;
       TW_CHECK_EQ(tw_events_get(events, tw_events_count(events) - 1, &event, nullptr), TW_OK);
-      const bool ended = event.finish == TW_FINISH_ABORT || event.finish == TW_FINISH_LENGTH;
+      finish = event.finish;
       tw_events_free(events);
-      if (ended) break;
+      has_begun = true;
     }
   });
-  TW_CHECK_EQ(tw_close(engine, 0, nullptr), TW_OK);
+  while (!has_begun) std::this_thread::yield();
+  TW_CHECK_EQ(tw_drain(engine, 0, nullptr), TW_OK);
   waits.join();
+  TW_CHECK_EQ(finish, TW_FINISH_ABORT);
+  TW_CHECK_EQ(tw_close(engine, 0, nullptr), TW_OK);
   char* json = nullptr;
   tw_events* events = nullptr;
   int alive = 1;

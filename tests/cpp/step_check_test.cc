@@ -9,6 +9,32 @@
 
 using namespace tensorwright;
 
+// Facts of a model with one cache group, whose sequences have 16 positions in blocks of 4. window: 0 for
+// none.
+static ModelFacts one_group(int32_t window) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 16;
+  facts.block_size = 4;
+  facts.block_bytes = {100};
+  facts.group_windows = {window};
+  return facts;
+}
+
+// Positions [begin, end) of one sequence, in blocks 0 to 3.
+static Step positions(int32_t begin, int32_t end) {
+  Step step;
+  step.seq_starts = {0, end - begin};
+  step.context_lens = {end};
+  step.groups = {{4, {0, 1, 2, 3}, {}}};
+  for (int32_t position = begin; position < end; ++position) {
+    step.token_ids.push_back(1);
+    step.positions.push_back(position);
+    step.groups[0].slots.push_back(position);
+  }
+  return step;
+}
+
 // Two sequences of one token each, written to blocks 0 and `second`.
 static Step two_sequences(int32_t second) {
   Step step;
@@ -22,12 +48,7 @@ static Step two_sequences(int32_t second) {
 }
 
 TW_TEST(two_writers_are_found_after_any_number_of_steps) {
-  ModelFacts facts;
-  facts.vocab_size = 10;
-  facts.max_seq_len = 16;
-  facts.block_size = 4;
-  facts.block_bytes = {100};
-  facts.group_windows = {0};
+  ModelFacts facts = one_group(0);
   for (int64_t steps :
        {int64_t{0}, (int64_t{1} << 31) - 1, (int64_t{1} << 32) - 1, int64_t{1} << 33, int64_t{1} << 40}) {
     StepChecker checker(facts, {8, 8, 8}, {4}, steps);
@@ -40,12 +61,7 @@ TW_TEST(two_writers_are_found_after_any_number_of_steps) {
 
 // With chunks of 8 positions and blocks of 4, position 8 sees no block before its own.
 TW_TEST(blocks_before_a_chunk_may_be_absent) {
-  ModelFacts facts;
-  facts.vocab_size = 10;
-  facts.max_seq_len = 16;
-  facts.block_size = 4;
-  facts.block_bytes = {100};
-  facts.group_windows = {8};
+  ModelFacts facts = one_group(8);
   const auto step_at = [](int32_t position) {
     Step step;
     step.token_ids = {1};
@@ -69,12 +85,7 @@ TW_TEST(blocks_before_a_chunk_may_be_absent) {
 // With a window of 2 positions, 5 sink tokens and blocks of 4, position 15 sees the first two blocks and its
 // own.
 TW_TEST(blocks_of_sink_tokens_must_be_there) {
-  ModelFacts facts;
-  facts.vocab_size = 10;
-  facts.max_seq_len = 16;
-  facts.block_size = 4;
-  facts.block_bytes = {100};
-  facts.group_windows = {2};
+  ModelFacts facts = one_group(2);
   facts.group_sink_tokens = {5};
   Step step;
   step.token_ids = {1};
@@ -89,51 +100,21 @@ TW_TEST(blocks_of_sink_tokens_must_be_there) {
 }
 
 TW_TEST(a_step_crosses_no_position_where_blocks_are_forgotten) {
-  ModelFacts facts;
-  facts.vocab_size = 10;
+  ModelFacts facts = one_group(0);
   facts.max_seq_len = 64;
-  facts.block_size = 4;
-  facts.block_bytes = {100};
-  facts.group_windows = {0};
   facts.group_budgets = {{4, 1, 1, 8, 0}};
   StepChecker checker(facts, {8, 8, 8}, {4});
-  const auto step_from = [](int32_t first, int32_t tokens) {
-    Step step;
-    GroupTables table{4, {0, 1, 2, 3}, {}};
-    for (int32_t p = first; p < first + tokens; ++p) {
-      step.token_ids.push_back(1);
-      step.positions.push_back(p);
-      table.slots.push_back(p);
-    }
-    step.seq_starts = {0, tokens};
-    step.context_lens = {first + tokens};
-    step.groups = {table};
-    return step;
-  };
-  checker.check(step_from(0, 8));
-  checker.check(step_from(8, 3));
-  TW_CHECK_ERROR(checker.check(step_from(5, 4)), "InvalidRequestError");
+  checker.check(positions(0, 8));
+  checker.check(positions(8, 11));
+  TW_CHECK_ERROR(checker.check(positions(5, 9)), "InvalidRequestError");
 }
 
 // A prompt of 14 tokens has three whole blocks of 4, whose rows choose what they see.
 TW_TEST(rows_that_choose_come_in_whole_blocks) {
-  ModelFacts facts;
-  facts.vocab_size = 10;
-  facts.max_seq_len = 16;
-  facts.block_size = 4;
-  facts.block_bytes = {100};
-  facts.group_windows = {0};
+  ModelFacts facts = one_group(0);
   facts.sparse_prefill = 8;
   const auto rows = [](int32_t begin, int32_t end, std::vector<int32_t> prompts) {
-    Step step;
-    step.seq_starts = {0, end - begin};
-    step.context_lens = {end};
-    step.groups = {{4, {0, 1, 2, 3}, {}}};
-    for (int32_t position = begin; position < end; ++position) {
-      step.token_ids.push_back(1);
-      step.positions.push_back(position);
-      step.groups[0].slots.push_back(position);
-    }
+    Step step = positions(begin, end);
     step.prompt_lens = std::move(prompts);
     return step;
   };

@@ -40,6 +40,14 @@ def test_missing_tools_are_named(maker: ModuleType, monkeypatch: pytest.MonkeyPa
         maker.check_tools()
 
 
+def test_only_an_image_is_replaced(maker: ModuleType, tmp_path: Path) -> None:
+    maker.check_out(tmp_path / "new")
+    with pytest.raises(maker.ImageError, match="is no image in OCI's layout"):
+        maker.check_out(tmp_path)
+    (tmp_path / "oci-layout").write_text("{}")
+    maker.check_out(tmp_path)
+
+
 def test_it_is_the_image_of_the_dockerfile(maker: ModuleType) -> None:
     written = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     assert f"USER {maker.USER}:{maker.USER}" in written

@@ -136,6 +136,7 @@ def test_beams_follow_with_their_blocks(llama: Path) -> None:
         ({"jump_forward": True}, "was built with a kv_budget"),
         ({"prefix_cache_memory": "1MiB"}, "whose scores of blocks are not kept so"),
         ({"pinned_prefix_memory": "1MiB"}, "whose scores of blocks are not pinned"),
+        ({"cache_events": 100}, "whose scores of blocks are not told"),
         ({"kv_budget": 192}, "is an engine with a KV budget of 160"),
     ],
 )

@@ -105,6 +105,9 @@ class Handle:
     def close(self, drain: float = 0.0) -> None:
         self.library.call("tw_close", self.handle, c_double(drain))
 
+    def drain(self, seconds: float = -1.0) -> None:
+        self.library.call("tw_drain", self.handle, c_double(seconds))
+
     def submit(self, tokens: Sequence[int], params: str | None = None, **fields: Any) -> int:
         """params: JSON as it is; else the fields are written as JSON."""
         text = json.dumps(fields) if params is None else params

@@ -144,10 +144,15 @@ TW_API void tw_error_free(tw_error* error); /* does nothing for NULL */
 TW_API tw_status tw_open(const char* path, const char* options, tw_engine** engine, tw_error** error);
 
 /* Refuses new requests, lets those under way finish for at most `drain_seconds` (0: not at all, negative:
- * without limit), ends the others with TW_FINISH_ABORT, and frees the engine. Threads that wait for events
- * are woken. A second call for the same handle fails with TW_CLOSED; one for NULL does nothing. Engines that
- * are open when the process exits are ended then. */
+ * without limit), ends the others with TW_FINISH_ABORT, and frees the engine. Until then other threads fetch
+ * events, cancel and set masks as before; a call for the same handle with 0 seconds ends the drain. Threads
+ * that wait for events are woken. Events that nobody has fetched when it returns are lost: tw_drain() before
+ * it leaves them. A call for a handle that is closed, or that another call has closed meanwhile, fails with
+ * TW_CLOSED; one for NULL does nothing. Engines that are open when the process exits are ended then. */
 TW_API tw_status tw_close(tw_engine* engine, double drain_seconds, tw_error** error);
+/* Does the same, but leaves the engine's handle open: its events can be fetched still, and it must be closed
+ * with tw_close(). */
+TW_API tw_status tw_drain(tw_engine* engine, double seconds, tw_error** error);
 
 /* Facts of the engine as an object of JSON, which the caller frees with tw_string_free(): the model, its
  * limits, the end-of-sequence tokens, the options that the engine runs with, and all parameters with their
@@ -157,7 +162,7 @@ TW_API tw_status tw_facts(tw_engine* engine, char** json, tw_error** error);
 TW_API tw_status tw_stats(tw_engine* engine, char** json, tw_error** error);
 TW_API void tw_string_free(char* text); /* does nothing for NULL */
 
-/* Submits a request. *request gets its number, which is above 0. Every request that was submitted must be
+/* Submits a request. *number gets its number, which is above 0. Every request that was submitted must be
  * waited for until the last event of its last completion: its events are kept until then. */
 TW_API tw_status tw_submit(tw_engine* engine, const tw_request* request, int64_t* number, tw_error** error);
 

@@ -191,7 +191,14 @@ class Engine {
   std::string facts() const { return json(tw_facts); }  // objects of JSON
   std::string stats() const { return json(tw_stats); }
 
-  // Lets requests finish for at most `drain_seconds`; negative: without limit.
+  // Takes no more requests, lets those under way finish for at most `seconds` (negative: without limit), and
+  // ends the others. What came of them can be waited for still.
+  void drain(double seconds) {
+    detail::CallError error;
+    error.check(tw_drain(handle_, seconds, error.out()));
+  }
+  // Ends all requests after at most `drain_seconds`; negative: without limit. Events that nobody waited for
+  // are lost.
   void close(double drain_seconds = 0) {
     detail::CallError error;
     error.check(tw_close(std::exchange(handle_, nullptr), drain_seconds, error.out()));

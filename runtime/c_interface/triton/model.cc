@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -17,8 +18,14 @@ using Json = nlohmann::json;
 // nobody asks anything.
 constexpr double kBusyWait = 0.1, kIdleWait = 1.0;
 
+// Parsing takes many times as much memory as the text. The engine takes longer ones, which no client needs.
+constexpr size_t kMaxParamsBytes = size_t{1} << 20;
+
 // A request whose completions are one response can have one completion.
 void require_one_completion(const std::string& params) {
+  if (params.size() > kMaxParamsBytes)
+    refuse("params must have at most " + std::to_string(kMaxParamsBytes) + " bytes, got " +
+           std::to_string(params.size()));
   const Json read = Json::parse(params, nullptr, false);
   if (read.is_object() && read.contains("n") && read["n"] != 1)
     refuse(

@@ -44,14 +44,19 @@ CacheLog::CacheLog(size_t capacity, int32_t block_size)
       block_size_(static_cast<size_t>(block_size)),
       epoch_(draw_epoch()) {}
 
-// Begins a recording, if there is none. The caller must hold mutex_. All memory is taken here, so that add()
-// takes none.
+// Takes all memory of a recording at the first read, so that add() takes none, and before the lock, for the
+// engine's loop waits for that.
+void CacheLog::make_ring() {
+  if (has_ring_.load(std::memory_order_acquire)) return;
+  std::vector<CacheEvent> ring(capacity_);
+  for (CacheEvent& event : ring) event.tokens.reserve(block_size_);
+  std::lock_guard lock(mutex_);
+  if (ring_.empty()) ring_ = std::move(ring);
+  has_ring_.store(true, std::memory_order_release);
+}
+
+// Begins a recording, if there is none. The caller must hold mutex_, and have called make_ring().
 void CacheLog::record() {
-  if (ring_.empty()) {
-    std::vector<CacheEvent> ring(capacity_);
-    for (CacheEvent& event : ring) event.tokens.reserve(block_size_);
-    ring_ = std::move(ring);
-  }
   if (!recording_) first_ = last_ + 1;
   recording_ = true;
   read_at_ = last_;
@@ -88,12 +93,14 @@ void CacheLog::add_stored(int32_t group, const ArchiveKey& block, const std::opt
 }
 
 int64_t CacheLog::begin() {
+  make_ring();
   std::lock_guard lock(mutex_);
   record();
   return last_;
 }
 
 CacheLog::News CacheLog::read(int64_t after, size_t limit, double timeout_s) {
+  make_ring();
   std::unique_lock lock(mutex_);
   if (after < 0 || after > last_)
     throw Error("InvalidRequestError", concat("[cache_log] events are asked for behind one of the ", last_,
@@ -113,6 +120,7 @@ CacheLog::News CacheLog::read(int64_t after, size_t limit, double timeout_s) {
     }
   }
   News news{{}, after, 0};
+  news.events.reserve(std::min(limit, static_cast<size_t>(last_ - after)));
   const int64_t end = std::min(last_, after + static_cast<int64_t>(limit));
   for (int64_t number = after + 1; number <= end; ++number)
     news.events.push_back(ring_[static_cast<size_t>(number) % capacity_]);

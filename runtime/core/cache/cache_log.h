@@ -7,11 +7,12 @@
 // the pages began is told as events. An event says what became of one block in one tier, so it may be applied
 // twice.
 //
-// While nobody reads, an event costs an increment: recording begins with the first read, and ends when as
-// many events as are kept have come since the last one.
+// While nobody reads, an event costs a lock and an increment: recording begins with the first read, and ends
+// when as many events as are kept have come since the last one.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CACHE_LOG_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CACHE_LOG_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -79,6 +80,7 @@ class CacheLog {
 
  private:
   CacheEvent* next_place() noexcept;
+  void make_ring();
   void record();
 
   const size_t capacity_;
@@ -88,6 +90,7 @@ class CacheLog {
   std::mutex mutex_;  // guards what follows
   std::condition_variable news_;
   int waiting_ = 0;
+  std::atomic<bool> has_ring_ = false;
   std::vector<CacheEvent> ring_;  // [capacity]: event n lies at n % capacity; empty: never recorded
   bool recording_ = false;
   int64_t first_ = 1;    // the first event of the recording

@@ -158,6 +158,7 @@ SequenceBlocks KvBlocks::fork(const SequenceBlocks& held) {
   for (const BlockTable& table : held.tables) other.tables.push_back(table.share());
   other.tail = held.tail;
   other.published = held.published;
+  other.gone_left = held.gone_left;
   return other;
 }
 
@@ -338,9 +339,10 @@ void KvBlocks::take_snapshot(SequenceBlocks& held, int32_t computed, bool decode
 }
 
 void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
+  const bool left = std::exchange(held.gone_left, false);
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (shapes_[group].kept > 0) {
-      if (next > 0 && next % shapes_[group].interval == 0) drop_gone(group, held);
+      if (next > 0 && (left || next % shapes_[group].interval == 0)) drop_gone(group, held);
       continue;
     }
     BlockTable& table = held.tables[group];
@@ -357,7 +359,8 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
 void KvBlocks::drop_gone(size_t group, SequenceBlocks& held) {
   const std::span<const uint8_t> gone = gone_(static_cast<int32_t>(group), held.state.id());
   BlockTable& table = held.tables[group];
-  // A block that is not published yet, for want of memory, goes the next time: the tree knows nothing of it.
+  // A block that is not published yet, for want of memory, goes at a later commit: the tree knows nothing of
+  // it.
   PrefixTree::Node* node = tree_ && held.tail ? held.tail->parent : nullptr;
   for (int32_t i = (tree_ ? held.published - 1 : table.size()); i-- > 0;) {
     if (gone[static_cast<size_t>(i)] && table[i] >= 0) {
@@ -366,6 +369,8 @@ void KvBlocks::drop_gone(size_t group, SequenceBlocks& held) {
     }
     if (tree_) node = node->parent;
   }
+  for (int32_t i = tree_ ? std::max(0, held.published - 1) : table.size(); i < table.size(); ++i)
+    held.gone_left |= gone[static_cast<size_t>(i)] && table[i] >= 0;
 }
 
 // Gives back the blocks of a group that forgets some, those of the deepest nodes first.

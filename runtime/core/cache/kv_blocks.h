@@ -35,6 +35,8 @@ struct SequenceBlocks {
   // The node whose snapshot this sequence took last while it decoded: `tail` or above it, so it is there as
   // long as the sequence holds `tail`. Null if there is none.
   PrefixTree::Node* decoded = nullptr;
+  // Blocks that a budget forgets are held still, because they were not in the tree at the decision.
+  bool gone_left = false;
   int32_t size() const { return tables.empty() ? 0 : tables[0].size(); }  // entries per group
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "runtime/core/base/error.h"
+#include "runtime/core/engine/engine_options.h"
 
 namespace tensorwright {
 namespace {
@@ -11,11 +12,17 @@ namespace {
 constexpr double kShare = 0.5;           // of the memory beside the weights
 constexpr double kSnapshotShare = 0.25;  // of the cache
 constexpr int64_t kSnapshotsPerSequence = 4;
-constexpr int64_t kMaxDefaultSnapshots = 1 << 20;
 constexpr int64_t kPositionsPerState =
     1024;  // that each sequence gets beside its states where memory is short
 constexpr int64_t kMaxPopulated = int64_t{1} << 30;
 constexpr double kPopulatedShare = 1.0 / 8;
+
+// Returns a product of numbers that are not negative, or what no memory has if it is larger.
+int64_t times(int64_t a, int64_t b) {
+  constexpr int64_t kMost = int64_t{1} << 55;
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kMost : std::min(product, kMost);
+}
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -27,8 +34,10 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t default_cache_bytes(const CacheNeeds& needs, int32_t max_batch_size, int64_t available,
                             bool prefixes) {
-  const int64_t least = needs.block_bytes + needs.state_bytes, states = needs.state_bytes * max_batch_size;
-  int64_t useful = needs.block_bytes * ceil_div(needs.most_held, needs.block_size) * max_batch_size + states;
+  const int64_t least = needs.block_bytes + needs.state_bytes;
+  const int64_t states = times(needs.state_bytes, max_batch_size);
+  int64_t useful =
+      times(times(needs.block_bytes, ceil_div(needs.most_held, needs.block_size)), max_batch_size) + states;
   if (prefixes) {
     const double share = static_cast<double>(useful) * kSnapshotShare / (1 - kSnapshotShare);
     useful += std::min(kSnapshotsPerSequence * states, static_cast<int64_t>(share));
@@ -60,12 +69,12 @@ CacheShares share_cache(const CacheNeeds& needs, int64_t size, int32_t max_batch
   const int64_t state = needs.state_bytes, block = needs.block_bytes;
   if (state == 0) return {size, max_batch_size, 0};
   const int64_t positions = std::min<int64_t>(kPositionsPerState, needs.most_held);
-  const int64_t with_positions = state + block * ceil_div(positions, needs.block_size);
+  const int64_t with_positions = state + times(block, ceil_div(positions, needs.block_size));
   const int64_t sequences = std::max<int64_t>(1, std::min<int64_t>(max_batch_size, size / with_positions));
   const int64_t room = std::max<int64_t>(0, size - sequences * (state + block)) / state;
   int64_t kept = 0;
   if (!snapshots) {
-    const int64_t wanted = std::min(kSnapshotsPerSequence * sequences, kMaxDefaultSnapshots);
+    const int64_t wanted = std::min(kSnapshotsPerSequence * sequences, int64_t{kMaxSnapshots});
     const auto share = static_cast<int64_t>(static_cast<double>(size) * kSnapshotShare) / state;
     kept = std::min({wanted, share, room});
   } else if (*snapshots > room) {

@@ -109,8 +109,8 @@ std::vector<CacheEvent> Engine::read_content(ContentPlace* place, size_t limit, 
   core_.cache_log();
   if (place->stage != ContentPlace::kCache) return core_.read_content(place, limit);
   std::vector<CacheEvent> page;
-  const size_t bytes =
-      limit * (sizeof(CacheEvent) + static_cast<size_t>(facts_.block_size) * sizeof(int32_t));
+  const size_t bytes = limit * groups_.size() *
+                       (sizeof(CacheEvent) + static_cast<size_t>(facts_.block_size) * sizeof(int32_t));
   between_steps([&](EngineCore& core) { page = core.read_content(place, limit); }, bytes, timeout_s);
   return page;
 }
@@ -214,7 +214,12 @@ void Engine::begin_shutdown(bool drain) {
 
 void Engine::shutdown(bool drain, double timeout_s) {
   begin_shutdown(drain);
-  if (drain && thread_.joinable()) {
+  bool has_thread;  // another thread may be here, and join it
+  {
+    std::lock_guard lock(join_mutex_);
+    has_thread = thread_.joinable();
+  }
+  if (drain && has_thread) {
     bool ended;
     {
       std::unique_lock lock(mutex_);

@@ -126,8 +126,8 @@ void EngineCore::make_log(const EngineOptions& options) {
   if (!kv_->remembers() || executor_->facts().state_bytes > 0)
     throw Error(
         "InvalidOptionError",
-        "[engine] events tell of the blocks of a prefix cache of a model without recurrent layers; set "
-        "enable_prefix_caching, or leave cache_events out");
+        "[engine] events tell of the blocks of a prefix cache of a model without recurrent layers or a "
+        "kv_budget; set enable_prefix_caching, or leave cache_events out");
   cache_log_ =
       std::make_unique<CacheLog>(static_cast<size_t>(options.cache_events), executor_->facts().block_size);
   block_names_.emplace(options.tiers.secret);

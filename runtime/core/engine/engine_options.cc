@@ -12,7 +12,7 @@ namespace tensorwright {
 
 namespace {
 
-constexpr int32_t kMaxSnapshots = 1 << 20, kMaxCacheEvents = 1 << 20;
+constexpr int32_t kMaxCacheEvents = 1 << 20;
 
 void require_option(bool holds, const std::string& must, int64_t came, const std::string& remedy) {
   if (holds) return;

@@ -14,6 +14,9 @@
 
 namespace tensorwright {
 
+// The most states that prefix caching keeps. options/engine.py has it for Python.
+inline constexpr int32_t kMaxSnapshots = 1 << 20;
+
 struct EngineOptions {
   int64_t kv_cache_bytes = 0;  // for all cache groups together; see share_blocks
   int32_t max_batch_size = 1;  // sequences that run at once

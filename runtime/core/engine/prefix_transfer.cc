@@ -132,7 +132,9 @@ bool PrefixTransfer::write(int64_t import, std::span<const PrefixPiece> pieces, 
 }
 
 void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> pieces, const char* from) {
-  const int32_t reserve = import.waited_for ? 0 : reserve_;
+  // What a waited-for import takes must not be the remembered blocks that it goes on from.
+  std::vector<int32_t> reserves(static_cast<size_t>(kv_.groups()), import.waited_for ? 0 : reserve_);
+  if (import.waited_for && !import.tokens.empty()) reserves = kv_.match(import.tokens, import.salt).idle;
   for (const PrefixPiece& piece : pieces) {
     if (import.is_cut && piece.index >= import.blocks) {
       from += block_bytes(piece.group);
@@ -142,7 +144,8 @@ void PrefixTransfer::write_pieces(Import& import, std::span<const PrefixPiece> p
       refuse("block ", piece.index, " of group ", piece.group, " is no part of the prefix");
     BlockRef& arrived = import.arrived[static_cast<size_t>(piece.group)][static_cast<size_t>(piece.index)];
     if (arrived) refuse("block ", piece.index, " of group ", piece.group, " came twice");
-    if (kv_.available(piece.group) > reserve) arrived = kv_.take_block(piece.group);
+    if (kv_.available(piece.group) > reserves[static_cast<size_t>(piece.group)])
+      arrived = kv_.take_block(piece.group);
     if (!arrived && can_be_cut(import)) {
       cut(import, piece.index, kv_.block_size());
       from += block_bytes(piece.group);

@@ -108,6 +108,7 @@ void visit_facts(const Engine& engine, const Visit& visit) {
   visit("group_windows", f.group_windows);
   visit("state_bytes", f.state_bytes);
   visit("chunk_multiple", f.chunk_multiple);
+  visit("chunk_stop", f.chunk_stop());
   visit("sparse_prefill", f.sparse_prefill);
   visit("draft_vocab", f.draft_vocab);
   visit("hidden_width", f.hidden_width);

@@ -347,6 +347,9 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
 Scheduler::Admission Scheduler::admit(size_t waiting_index, StepPlan& plan, bool may_wait) {
   Sequence& sequence = *waiting_[waiting_index];
   if (!has_place_for(sequence)) return Admission::kStaysBehind;
+  // One that may be made to wait is asked for its blocks now, though the step has no share left for it.
+  const bool asks = may_wait && waits_ && !sequence.asked;
+  if (!asks && budget(plan, sequence) <= 0) return Admission::kStaysBehind;
   const KvBlocks::Match match = this->match(sequence);
   if (!has_blocks(sequence, match)) return Admission::kStaysBehind;
   if (may_wait && must_wait(sequence)) return Admission::kWaits;
@@ -382,13 +385,21 @@ bool Scheduler::has_place_for(const Sequence& sequence) const {
 // Returns whether a waiting sequence has blocks in all groups. One that would run alone always has: it finds
 // them chunk by chunk.
 bool Scheduler::has_blocks(const Sequence& sequence, const KvBlocks::Match& match) {
-  bool enough = true, any = true;
-  for (int32_t group = 0; group < kv_.groups(); ++group) {
-    enough &= has_blocks_for(sequence, match, group);
-    any &= kv_.available(group) > match.idle[group];
+  if (running_.empty()) {
+    const auto lacks_one = [&] {
+      for (int32_t group = 0; group < kv_.groups(); ++group) {
+        if (kv_.available(group) <= match.idle[group]) return true;
+      }
+      return false;
+    };
+    while (lacks_one() && gives_ && gives_()) {
+    }
+    return true;
   }
-  if (running_.empty() && !any && gives_) gives_();
-  return enough || running_.empty();
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    if (!has_blocks_for(sequence, match, group)) return false;
+  }
+  return true;
 }
 
 // Gives a sequence the matched blocks and those of its first chunk. Returns the number of tokens in the
@@ -429,8 +440,8 @@ bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& 
   int32_t missing = kv_.blocks_for(sequence.size()) - hit, limit = kv_.shape(group).max_held;
   if (limit > 0) missing = std::min(missing, std::max(0, limit - match.filled[group]));
   missing += blocks_of_forks(sequence);
-  return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group) -
-                        promised_blocks(sequence, group);
+  const int32_t left = kv_.available(group) - match.idle[group] - outstanding_blocks(group);
+  return missing <= left && missing <= left - promised_blocks(sequence, group);
 }
 
 // Returns the blocks that the other sequences need which wait for their prefix: all that they will hold, as

@@ -13,6 +13,7 @@ import tensorwright
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.serving.server import adapters, health, page
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
+from tensorwright.runtime.serving.server.cache_events import EventReaders
 from tensorwright.runtime.serving.server.clients import salt_secret
 from tensorwright.runtime.serving.server.endpoints import routers_of
 from tensorwright.runtime.serving.server.errors import install_handlers
@@ -84,6 +85,7 @@ def create_app(
     app.state.exposition = Exposition(app.state.engines, app.state.pools)
     app.state.shares = make_shares(options, engines.values())
     app.state.exposition.http.show_shares(app.state.shares)
+    app.state.event_readers = EventReaders()
     app.state.rates = RateLimits(options.keys)
     app.state.exposition.http.show_rates(app.state.rates)
     app.state.body_memory = BodyMemory(options)

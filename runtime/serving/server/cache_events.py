@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
+from tensorwright.errors import QueueFullError
 from tensorwright.options.server import HASHES, TOKENS
 from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.requests.cache_events import CURSOR_LENGTH, MAX_READ, CacheEvent, CacheEvents, EventType, Tier
@@ -30,10 +32,38 @@ MAX_WAIT = 30.0
 """The most seconds for which an answer waits for its first event."""
 PAUSE = 0.1
 """The seconds between two looks at an engine that had nothing new."""
+MAX_STREAMS = 64
+"""The most streams of a server at once: each looks at its engine every PAUSE."""
 PINGS = 15.0
 """After so many seconds without an event a stream sends a comment, so that no proxy takes it for dead."""
 
 Cursor = Annotated[str, Query(min_length=1, max_length=CURSOR_LENGTH)]
+
+
+class EventReaders:
+    """Counts the streams of events that are open, of an event loop."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+
+class CountedStream(EventStream):
+    """A stream that counts among the server's while it is open. Raises QueueFullError if there are MAX_STREAMS."""
+
+    def __init__(self, events: AsyncIterator[str], readers: EventReaders):
+        if readers.open >= MAX_STREAMS:
+            raise QueueFullError(
+                f"{MAX_STREAMS} clients read events as streams, which is the most; ask without stream, or later"
+            )
+        super().__init__(events, (), framed=True)
+        self._readers = readers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._readers.open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._readers.open -= 1
 
 
 class CacheEventCard(BaseModel):
@@ -81,10 +111,10 @@ async def cache_events(
     registry: EngineRegistry = request.app.state.engines
     llm = registry.find(registry.only if model is None else model)
     with_tokens = _may_read_tokens(request)
-    first = last_event_id if after is None else after
+    first = last_event_id or after  # a browser comes again with the same address, and says how far it came
     if stream:
         start = await _read(request, llm, first, limit)  # what is wrong with the request is told with its status
-        return EventStream(_events(request, llm, start, limit, with_tokens), (), framed=True)
+        return CountedStream(_events(request, llm, start, limit, with_tokens), request.app.state.event_readers)
     loop = asyncio.get_running_loop()
     deadline, found = loop.time() + wait, await _read(request, llm, first, limit)
     while not (found.events or found.more or _ends(request)) and loop.time() < deadline:
@@ -98,7 +128,7 @@ async def _read(request: Request, llm: ServedModel, after: str | None, limit: in
 
 
 async def _run(request: Request, work: Any, *arguments: Any) -> Any:
-    return await request.app.state.pools.other.run(work, *arguments, client=client_of(request.scope))
+    return await request.app.state.pools.events.run(work, *arguments, client=client_of(request.scope))
 
 
 async def _events(
@@ -108,7 +138,8 @@ async def _events(
     cache. found: what was read already."""
     quiet = 0.0
     while True:
-        text = await _run(request, _frames, found, with_tokens)
+        told = found.events or found.lost != 0
+        text = await _run(request, _frames, found, with_tokens) if told else ""
         if text or quiet >= PINGS:
             quiet = 0.0
             yield text or ": nothing new\n\n"

@@ -195,6 +195,7 @@ class ServerPools:
     text: parses large bodies, renders chat templates, tokenizes and detokenizes.
     answers: writes answers in one piece, of requests that have run.
     adapters: loads adapters, one at a time.
+    events: reads events of prefix caches, of which a reader may wait for a step to end.
     other: reads files and metrics.
 
     The work of one job is bounded in every pool. Each pool but `answers` refuses jobs beyond `max_waiting_jobs` of the
@@ -208,10 +209,11 @@ class ServerPools:
         self.text = WorkPool("text", max(2, min(MAX_TEXT_THREADS, os.cpu_count() or 1)), bound)
         self.answers = WorkPool("answers", 2, None)
         self.adapters = WorkPool("adapters", 1, bound)
+        self.events = WorkPool("events", 2, bound)
         self.other = WorkPool("files", 2, bound)
 
     def __iter__(self) -> Iterator[WorkPool]:
-        return iter((self.grammar, self.text, self.answers, self.adapters, self.other))
+        return iter((self.grammar, self.text, self.answers, self.adapters, self.events, self.other))
 
     def stuck(self) -> list[str]:
         """Returns the names of the pools whose oldest running job is older than `max_job_seconds` of the options."""

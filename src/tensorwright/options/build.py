@@ -101,21 +101,6 @@ _TEXT_OF_FIRST_USE = At(
     "Calibration text of the engine that is built from a model directory, as in build-engine.", metavar="FILE"
 )
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
-_WINDOW_OF_FIRST_USE = At(
-    "Attention window of the engine that is built from a model directory, as in build-engine.", minimum=0
-)
-_SINKS_OF_FIRST_USE = At(
-    "Sink tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
-)
-_BUDGET_OF_FIRST_USE = At(
-    "KV budget of the engine that is built from a model directory, as in build-engine.", minimum=0
-)
-_RECENT_OF_FIRST_USE = At(
-    "Recent tokens of the engine that is built from a model directory, as in build-engine.", minimum=0
-)
-_SPARSE_OF_FIRST_USE = At(
-    "Sparse prefill of the engine that is built from a model directory, as in build-engine.", minimum=0
-)
 _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
     minimum=2,
@@ -154,6 +139,26 @@ _SPARSE = Rule(
         and value % SPARSE_BLOCK == 0
     ),
 )
+
+
+def _of_long_contexts(named: str, help: str, rule: Rule) -> Any:
+    """Returns a field for an option that bounds what attention sees or the KV cache keeps: a number of positions, with
+    0 for none. named: the option in words."""
+    of_first_use = At(f"{named} of the engine that is built from a model directory, as in build-engine.", minimum=0)
+    return declare(
+        None,
+        int,
+        rule=rule,
+        targets=("cpu",),
+        at={
+            Door.BUILD: At(help, minimum=0),
+            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, of_first_use),
+        },
+    )
+
+
 _IS_PATH = Rule("the path of a file of text", _is_path)
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
@@ -336,86 +341,36 @@ class BuildFields:
         },
         section="KV cache and attention",
     )
-    attention_window: int | None = declare(
-        None,
-        int,
-        rule=_WINDOW,
-        targets=("cpu",),
-        at={
-            Door.BUILD: At(
-                "Bound the memory of a sequence: layers that attend to all positions see the last so many, and "
-                "--sink-tokens first ones. Answers change. See docs/long-contexts.md. [default: 0, all positions]",
-                minimum=0,
-            ),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
-            Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _WINDOW_OF_FIRST_USE),
-        },
+    attention_window: int | None = _of_long_contexts(
+        "Attention window",
+        "Bound the memory of a sequence: layers that attend to all positions see the last so many, and "
+        "--sink-tokens first ones. Answers change. See docs/long-contexts.md. [default: 0, all positions]",
+        _WINDOW,
     )
-    sink_tokens: int | None = declare(
-        None,
-        int,
-        rule=_SINKS,
-        targets=("cpu",),
-        at={
-            Door.BUILD: At(
-                "With --attention-window or --kv-budget: how many first positions of a text are always seen. "
-                f"[default: {SINK_TOKENS}]",
-                minimum=0,
-            ),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
-            Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _SINKS_OF_FIRST_USE),
-        },
+    sink_tokens: int | None = _of_long_contexts(
+        "Sink tokens",
+        "With --attention-window or --kv-budget: how many first positions of a text are always seen. "
+        f"[default: {SINK_TOKENS}]",
+        _SINKS,
     )
-    kv_budget: int | None = declare(
-        None,
-        int,
-        rule=_WINDOW,
-        targets=("cpu",),
-        at={
-            Door.BUILD: At(
-                "Bound the memory of a sequence: at every 128th token the KV cache keeps so many tokens, those that "
-                "attention looked at most, and forgets the others. Answers change. See docs/long-contexts.md. "
-                "[default: 0, all]",
-                minimum=0,
-            ),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
-            Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _BUDGET_OF_FIRST_USE),
-        },
+    kv_budget: int | None = _of_long_contexts(
+        "KV budget",
+        "Bound the memory of a sequence: at every 128th token the KV cache keeps so many tokens, those that "
+        "attention looked at most, and forgets the others. Answers change. See docs/long-contexts.md. "
+        "[default: 0, all]",
+        _WINDOW,
     )
-    recent_tokens: int | None = declare(
-        None,
-        int,
-        rule=_WINDOW,
-        targets=("cpu",),
-        at={
-            Door.BUILD: At(
-                "With --kv-budget: how many tokens of it are the last ones, which always stay. [default: a quarter]",
-                minimum=0,
-            ),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
-            Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _RECENT_OF_FIRST_USE),
-        },
+    recent_tokens: int | None = _of_long_contexts(
+        "Recent tokens",
+        "With --kv-budget: how many tokens of it are the last ones, which always stay. [default: a quarter]",
+        _WINDOW,
     )
-    sparse_prefill: int | None = declare(
-        None,
-        int,
-        rule=_SPARSE,
-        targets=("cpu",),
-        at={
-            Door.BUILD: At(
-                f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in "
-                "blocks that they choose by their scores. The answer sees all. Answers change. "
-                f"A multiple of {SPARSE_BLOCK}, such as 2048. See docs/long-contexts.md. [default: 0, all positions]",
-                minimum=0,
-            ),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
-            Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _SPARSE_OF_FIRST_USE),
-        },
+    sparse_prefill: int | None = _of_long_contexts(
+        "Sparse prefill",
+        f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in "
+        "blocks that they choose by their scores. The answer sees all. Answers change. "
+        f"A multiple of {SPARSE_BLOCK}, such as 2048. See docs/long-contexts.md. [default: 0, all positions]",
+        _SPARSE,
     )
     keep_weights: bool = declare(
         False,

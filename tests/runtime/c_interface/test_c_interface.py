@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Iterator
 from ctypes import byref, c_double, c_void_p
 from dataclasses import fields
@@ -248,6 +249,10 @@ def test_every_status_stands_for_a_class_of_errors() -> None:
         ({"max_batch_size": 8, "max_num_tokens": 4}, "max_num_tokens must be at least max_batch_size 8"),
         ({"load": "mmap"}, 'load must be one of map, copy, got "mmap"'),
         ({"numa": "split"}, "numa must be auto or off with load 'map', got 'split'"),
+        ({"kv_cache_memory": "5 1 2MiB"}, 'kv_cache_memory must be a positive number or a text like "512MiB"'),
+        ({"kv_cache_memory": ".5GiB"}, 'kv_cache_memory must be a positive number or a text like "512MiB"'),
+        ({"kv_cache_memory": "1.GiB"}, 'kv_cache_memory must be a positive number or a text like "512MiB"'),
+        ({"itl_goal": "5 0ms"}, 'itl_goal must be a positive number or a text like "50ms"'),
         ({"kv_cache_memory": "much"}, 'kv_cache_memory must be a positive number or a text like "512MiB"'),
         ({"kv_cache_memory": 10}, "kv_cache_memory must hold one block"),
         ({"kv_cache_memory": "900TiB"}, "must be at most the available memory"),
@@ -351,10 +356,38 @@ def test_a_request_is_over_once_its_last_event_was_fetched(engine: Handle) -> No
             engine.wait(unknown)
 
 
-def test_closing_ends_requests_and_drains_if_asked(library: Library, toy_engine: Path) -> None:
+def test_a_drained_engine_has_all_that_was_under_way(library: Library, toy_engine: Path) -> None:
+    with library.open(toy_engine, kv_cache_memory="32MiB") as engine:
+        expected = engine.generate(PROMPT, max_tokens=20, ignore_eos=True, temperature=0)
+        number = engine.submit(PROMPT, max_tokens=20, ignore_eos=True, temperature=0)
+        engine.drain()
+        [(_, _, _, made)] = engine.wait(number)
+        assert (made.tokens, made.finish) == (expected[0].tokens, "length")
+        with pytest.raises(CallError, match="EngineStoppedError"):
+            engine.submit(PROMPT)
+
+
+def test_of_two_that_close_an_engine_one_is_told(library: Library, toy_engine: Path) -> None:
+    engine, told = library.open(toy_engine, kv_cache_memory="32MiB"), []
+    engine.submit(PROMPT, max_tokens=ENDLESS, ignore_eos=True)
+
+    def close(drain: float) -> None:
+        try:
+            engine.close(drain)
+        except CallError as error:
+            told.append(error.status)
+
+    threads = [threading.Thread(target=close, args=(drain,)) for drain in (-1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert told == [CLOSED]
+
+
+def test_a_closed_handle_means_nothing(library: Library, toy_engine: Path) -> None:
     engine = library.open(toy_engine, kv_cache_memory="32MiB")
-    engine.submit(PROMPT, max_tokens=20, ignore_eos=True)
-    engine.close(drain=-1)
+    engine.close()
     for act in (engine.close, lambda: engine.wait(0), lambda: engine.submit(PROMPT), lambda: engine.json("tw_stats")):
         with pytest.raises(CallError) as raised:
             act()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 from support.served import Served, completion, serve
 from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
+from tensorwright.errors import QueueFullError
 from tensorwright.runtime.serving.server.app import create_app
+from tensorwright.runtime.serving.server.cache_events import MAX_STREAMS, CountedStream, EventReaders
 from tensorwright.runtime.serving.server.options import ServerOptions
 
 PATH = "/v1/cache_events"
@@ -103,6 +105,7 @@ def test_events_are_polled_and_replayed(server: Served) -> None:
 
 
 def test_a_stream_tells_all_and_goes_on_where_it_ended(server: Served) -> None:
+    _, first = read_all(server)
     ask(server, "something to begin with " * 3, "none")
     content, last = read_all(server)
     events = streamed(server, len(content) + 1)
@@ -112,10 +115,11 @@ def test_a_stream_tells_all_and_goes_on_where_it_ended(server: Served) -> None:
     [event] = streamed(server, 1, after=last)
     assert event["event"] == "stored"
     assert event["id"] != last
-    with server.client.stream(
-        "GET", PATH, params={"stream": "true"}, headers={**headers("all"), "last-event-id": last}
-    ) as answer:
-        assert next(answer.iter_lines()).startswith("id: ")
+    for before in ({}, {"after": first}):  # a browser comes again with the address that it had at first
+        with server.client.stream(
+            "GET", PATH, params={"stream": "true", **before}, headers={**headers("all"), "last-event-id": last}
+        ) as answer:
+            assert next(answer.iter_lines()) == f"id: {event['id']}"
 
 
 def test_keys_read_what_they_may(server: Served) -> None:
@@ -141,6 +145,27 @@ def test_keys_read_what_they_may(server: Served) -> None:
 )  # fmt: skip
 def test_what_is_no_question_is_refused(server: Served, query: dict[str, Any], status: int) -> None:
     assert server.client.get(PATH, params=query, headers=headers("all")).status_code == status
+
+
+def test_a_stream_beyond_the_most_is_refused_until_another_ends() -> None:
+    readers = EventReaders()
+    readers.open = MAX_STREAMS
+    with pytest.raises(QueueFullError, match=f"{MAX_STREAMS} clients read events as streams"):
+        CountedStream(nothing(), readers)
+    readers.open -= 1
+    stream, sent = CountedStream(nothing(), readers), []
+
+    async def send(message: Any) -> None:
+        sent.append((message["type"], readers.open))
+
+    asyncio.run(stream({"type": "http", "path": PATH, "app": None}, asyncio.Event().wait, send))  # type: ignore[arg-type]
+    assert sent[0] == ("http.response.start", MAX_STREAMS)
+    assert readers.open == MAX_STREAMS - 1
+
+
+async def nothing() -> AsyncIterator[str]:
+    for text in ():
+        yield text
 
 
 def test_without_keys_nobody_is_told_tokens(toy_engine: Path) -> None:
