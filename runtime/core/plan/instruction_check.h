@@ -87,7 +87,7 @@ class InstructionCheck {
   // Returns the record of the state that the attribute `scores` of a budget names: the number of a state
   // and 1.
   const StateRecord& kept_state() const {
-    const int32_t scores = budget_of(instruction).state + 1;
+    const int32_t scores = scores_of(instruction);
     require(scores >= 1 && static_cast<size_t>(scores) <= plan.states.size(), "scores must be 1 to ",
             plan.states.size(), ", is ", scores);
     return plan.states[static_cast<size_t>(scores) - 1];

@@ -94,7 +94,7 @@ bool names_kv_layer(uint32_t op) {
 
 BlockBudget budget_of(const Instruction& instruction) {
   const int32_t* ints = instruction.ints + kBudgetInts;
-  return {ints[0], ints[1], ints[2], ints[3], ints[4] - 1};
+  return {ints[0], ints[1], ints[2], ints[3], std::max(scores_of(instruction), 0) - 1};
 }
 
 std::vector<BlockBudget> Plan::budgets() const {

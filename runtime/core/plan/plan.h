@@ -57,6 +57,10 @@ constexpr uint64_t kept_bytes(int32_t blocks) {
 // interval, scores.
 inline constexpr int kBudgetInts = 2, kBudgetEnd = kBudgetInts + 5;
 
+// Returns the attribute `scores` of an instruction of attention: the number of a state and 1, or 0 without a
+// budget. An instruction that nobody checked yet can have any number there.
+constexpr int32_t scores_of(const Instruction& attention) { return attention.ints[kBudgetEnd - 1]; }
+
 // Returns what an instruction of attention says of the budget of its group.
 BlockBudget budget_of(const Instruction& instruction);
 
