@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     print(machine.describe(), f"busy {machine.wait_until_idle():.0%}")
     table = {}

@@ -86,7 +86,7 @@ TARGETS: dict[str, TargetFormat] = {
             (file_names.CUDA_WEIGHTS,),
             file_names.CUDA_WEIGHTS,
             DTYPES,
-            ("int4", "int8", "fp8"),
+            ("int4", "int8", "fp8", "w8a8"),
             sm_files=(file_names.CUDA_PLAN,),
             default_sms=(80, 90),
             default_step=StepSizes(256, 8192),

@@ -54,6 +54,10 @@ class Range:
     max: int
 
 
+DECODE = 1
+"""The index of the profile for steps with one token per sequence. The profile for prefill comes first."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """An optimization profile; its place in the list is its index. Every symbol but "seqs + 1" has a range."""
@@ -86,7 +90,7 @@ class Manifest:
     inputs: tuple[IoTensor, ...]
     outputs: tuple[IoTensor, ...]
     profiles: tuple[Profile, ...]
-    """The profile for prefill comes first, the profile for decode second."""
+    """The profile for prefill comes first, the profile for decode second: DECODE."""
     plugins: dict[str, str]
     """The version of each plugin that the engine has a layer of, by name."""
     sends: int | None = field(default=None, metadata=OPTIONAL)

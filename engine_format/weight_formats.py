@@ -402,7 +402,8 @@ def with_sparsity(text: str | None) -> str:
 
 
 def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> QuantizeSpec:
-    """Reads a spec for a target that rounds weights only. Raises InvalidOptionError for what the target cannot do.
+    """Reads a spec for a target that rounds weights only, but for w8a8 where it is offered. Raises InvalidOptionError
+    for what the target cannot do.
 
     Rows of an embedding are int8 or of the activation type there. An embedding that is not named, and cannot have the
     format of the linear layers, keeps the activation type. target: its name in messages.
@@ -414,7 +415,7 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
             "those that tensorwright inspect --quantize-config shows of an engine of target cpu"
         )
     for fmt in spec.formats:
-        if fmt.sums_whole_rows:
+        if fmt.sums_whole_rows and fmt.family not in offered:
             _refuse(
                 spec, str(fmt), f"target {target} keeps activations as they are; quantize to int8, weight-only there"
             )
@@ -423,7 +424,7 @@ def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> 
         if fmt.family not in offered or fmt.scales == FLOAT16 or fmt.sparse or (fmt.kind == "fp" and fmt.group):
             _refuse(spec, str(fmt), f"target {target} has no such products; quantize to int8 or int4")
     embedding = spec.embedding
-    if not isinstance(embedding, WeightFormat) or embedding.dtype == "int8":
+    if not isinstance(embedding, WeightFormat) or (embedding.dtype == "int8" and embedding.group):
         return spec
     if "embedding" in named:
         raise InvalidOptionError(

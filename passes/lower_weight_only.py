@@ -3,7 +3,8 @@
 T tokens, K inner, N outer.  x: [T, K], w: [N, K].  This pass is for targets whose products keep activations (all but
 cpu): the weights are rounded alike, but x is not rounded to integers. Their embedding has rows of int8.
 
-With the fact "activations" = "int8", which target onnx allows, linears stay: x is rounded as the weights are.
+With the fact "activations" = "int8", which target onnx allows, linears stay: x is rounded as the weights are. Products
+of w8a8, which is the rounding of both, stay on targets that have a kernel for it (`keep_rounded`); others refuse it.
 
 This pass is the last one of these targets. Their emitters follow.
 """
@@ -18,9 +19,12 @@ from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
-def lower_weight_only(graph: Graph) -> int:
-    """Returns how many products were rewritten. Raises LoweringError for a format that rounds activations, and
-    UnsupportedModelError for matrices that must stay float32 beside narrower activations."""
+def lower_weight_only(graph: Graph, *, keep_rounded: bool = False) -> int:
+    """Returns how many products were rewritten. keep_rounded: products of w8a8 stay.
+
+    Raises LoweringError for a format that rounds activations, unless it stays, and UnsupportedModelError for matrices
+    that must stay float32 beside narrower activations.
+    """
     if graph.facts.wide and graph.facts.dtype != "float32":
         raise UnsupportedModelError(
             f"{graph.facts.model_type} keeps {len(graph.facts.wide)} matrices in float32 when run in "
@@ -34,6 +38,8 @@ def lower_weight_only(graph: Graph) -> int:
             raise refusal(graph, node, "must have rows of int8 or of the activation type here")
         if node.op != "quantized_linear":
             continue
+        if node.attrs["format"] == W8A8 and keep_rounded:
+            continue
         if node.attrs["format"] == W8A8:
             raise refusal(graph, node, "rounds its activations, and only weights can be rounded here; use int8")
         if graph.facts.activations == "int8":
@@ -44,6 +50,11 @@ def lower_weight_only(graph: Graph) -> int:
         forward[node.output] = new.output
     splice(graph, inserted, forward)
     return len(forward)
+
+
+def lower_but_rounded(graph: Graph) -> int:
+    """Does the same for target cuda, which has products of w8a8."""
+    return lower_weight_only(graph, keep_rounded=True)
 
 
 def refusal(graph: Graph, node: Node, why: str) -> LoweringError:

@@ -25,7 +25,7 @@ from tensorwright.passes.keep_outlier_columns import keep_outlier_columns
 from tensorwright.passes.limit_attention import limit_attention
 from tensorwright.passes.limit_kv_cache import limit_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
-from tensorwright.passes.lower_weight_only import lower_weight_only
+from tensorwright.passes.lower_weight_only import lower_but_rounded, lower_weight_only
 from tensorwright.passes.order_columns import order_columns
 from tensorwright.passes.plan_memory import plan_memory
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
@@ -76,7 +76,16 @@ WEIGHT_ONLY_PIPELINE: tuple[Phase, ...] = (
         Step(lower_weight_only, "these targets do not round activations", after=("quantize_weights",), lossy="always"),
     )),
 )  # fmt: skip
-"""The passes of every target except cpu. The emitters of these targets take a graph at stage "cached"."""
+"""The passes of every target except cpu and cuda. The emitters of these targets take a graph at stage "cached"."""
+
+CUDA_PIPELINE: tuple[Phase, ...] = (
+    *PIPELINE[:-1],
+    Phase("lower", "cached", (
+        Step(lower_but_rounded, "this target rounds activations for w8a8 alone", after=("quantize_weights",),
+             lossy="always"),
+    )),
+)  # fmt: skip
+"""The passes of target cuda, whose emitter takes a graph at stage "cached" too."""
 
 
 @dataclass

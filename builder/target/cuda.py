@@ -18,14 +18,14 @@ from tensorwright.engine_format.targets import StepSizes
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
+from tensorwright.passes.pipeline import CUDA_PIPELINE, PassReport
 from tensorwright.plugins.gpu.compile import SMS
 
 if TYPE_CHECKING:
     from tensorwright.builder.measure.accuracy import Measurement
 
 __all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
-PIPELINE = WEIGHT_ONLY_PIPELINE
+PIPELINE = CUDA_PIPELINE
 BLOCK_SIZE = 32
 MIN_BFLOAT16_SM = 80
 

@@ -17,7 +17,7 @@ from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as attention
-from tensorwright.plugins.quantized_matmul import bytes_launch
+from tensorwright.plugins.quantized_matmul import bytes_launch, rounded_launch
 from tensorwright.plugins.quantized_matmul import launch as int4
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
@@ -63,6 +63,10 @@ BUDGETS = {
     "int4_gemm_kernel": Budget(176, 49152, 32),
     # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256.
     "bytes_gemm_kernel": Budget(200, 49152, 32),
+    "round_rows_kernel": Budget(64, 1024),
+    # As the GEMM of bytes.
+    "rounded_gemm_kernel": Budget(200, 81920, 32),
+    "rounded_sum_kernel": Budget(64, 0),
     "quantized_rows_kernel": Budget(40, 0),
     "route_kernel": Budget(64, 1024),
     "expert_order_kernel": Budget(64, 1024),
@@ -158,6 +162,17 @@ def _bytes(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
         *((f"int8 GEMM, groups of 128, {dict(spec.constants)['ROWS']} rows", spec) for spec in sums),
         (f"fp8 GEMM, {dict(fp8.constants)['ROWS']} rows", fp8),
         *_named("rows of an int8 table, 4096 columns", quantized_embedding.kernels(table, half, 80)),
+        *_rounded(half),
+    ]
+
+
+def _rounded(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of products whose activations are rounded to int8."""
+    rows, *products, total = rounded_launch.kernels({"n": 4096, "k": 4096}, half, 80)
+    return [
+        ("w8a8, rows of x rounded", rows),
+        *((f"w8a8 GEMM, {dict(spec.constants)['ROWS']} rows", spec) for spec in products),
+        ("w8a8, sum of parts", total),
     ]
 
 

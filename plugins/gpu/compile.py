@@ -9,7 +9,8 @@ A raw cuLaunchKernel of the machine code needs (triton 3.9: backends/nvidia/comp
     block        (32 * num_warps, 1, 1); no cluster, no cooperative launch, no attribute of the launch
     shared       `shared_bytes` of dynamic shared memory; above 48 KiB a function must be allowed it first, by
                  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-Code for SM 90 and above is "arch specific" (sm_90a, sm_120a): it runs on that SM only; SM 80's runs on 86 and 89 too.
+Code for SM 90 and above is "arch specific" (sm_90a, sm_120a, sm_121a): it runs on that SM only; SM 80's runs on 86 and
+89 too.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from tensorwright.installing import install
 from tensorwright.plugins.gpu.bundle import CompiledKernel, read_cached, write_cached
 from tensorwright.plugins.gpu.launch import ALIGNMENT, SCRATCH, KernelSpec
 
-SMS = (75, 80, 86, 89, 90, 120)
+SMS = (75, 80, 86, 89, 90, 120, 121)
 """The SMs that kernels are compiled for."""
-MAX_SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
+_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 120: 99, 121: 99}
+MAX_SHARED = {sm: kib << 10 for sm, kib in _KIB.items()}
 """Bytes of shared memory that a block of threads may have (CUDA C programming guide, compute capabilities)."""
 CACHE_VERSION = 1
 """Must grow when the same spec may give other bytes for a reason that is not part of Triton's own keys."""

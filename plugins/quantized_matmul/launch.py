@@ -50,7 +50,7 @@ MIN_SPLIT = 64
 MAX_SPLITS = 16
 BLOCKS_OF_AN_SM = {"gemv": 4, "gemm": 2}
 """The wanted number of blocks of threads for each multiprocessor."""
-MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170}
+MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170, 121: 48}
 """The multiprocessors of the largest usual card of each SM. Products are split for these."""
 REDUCE_BLOCK = 1024
 

@@ -176,7 +176,7 @@ def quantize_activations(x: np.ndarray, fmt: WeightFormat) -> Quantized:
     """
     groups = in_groups(np.asarray(x, np.float32), fmt)
     if fmt.sums_whole_rows:
-        groups = groups.reshape(len(x), 1, -1)
+        groups = groups.reshape(len(x), 1, groups.shape[1] * groups.shape[2])
     largest = np.abs(groups).max(axis=-1)
     finite = np.isfinite(largest)
     alive = finite & (largest >= TINY)

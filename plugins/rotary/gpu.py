@@ -13,22 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _scale_of(largest):
-    """Returns (scale, inverse 127 / largest, whether `largest` is finite), as quantize_heads of quantize.py does."""
-    finite = largest < float("inf")  # a NaN compares false
-    some = finite & (largest >= 7.703719777548943e-34)
-    safe = tl.where(some, largest, 1.0)
-    scale = tl.where(some, tl.div_rn(safe, 127.0), tl.where(finite, 0.0, float("nan")))
-    return scale, tl.where(some, tl.div_rn(127.0, safe), 0.0), finite
+from tensorwright.plugins.int8_gpu import scale_of, to_int8
 
 
 @triton.jit
 def _to_int8(x, inverse, finite):
-    """Rounds to nearest, ties to even: the sum with 1.5 * 2^23 has no bits below 1."""
-    x = tl.where(finite[:, None], x, 0.0) * inverse[:, None]
-    return ((x + 12582912.0) - 12582912.0).to(tl.int8)
+    return to_int8(tl.where(finite[:, None], x, 0.0) * inverse[:, None])
 
 
 @triton.jit
@@ -94,7 +84,7 @@ def _write_heads(
                 largest = tl.maximum(largest, _largest(rest))
         else:
             largest = _largest(rest)
-        scale, inverse, finite = _scale_of(largest)
+        scale, inverse, finite = scale_of(largest)
         tl.store(scales + scale_rows, scale, mask=written)
         if HALF > 0:
             first = _to_int8(first, inverse, finite)

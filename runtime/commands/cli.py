@@ -484,7 +484,12 @@ cli.add_loaded("rebuild", "Build an engine again, for another target or with oth
 @cli.command()
 @click.argument("engine", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def doctor(engine: str | None, as_json: bool) -> None:
+@click.option(
+    "--report",
+    is_flag=True,
+    help="JSON to send with a question: also the environment, what installed TensorRT packages lack, and a short run.",
+)
+def doctor(engine: str | None, as_json: bool, report: bool) -> None:
     """Show what this machine has, and whether ENGINE can run here; where not, what to do.
 
     Packages and versions, driver, GPUs, instruction sets. Exits with 1 if ENGINE cannot run here.
@@ -492,7 +497,7 @@ def doctor(engine: str | None, as_json: bool) -> None:
     with nothing_begun:
         from tensorwright.runtime.commands.doctor import examine
 
-    examine(engine, as_json)
+    examine(engine, as_json, report)
 
 
 cli.add_command(triton_repo)

@@ -14,22 +14,26 @@ from tensorwright.command import EXIT_FAILED
 from tensorwright.runtime.tools.doctor.engine import examine_engine
 from tensorwright.runtime.tools.doctor.machine import examine_machine, examine_nvidia
 from tensorwright.runtime.tools.doctor.packages import examine_packages
+from tensorwright.runtime.tools.doctor.report import add_report
 from tensorwright.sizes import format_size
 
 
-def examine(engine: str | None, as_json: bool) -> None:
-    """Prints the facts. Exits with 1 if an engine was given that cannot run here."""
+def examine(engine: str | None, as_json: bool, report: bool = False) -> None:
+    """Prints the facts. report: also what add_report() finds, as JSON. Exits with 1 if an engine was given that cannot
+    run here, or whose run failed."""
     facts: dict[str, Any] = {
         "machine": examine_machine(),
         "nvidia": examine_nvidia(),
         "packages": examine_packages(),
         "engine": None if engine is None else examine_engine(engine),
     }
-    if as_json:
+    if report:
+        facts = add_report(facts, engine)
+    if as_json or report:
         click.echo(json.dumps(facts, indent=2))
     else:
         show(facts, Console(highlight=False, markup=False))
-    if facts["engine"] is not None and not facts["engine"]["runs"]:
+    if engine is not None and not (facts["engine"]["runs"] and "error" not in facts.get("run", {})):
         sys.exit(EXIT_FAILED)
 
 

@@ -29,7 +29,11 @@ from tensorwright.sizes import format_size
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
 CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
-"""The environment variable that is "0" where engines of target cuda start every kernel by itself."""
+"""The environment variable that is "0" where engines of target cuda start every kernel by itself, and "1" where CUDA
+graphs replay decode steps of target tensorrt-rtx."""
+TENSORRT_KERNELS = "TENSORWRIGHT_TENSORRT_KERNELS"
+"""The environment variable that says when TensorRT for RTX compiles kernels for a step's shapes: "lazy", the default,
+"eager" or "none"."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,14 @@ def _open_onnx(engine: EngineDir, opening: Opening) -> Any:
 
 def _open_tensorrt(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor, TensorRtOptions
+    from tensorwright.runtime.engine.tensorrt.runtime_config import KERNELS, RuntimeSettings
 
-    return TensorRtExecutor(
-        engine, options=TensorRtOptions(opening.device or 0, opening.gpu_memory), group=opening.group
-    )
+    kernels = os.environ.get(TENSORRT_KERNELS, RuntimeSettings.kernels)
+    if kernels not in KERNELS:
+        raise InvalidOptionError(f"{TENSORRT_KERNELS} must be one of {', '.join(KERNELS)}, is {kernels!r}")
+    settings = RuntimeSettings(kernels, graphs=os.environ.get(CUDA_GRAPHS, "0") == "1")
+    options = TensorRtOptions(opening.device or 0, opening.gpu_memory, settings)
+    return TensorRtExecutor(engine, options=options, group=opening.group)
 
 
 def _check_tensorrt_ranks(engine: EngineDir, devices: tuple[int, ...]) -> None:

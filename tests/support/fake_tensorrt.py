@@ -45,6 +45,17 @@ class Strategy(IntEnum):
     USER_MANAGED = 2
 
 
+class Specialization(IntEnum):
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
+class Graphs(IntEnum):
+    DISABLED = 0
+    WHOLE_GRAPH_CAPTURE = 1
+
+
 class ILogger:
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
@@ -61,6 +72,7 @@ class FakeTensorRt:
     """In place of the module. `plan`: the bytes that deserialize; anything else is refused."""
 
     DataType, ILogger, ExecutionContextAllocationStrategy = DataType, ILogger, Strategy
+    DynamicShapesKernelSpecializationStrategy, CudaGraphStrategy = Specialization, Graphs
 
     def __init__(self, cuda: FakeCuda, manifest: Manifest, network: Network, plan: bytes = b"plan"):
         self.cuda, self.manifest, self.network, self.plan = cuda, manifest, network, plan
@@ -72,6 +84,8 @@ class FakeTensorRt:
         self.dropped: set[str] = set()  # inputs that the library optimized away
         self.ran: list[tuple[int, list[int]]] = []  # profile and tokens of each sequence, per step
         self.refuse: dict[str, int] = {}  # method of a context -> which call of it is refused
+        self.capturable = True
+        self.contexts: list[tuple[Specialization, Graphs]] = []  # of each context of an RTX engine, how it runs
 
     def Runtime(self, logger: Any) -> FakeRuntime:
         return FakeRuntime(self, logger)
@@ -146,17 +160,62 @@ class FakeEngine:
     def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
         return self.trt.scratch[profile]
 
-    def create_execution_context(self, strategy: Strategy) -> FakeContext:
-        self.trt.cuda.note("create_execution_context", strategy)
-        return FakeContext(self, strategy)
+    def create_runtime_config(self) -> FakeRuntimeConfig:
+        assert self.trt.manifest.flavour == "tensorrt-rtx", "the settings are those of TensorRT for RTX"
+        return FakeRuntimeConfig(self.trt)
+
+    def create_execution_context(self, how: Strategy | FakeRuntimeConfig) -> FakeContext:
+        self.trt.cuda.note("create_execution_context", how)
+        if isinstance(how, FakeRuntimeConfig):
+            assert how.cache is not None
+            self.trt.contexts.append((how.dynamic_shapes_kernel_specialization_strategy, how.cuda_graph_strategy))
+            return FakeContext(self, how.strategy, how.cache)
+        return FakeContext(self, how)
 
     def __del__(self) -> None:
         self.trt.cuda.note("engine freed")
 
 
-class FakeContext:
-    def __init__(self, engine: FakeEngine, strategy: Strategy):
+class FakeRuntimeCache:
+    """Holds the shapes that steps had, as the library's holds what it compiled for them."""
+
+    def __init__(self, trt: FakeTensorRt):
+        self.trt, self.lines = trt, []
+
+    def deserialize(self, blob: bytes) -> bool:
+        lines = blob.decode().splitlines()
+        if lines[0] != self.trt.__version__:
+            return False
+        self.lines = lines[1:]
+        return True
+
+    def serialize(self) -> bytes:
+        return "\n".join([self.trt.__version__, *self.lines]).encode()
+
+
+class FakeRuntimeConfig:
+    """Like the library's, it keeps what it knows and drops what it does not."""
+
+    def __init__(self, trt: FakeTensorRt):
+        self.trt, self.cache = trt, None
+        self.strategy = Strategy.STATIC
+        self.dynamic_shapes_kernel_specialization_strategy = Specialization.LAZY
+        self.cuda_graph_strategy = Graphs.DISABLED
+
+    def set_execution_context_allocation_strategy(self, strategy: Strategy) -> None:
         self.strategy = strategy
+
+    def create_runtime_cache(self) -> FakeRuntimeCache:
+        return FakeRuntimeCache(self.trt)
+
+    def set_runtime_cache(self, cache: FakeRuntimeCache) -> bool:
+        self.cache = cache
+        return True
+
+
+class FakeContext:
+    def __init__(self, engine: FakeEngine, strategy: Strategy, cache: FakeRuntimeCache | None = None):
+        self.strategy, self.cache = strategy, cache
         self.engine, self.trt, self.cuda = engine, engine.trt, engine.trt.cuda
         self.inputs = {t.name: t for t in self.trt.manifest.inputs if t.name in engine.tensors}
         self.outputs = {t.name: t for t in self.trt.manifest.outputs}
@@ -180,6 +239,9 @@ class FakeContext:
         fault = None if profile < self.engine.num_optimization_profiles else "no such profile"
         self.profile = profile
         return self._accepts("set_optimization_profile_async", profile, stream, fault=fault)
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self.trt.capturable
 
     def set_device_memory(self, address: int, size: int) -> None:
         assert self.strategy is Strategy.USER_MANAGED, "the context has memory of its own"
@@ -227,6 +289,9 @@ class FakeContext:
             return False
         shapes = self.shapes | {t.name: resolve(t.shape, self._symbols()) for t in self.outputs.values()}
         places, scratch = dict(self.addresses), self.scratch
+        compiled = f"{self.profile} {sorted(shapes.items())}"
+        if self.cache is not None and compiled not in self.cache.lines:
+            self.cache.lines.append(compiled)
         self.cuda.queue(stream, lambda: self._compute(shapes, places, scratch))
         return True
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tolerances import function_tolerance, rounding_tolerance, sum_tolerance
 
-from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_formats import W8A8, WeightFormat
 from tensorwright.plugins.concat import launch as concat
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.elementwise import op as elementwise_op
@@ -25,9 +25,9 @@ from tensorwright.plugins.gather_rows import launch as gather_rows
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.layer_norm.op import normalise as centred
-from tensorwright.plugins.quantized_matmul import bytes_launch
+from tensorwright.plugins.quantized_matmul import bytes_launch, linear, rounded_launch
 from tensorwright.plugins.quantized_matmul.fp8 import from_codes, to_codes
-from tensorwright.plugins.quantized_matmul.quantize import quantize_weights
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm.op import normalise
 from tensorwright.plugins.rotary import rotary_table, table_launch
@@ -397,6 +397,43 @@ def bytes_case(
     )
 
 
+def rounded_case(
+    dtype: str,
+    tokens: int,
+    n: int,
+    k: int,
+    *,
+    bias: str = "",
+    out: str = "",
+    split: bool | None = None,
+    spoilt: bool = False,
+) -> Case:
+    """A product of w8a8, whose sums are exact. spoilt: rows of x with a NaN, an infinity, zeros and tiny numbers."""
+    values, scales = weights_of(W8A8, n, k)
+    x = _floats(22, tokens, k)
+    if spoilt:
+        x[0, 3], x[1, 5], x[2], x[3] = np.nan, np.inf, 0, 1e-38
+    inputs = {"x": (x, dtype), "values": (values, "int8"), "scales": (scales, "float32")}
+    inputs |= {"bias": (_floats(21, n), bias)} if bias else {}
+
+    def expected(x: Arrays) -> Arrays:
+        w = Quantized(x["values"].reshape(n, 1, -1), x["scales"])
+        y = linear.product(x["x"].astype(np.float32), w, W8A8)
+        return {"y": (y + x["bias"].astype(np.float32) if bias else y).astype(np.float64)}
+
+    kernels = ("round_rows_kernel", "rounded_gemm_kernel", *(("rounded_sum_kernel",) if split else ()))
+    return Case(
+        f"rounded-{dtype}-{out or 'same'}-{tokens}-{n}x{k}" + f"-{bias}" * bool(bias) + "-spoilt" * spoilt,
+        rounded_launch,
+        {"n": n, "k": k},
+        {},
+        inputs,
+        {"y": ((tokens, n), out or dtype)},
+        expected,
+        starts=None if split is None else kernels,
+    )
+
+
 def quantized_embedding_case(dtype: str, tokens: int, channels: int, group: int, first: int = 0) -> Case:
     fmt, vocabulary = WeightFormat(8, group), 9
     values, scales = weights_of(fmt, vocabulary, channels)
@@ -437,6 +474,12 @@ CASES = [
     bytes_case("bfloat16", 64, 48, 1080, WeightFormat(8, 32), bias="bfloat16", split=True),
     bytes_case("float32", 9, 48, 1536, WeightFormat(8, 0, "fp"), split=True),
     bytes_case("float16", 65, 48, 1024, WeightFormat(8, 128), split=False),
+    *(rounded_case(dtype, 5, 40, 128, bias=dtype, out="float32", spoilt=True) for dtype in DTYPES),
+    *(rounded_case("bfloat16", tokens, 130, 256) for tokens in (0, 1, 8, 16, 17)),
+    rounded_case("float16", 2, 3, 101, bias="float16"),
+    rounded_case("bfloat16", 64, 48, 1080, bias="bfloat16", split=True),
+    rounded_case("float32", 9, 48, 1536, split=True),
+    rounded_case("float16", 65, 48, 1024, split=False),
     *(quantized_embedding_case(dtype, 6, 72, 32) for dtype in DTYPES),
     quantized_embedding_case("float16", 3, 1100, 128, 50),
     *(take_case(dtype, 3, 40, 48) for dtype in DTYPES),

@@ -22,7 +22,7 @@ from tensorwright.ir.ops import summing_ops
 from tensorwright.ir.ragged import RaggedAdapter, interpret_ragged
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.passes.lower_weight_only import lower_weight_only
+from tensorwright.passes.lower_weight_only import lower_but_rounded, lower_weight_only
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.plugins.paged_attention.cache import UNWRITTEN
@@ -47,7 +47,7 @@ def lower(
     graph.facts.update(dtype=dtype, block_size=block, kv_cache_dtype=kv)
     if quantize is not None:
         graph.facts.quantize = TARGETS[target].parse_quantize(quantize)
-    for step in (quantize_weights, quantize_kv_cache, lower_weight_only):
+    for step in (quantize_weights, quantize_kv_cache, lower_but_rounded if target == "cuda" else lower_weight_only):
         step(graph)
     verify(graph, "cached")
     return graph

@@ -24,6 +24,7 @@ from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as paged_attention
 from tensorwright.plugins.quantized_matmul import bytes_launch as byte_product
 from tensorwright.plugins.quantized_matmul import launch as int4_product
+from tensorwright.plugins.quantized_matmul import rounded_launch as rounded_product
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary_kv_write
@@ -182,6 +183,18 @@ def _weight_only_linear(e: CudaEmitter, node: Node) -> Results:
     return [y]
 
 
+def _quantized_linear(e: CudaEmitter, node: Node) -> Results:
+    """Emits a product of w8a8, the one format that rounds x too."""
+    w, bias, y = node.operand(1), node.optional(2), e.wide_result(node.output, "y")
+    n, k = (int(size) for size in w.shape)
+    values, scales = e.weights.whole_rows(w, node.attrs["format"])
+    inputs = {"x": e.activation(node.operand(0), "x")}
+    inputs |= {"values": e.file.tensor(values, "values"), "scales": e.file.tensor(scales, "scales")}
+    inputs |= {} if bias is None else {"bias": e.plain(bias, "bias", y.dtype)}
+    e.call(node, rounded_product, {"n": n, "k": k}, inputs, {"y": y})
+    return [y]
+
+
 def _gate(e: CudaEmitter, node: Node) -> Results:
     x, y = e.activation(node.operand(0), "x"), e.result(node.output, "y")
     e.call(node, gate, {**node.attrs, "channels": y.shape[-1]}, {"x": x}, {"y": y})
@@ -321,6 +334,7 @@ HANDLERS: dict[str, Handler] = {
     "gather_rows": _gather_rows,
     "linear": _linear,
     "weight_only_linear": _weight_only_linear,
+    "quantized_linear": _quantized_linear,
     "quantized_embedding": _quantized_embedding,
     "slice": _slice,
     "concat": _concat,

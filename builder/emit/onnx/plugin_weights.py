@@ -4,6 +4,7 @@ matrix          [K, N] of the activation type
 dequantizable   int4 and int8: [K', N] and scales [K' / group, N], K' whole groups; fp8: [K, N] and scales [N]
 words           int4: int32 [ceil(K / 8), N], element k in bits 4 (k % 8), and scales [ceil(K / group), N]
 grouped_rows    int8 [V, K'] and scales [V, K' / group]: an embedding, or a matrix that is not transposed
+whole_rows      int8 [N, K], and scales [N, 1] float32: the weights of w8a8
 fp8_rows        int8 [N, K], the bytes of E4M3, and scales [N, 1]
 """
 
@@ -80,6 +81,14 @@ class PluginWeights(Weights):
         values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
+    def whole_rows(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
+        """Returns a matrix whose rows have one scale each, and the scales."""
+        n, k = (int(d) for d in value.shape)
+        tensors = [(f".{fmt}.rows", fmt.dtype, (n, k)), (".rows.scales", "float32", (n, 1))]
+        chunks = partial(self._by_rows, expression_of(value, "a quantized matrix"), fmt, n, k, "float32")
+        values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
+        return values, scales
+
     def fp8_rows(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
         """Returns a weight's bytes of E4M3 as int8 [N, K], and its scales [N, 1]."""
         n, k = (int(d) for d in value.shape)
@@ -124,15 +133,18 @@ class PluginWeights(Weights):
             yield 0, pack(made.values.reshape(n, -1).T, end - start)
         yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), self.dtype)
 
-    def _by_rows(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int) -> Chunks:
+    def _by_rows(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int, scale_dtype: str = "") -> Chunks:
+        """Yields rows of whole groups, or of k elements where a row has one scale; then all scales, of the activation
+        type if scale_dtype says none."""
         total, scales = self.errors.setdefault((expr, str(fmt)), RelativeError()), []
         step = max(1, _CHUNK_ELEMENTS // k)
         for start in range(0, n, step):
             block = self._floats(expr, (start, min(n, start + step)), (0, k))
             made = quantized(str(expr), fmt, block, total)
             scales.append(made.scales)
-            yield 0, made.values.reshape(len(made.values), -1)
-        yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), self.dtype)
+            rows = made.values.reshape(len(made.values), -1)
+            yield 0, rows if fmt.group else np.ascontiguousarray(rows[:, :k])
+        yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), scale_dtype or self.dtype)
 
     def _fp8(self, expr: WeightExpr, n: int, k: int) -> Chunks:
         """Reads the matrix twice: first for the scale of each row, then for the elements."""

@@ -132,6 +132,8 @@ def _make_config(trt: Any, builder: Any, job: Job) -> Any:
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    if FLAVOURS[job.flavour].any_sm:  # without it no CUDA graph can hold a step
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     _name_sms(trt, config, job)
     for shapes in job.profiles:
         profile = builder.create_optimization_profile()

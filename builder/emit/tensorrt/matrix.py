@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.gpu.compile import SMS as KERNEL_SMS
 
-SMS = (75, 80, 86, 89, 120)
+SMS = (75, 80, 86, 89, 120, 121)
 """Compute capabilities that an RTX engine can name and that our kernels are compiled for."""
 DEFAULT_KERNEL_SMS = (80, 86, 89, 120)
 """The kernels of an engine that names no compute capability: for the SMs that such an engine runs on. The library

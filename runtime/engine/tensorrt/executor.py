@@ -7,7 +7,7 @@ and the buffers of the largest step are allocated once and keep their addresses.
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from tensorwright.runtime.engine.tensorrt.library import LoadedEngine, check_dev
 from tensorwright.runtime.engine.tensorrt.memory import kv_bytes
 from tensorwright.runtime.engine.tensorrt.nccl import load_nccl
 from tensorwright.runtime.engine.tensorrt.profiles import BoundContext, choose_profile, largest_sizes, step_sizes
+from tensorwright.runtime.engine.tensorrt.runtime_config import RuntimeSettings
 from tensorwright.runtime.engine.tensorrt.step_buffers import ALIGNMENT, StepBuffers
 
 LIMITS = {"tokens": "max_num_tokens", "seqs": "max_batch_size", "rows": "max_prompt_logprob_rows"}
@@ -35,11 +36,12 @@ class TensorRtOptions:
     """The options of a TensorRtExecutor.
 
     device: the number of the GPU, as CUDA counts. memory_share: the share of the GPU's memory beside the engine that
-    the KV cache may take.
+    the KV cache may take. settings: how the library runs its contexts.
     """
 
     device: int = 0
     memory_share: float = GPU_MEMORY
+    settings: RuntimeSettings = field(default_factory=RuntimeSettings)
 
     def __post_init__(self) -> None:
         if self.device < 0 or not 0 < self.memory_share <= 1:
@@ -113,6 +115,7 @@ class TensorRtExecutor:
         extra, path = self.manifest.flavour, engine.path / plan_files(engine)[0]
         self._group = group
         self._communicators: Communicators | None = None
+        self._options.settings.check(extra, engine.config.ranks)
         trt = bindings if bindings is not None else load_bindings(extra)
         check_version(trt, self.manifest, path)
         with ExitStack() as stack:
@@ -126,7 +129,7 @@ class TensorRtExecutor:
                 self._communicators = Communicators(nccl if nccl is not None else load_nccl(), group)
                 stack.callback(self._communicators.close)
                 self._communicators.connect()
-            self._engine = LoadedEngine(trt, self.manifest, path, driver, self._communicators)
+            self._engine = LoadedEngine(trt, self.manifest, path, driver, self._options.settings, self._communicators)
             stack.callback(self._engine.close)
             self._held = stack.pop_all()
         self._allocated: KvPool | None = None
@@ -219,12 +222,15 @@ class TensorRtExecutor:
         self._bind_outputs(pool, contexts, places)
         return pool, contexts
 
-    def _settle(self) -> None:
-        """Waits for everything that runs on the stream. It suppresses its own errors, because it runs after an earlier
-        error that says more."""
-        with suppress(DeviceError):
+    def _settle(self) -> bool:
+        """Waits for everything that runs on the stream. Returns whether the device did it. It raises no errors, because
+        it runs after an earlier error that says more."""
+        try:
             self._cuda.activate()
             self._cuda.synchronize(self._stream)
+        except DeviceError:
+            return False
+        return True
 
     def _bind_outputs(self, pool: KvPool, contexts: list[BoundContext], places: dict[str, int]) -> None:
         """Binds the pages and the outputs. Each page tensor is an input and, as an alias, an output at the same
@@ -283,6 +289,7 @@ class TensorRtExecutor:
         if self._closed:
             return
         self._closed = True
-        self._settle()
+        if self._settle():
+            self._engine.save_kernels()
         with suppress(DeviceError):
             self._held.close()

@@ -13,6 +13,7 @@ from tensorwright.errors import DeviceError, EngineError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.runtime.engine.tensorrt.cuda import Cuda
 from tensorwright.runtime.engine.tensorrt.plugins import EnginePlugins
+from tensorwright.runtime.engine.tensorrt.runtime_config import KernelCache, RuntimeSettings, make_config
 
 NAMESPACE = "tensorwright"
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "int8": "INT8"}
@@ -77,12 +78,22 @@ def _listed(sms: tuple[int, ...]) -> str:
 class LoadedEngine:
     """A deserialized engine with the objects that it needs: the runtime, its log and our plugins.
 
-    path: the file of the plan. driver: the module with which the plugins start their kernels. collectives: by what they
-    do what ranks do together.
+    path: the file of the plan. driver: the module with which the plugins start their kernels. settings: how contexts
+    run. collectives: by what they do what ranks do together.
     """
 
-    def __init__(self, trt: Any, manifest: Manifest, path: Path, driver: Any, collectives: Any = None):
+    def __init__(
+        self,
+        trt: Any,
+        manifest: Manifest,
+        path: Path,
+        driver: Any,
+        settings: RuntimeSettings | None = None,
+        collectives: Any = None,
+    ):
         self._trt, self._path = trt, path
+        self._settings = settings or RuntimeSettings()
+        self._cache = KernelCache(path) if manifest.flavour == "tensorrt-rtx" else None
         self._log = make_log(trt)
         self._plugins = EnginePlugins(trt, driver, collectives)
         self._engine: Any = None
@@ -137,17 +148,31 @@ class LoadedEngine:
 
         Raises DeviceError.
         """
-        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = self._engine.create_execution_context(strategy)
+        how = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._cache is not None:
+            how = make_config(self._trt, self._engine, profile, self._settings, self._cache)
+        context = self._engine.create_execution_context(how)
         if context is None:
             raise DeviceError(f"{self._path}: the library makes no execution context ({self.complaints()})")
         if not context.set_optimization_profile_async(profile, stream):
             raise DeviceError(f"{self._path}: the library refuses profile {profile} ({self.complaints()})")
         context.set_device_memory(scratch, self.scratch_bytes)
+        if self._settings.graphs and not context.is_stream_capturable(stream):
+            raise EngineError(
+                f"{self._path}: CUDA graphs cannot replay the steps of this engine; run it without graphs, or build it "
+                "again with this version"
+            )
         return context
+
+    def save_kernels(self) -> None:
+        """Keeps what the library compiled for the next start."""
+        if self._cache is not None:
+            self._cache.save()
 
     def close(self) -> None:
         """Releases the engine. Its contexts must be released before, because the library requires this order."""
+        if self._cache is not None:
+            self._cache.close()
         self._engine = self._runtime = None
         self._plugins.close()
 

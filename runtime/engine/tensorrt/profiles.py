@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.tensorrt_manifest import Manifest, Profile
+from tensorwright.engine_format.tensorrt_manifest import DECODE, Manifest, Profile
 from tensorwright.errors import DeviceError, InvalidRequestError
 from tensorwright.runtime.engine.tensorrt.library import LoadedEngine
-
-DECODE = 1
-"""The index of the profile for steps with one token per sequence."""
 
 
 def step_sizes(step: Any, manifest: Manifest) -> dict[str, int]:

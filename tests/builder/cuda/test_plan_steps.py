@@ -21,6 +21,7 @@ BLOCK = 16
         ("gemma2", "bfloat16", None, "auto"),
         ("qwen2", "float16", "int4", "auto"),
         ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
+        ("llama", "bfloat16", "w8a8,embedding=int8", "auto"),
         ("qwen3", "bfloat16", None, "int8"),
     ],
 )

@@ -118,6 +118,6 @@ def test_contexts_share_one_scratch_of_the_largest_profile(stand: Stand) -> None
     memory = [call[1:] for call in stand.cuda.calls if call[0] == "set_device_memory"]
     assert memory == [memory[0]] * 2
     assert memory[0][1] == 5000
-    strategies = [call[1] for call in stand.cuda.calls if call[0] == "create_execution_context"]
+    strategies = [call[1].strategy for call in stand.cuda.calls if call[0] == "create_execution_context"]
     assert strategies == [stand.trt.ExecutionContextAllocationStrategy.USER_MANAGED] * 2
     executor.close()

@@ -284,13 +284,19 @@ def test_the_names_of_the_stand_in_are_those_of_tensorrt() -> None:
         fake.FakeEngine: trt.ICudaEngine,
         fake.FakeContext: trt.IExecutionContext,
         fake.Registry: trt.IPluginRegistry,
+        fake.FakeRuntimeConfig: trt.IRuntimeConfig,
+        fake.FakeRuntimeCache: trt.IRuntimeCache,
     }.items():
         for name in (n for n in vars(ours) if not n.startswith("_")):
             assert hasattr(theirs, name), f"{theirs.__name__}.{name}"
     for name in ("num_io_tensors", "num_optimization_profiles", "device_memory_size_v2"):
         assert hasattr(trt.ICudaEngine, name)
-    for kind in (fake.DataType, fake.Strategy):
-        real = trt.DataType if kind is fake.DataType else trt.ExecutionContextAllocationStrategy
+    for kind, real in {
+        fake.DataType: trt.DataType,
+        fake.Strategy: trt.ExecutionContextAllocationStrategy,
+        fake.Specialization: trt.DynamicShapesKernelSpecializationStrategy,
+        fake.Graphs: trt.CudaGraphStrategy,
+    }.items():
         for member in kind:
             assert getattr(real, member.name).value == member
     assert trt.ILogger.ERROR.value == fake.ILogger.ERROR
