@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tensorwright.plugins.int8_gpu import scale_of, to_int8
+from tensorwright.plugins.quantized_matmul.gpu_int8 import scale_of, to_int8
 
 
 @triton.jit
