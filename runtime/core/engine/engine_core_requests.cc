@@ -1,7 +1,5 @@
 // How requests come into the engine's books and leave them: they are added, end, are aborted, and run out of
 // time.
-#include "runtime/core/engine/engine_core.h"
-
 #include <algorithm>
 #include <new>
 #include <random>
@@ -10,6 +8,7 @@
 
 #include "runtime/core/base/make_room.h"
 #include "runtime/core/base/sparse_prefill.h"
+#include "runtime/core/engine/engine_core.h"
 
 namespace tensorwright {
 
@@ -66,7 +65,7 @@ void EngineCore::add_or_fail(Request request, Clock::time_point arrived, std::ve
     add(std::move(request), arrived);
   } catch (const std::bad_alloc& error) {
     const Error typed = as_error(error);
-    event.finish = "error";
+    event.finish = finishes::kError;
     event.error_type = typed.type();
     event.error = typed.what();
     for (; event.completion < completions; ++event.completion) events->push_back(event);
@@ -89,8 +88,8 @@ Event EngineCore::event_of(const Sequence& sequence) const {
 }
 
 void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events) {
-  close([&](const Sequence& sequence) { return sequence.id == id; }, error ? "error" : "abort", error,
-        events);
+  close([&](const Sequence& sequence) { return sequence.id == id; },
+        error ? finishes::kError : finishes::kAbort, error, events);
 }
 
 void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Event>* events) {
@@ -99,7 +98,7 @@ void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Even
   auto started = [&](const Sequence& s) {
     return Name(s.id, s.completion) == name && !s.sampling->beams() && (s.forks == 0 || s.generated() > 0);
   };
-  close(started, "abort", nullptr, events);
+  close(started, finishes::kAbort, nullptr, events);
 }
 
 // Ends all the sequences that `wanted` chooses. If there is no memory for their events, it ends none and
@@ -146,10 +145,10 @@ void EngineCore::remove(const Event& last) {
   if (sequence && drafter_) drafter_->forget(*sequence);
   if (sequence && sequence->sampling->beams()) beams_.forget(last.request_id);
   count(last.request_id, 1,
-        last.finish == "error"     ? &failed_
-        : last.finish == "abort"   ? &aborted_
-        : last.finish == "timeout" ? &timed_out_
-                                   : &finished_);
+        last.finish == finishes::kError     ? &failed_
+        : last.finish == finishes::kAbort   ? &aborted_
+        : last.finish == finishes::kTimeout ? &timed_out_
+                                            : &finished_);
 }
 
 // A request is counted once: the end of its last completion decides in which counter.
@@ -161,11 +160,12 @@ void EngineCore::count(int64_t id, int32_t ended, int64_t* counter) {
 }
 
 void EngineCore::end_all(std::vector<Event>* events) {
-  close([](const Sequence&) { return true; }, "abort", nullptr, events);
+  close([](const Sequence&) { return true; }, finishes::kAbort, nullptr, events);
 }
 
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
-  close([&](const Sequence& sequence) { return sequence.deadline <= now; }, "timeout", nullptr, events);
+  close([&](const Sequence& sequence) { return sequence.deadline <= now; }, finishes::kTimeout, nullptr,
+        events);
   if (fetches_ && fetches_->stalled(now)) scheduler_->stop_fetching();
   std::vector<std::pair<int64_t, double>> late;  // requests, and the deadlines that they were given
   scheduler_->for_each([&](const Sequence& sequence) {

@@ -1,13 +1,12 @@
 // What becomes of the rows that a step has computed: logprobs of prompts, pooled vectors, and tokens that are
 // drawn now or when their masks have come. The sequences whose last token is drawn end here.
-#include "runtime/core/engine/engine_core.h"
-
 #include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <utility>
 
 #include "runtime/core/base/make_room.h"
+#include "runtime/core/engine/engine_core.h"
 
 namespace tensorwright {
 
@@ -17,12 +16,12 @@ namespace {
 // other rows of the step wait too. A sequence whose mask comes later sits out: it loses a step.
 constexpr int kGraceShare = 2;
 
-// Returns why the sequence ends with its last token, or "" if it does not end.
+// Returns why the sequence ends with its last token, or kNone if it does not end.
 const char* finish_reason(const Sequence& sequence, int32_t max_seq_len) {
   const Sampling& s = *sequence.sampling;
-  if (ends_sequence(s, sequence.tokens.back())) return "stop";
-  if (sequence.generated() >= s.max_tokens || sequence.size() >= max_seq_len) return "length";
-  return "";
+  if (ends_sequence(s, sequence.tokens.back())) return finishes::kStop;
+  if (sequence.generated() >= s.max_tokens || sequence.size() >= max_seq_len) return finishes::kLength;
+  return finishes::kNone;
 }
 
 }  // namespace
@@ -216,7 +215,7 @@ void EngineCore::end_search(int64_t id, std::vector<Event>* events) {
   // Nothing throws from here on.
   Event ended;
   ended.request_id = id;
-  ended.finish = "stop";
+  ended.finish = finishes::kStop;
   for (; ended.completion < sequences; ++ended.completion) remove(ended);
   for (Event& event : last) {
     generated_ += static_cast<int64_t>(event.tokens.size());
@@ -338,7 +337,7 @@ void EngineCore::pool(const WantedRows& wanted, const LogitRows& logits, int32_t
     const size_t j = sampling.pooled_columns.empty() ? i : static_cast<size_t>(sampling.pooled_columns[i]);
     event.pooled[i] = mean ? static_cast<float>((sums[j] + values[j]) / sequence.prompt_tokens) : values[j];
   }
-  event.finish = "stop";
+  event.finish = finishes::kStop;
   events->push_back(std::move(event));
   remove(events->back());
 }
@@ -356,7 +355,7 @@ bool EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event
   sequence.tokens.push_back(sample.token);
   ++generated_;
   event.finish = finish_reason(sequence, facts().max_seq_len);
-  if (event.finish == "stop") event.stop_token = sample.token;
+  if (event.finish == finishes::kStop) event.stop_token = sample.token;
   events->push_back(std::move(event));
   if (events->back().finish.empty()) return true;
   remove(events->back());

@@ -1,6 +1,4 @@
 // The engine's step: it plans chunks, computes them, and finds the requests at fault where that fails.
-#include "runtime/core/engine/engine_core.h"
-
 #include <algorithm>
 #include <new>
 #include <stdexcept>
@@ -8,6 +6,7 @@
 
 #include "runtime/core/base/invariants.h"
 #include "runtime/core/base/make_room.h"
+#include "runtime/core/engine/engine_core.h"
 #include "runtime/core/interface/fatal_error.h"
 
 namespace tensorwright {
