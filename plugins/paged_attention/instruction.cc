@@ -461,7 +461,7 @@ class PagedAttention : public Operation {
 void check_choice(const InstructionCheck& c, const KvLayerRecord& layer) {
   const auto block = static_cast<int32_t>(c.plan.header.block_size);
   const int32_t budget = sparse_prefill_of(c.instruction);
-  const int64_t least = int64_t{BlockChoice::kMinBlocks} * block;
+  const int64_t least = int64_t{BlockChoice::kKept + 1} * block;
   if (budget == 0) return;
   c.require(
       budget >= least && budget % block == 0 && budget <= static_cast<int64_t>(c.plan.header.max_seq_len),

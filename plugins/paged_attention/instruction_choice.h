@@ -15,13 +15,14 @@
 
 #include "plugins/paged_attention/kernel.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/op_table.h"
 
 namespace tensorwright {
 
 class BlockChoice {
  public:
-  static constexpr int32_t kKept = 3;       // blocks that are not chosen: the first, and the two last ones
-  static constexpr int32_t kMinBlocks = 4;  // of a budget: one of them is chosen
+  // The blocks that are not chosen: the first, and the two last ones. A budget has at least one more.
+  static constexpr int32_t kKept = kPagedAttentionKeptBlocks;
 
   struct Shape {
     int32_t kv_heads, group, head_dim, block_size;
