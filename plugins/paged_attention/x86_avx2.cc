@@ -50,9 +50,9 @@ void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
 void join_rows(const tw_attention_shares_args* a, int row) {
   const int64_t count = a->rows - row;
   __m256 top = _mm256_set1_ps(-INFINITY), total = _mm256_setzero_ps();
-  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
+  for (int64_t at = row; at < a->tiles * a->stride; at += a->stride)
     top = _mm256_max_ps(top, tw_load_avx2(a->max + at, count));
-  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
+  for (int64_t at = row; at < a->tiles * a->stride; at += a->stride) {
     const __m256 weight = tw_exp_avx2(_mm256_sub_ps(tw_load_avx2(a->max + at, count), top));
     const __m256 share = _mm256_mul_ps(tw_load_avx2(a->sum + at, count), weight);
     tw_store_avx2(a->sum, TW_F32, at, count, share);

@@ -81,8 +81,8 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, in
   }
   block.max[row] = higher;
   if (!a->tile_sum) return;
-  a->tile_max[noted_at(block, row, tile)] = higher;
-  a->tile_sum[noted_at(block, row, tile)] = tw_tree_sum_avx2(own[0], own[1]);
+  a->tile_max[noted_at(a, block, row, tile)] = higher;
+  a->tile_sum[noted_at(a, block, row, tile)] = tw_tree_sum_avx2(own[0], own[1]);
 }
 
 template <bool kCapped, bool kSloped>

@@ -136,9 +136,9 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
 inline void join_rows(const tw_attention_shares_args* a, int row) {
   const __mmask16 lanes = tw_lanes_avx512(a->rows - row);
   __m512 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
-  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
+  for (int64_t at = row; at < a->tiles * a->stride; at += a->stride)
     top = _mm512_max_ps(top, _mm512_maskz_loadu_ps(lanes, a->max + at));
-  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
+  for (int64_t at = row; at < a->tiles * a->stride; at += a->stride) {
     const __m512 max = _mm512_maskz_loadu_ps(lanes, a->max + at);
     const __m512 weight = tw_exp_avx512(_mm512_sub_ps(max, top));
     const __m512 share = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, a->sum + at), weight);

@@ -1,4 +1,7 @@
-"""Declares the `tensorwright` command. A subcommand imports all packages but click when it runs."""
+"""Declares the `tensorwright` command. A subcommand imports all packages but click when it runs.
+
+It has more than 500 lines because each subcommand is a function here, with its help text and its options.
+"""
 
 from __future__ import annotations
 
