@@ -1,7 +1,4 @@
-"""Declares the options of a build. Together with the checkpoint they determine the engine.
-
-It has more than 500 lines because each option is one declaration, with its words at each door.
-"""
+"""Declares the options of a build. Together with the checkpoint they determine the engine."""
 
 from __future__ import annotations
 
