@@ -18,6 +18,7 @@ from support.ragged import Ragged
 from support.tiny_models import make_tiny
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.rebuild import rebuild
+from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
 from tensorwright.runtime import _runtime
 
@@ -207,7 +208,7 @@ def test_the_record_says_what_the_heads_are(pair: tuple[Path, Path], tmp_path: P
     assert config["sizes"]["cpu/draft_tokens.bin"] == 4 * 40
     assert "heads" not in build(target, tmp_path / "plain", accuracy="none").config
     with pytest.raises(InvalidOptionError, match="which an engine does not keep apart; give them again"):
-        rebuild(tmp_path / "engine", tmp_path / "again", model=target)
+        rebuild(tmp_path / "engine", EngineConfig.from_dict(config, tmp_path), tmp_path / "again", model=target)
 
 
 WRONG_MEDUSA: dict[str, tuple[type[Exception], str, Any]] = {
