@@ -12,20 +12,15 @@ from typing import Any
 from tensorwright.engine_format.calibrations import CALIBRATIONS, SCALED_FORMATS, Calibration
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.engine_config import MAX_RANKS
-from tensorwright.engine_format.kv_cache import DECISION_INTERVAL
+from tensorwright.engine_format.kv_cache import CPU_BLOCK, DECISION_INTERVAL
 from tensorwright.engine_format.pooling import EMBED, GENERATE
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import KEPT, QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.options.build import (
-    MAX_POSITIONS,
-    RECENT_SHARE,
-    SINK_TOKENS,
-    SPARSE_BLOCK,
-    BuildFields,
-    asked_formats,
-)
+from tensorwright.options.build import BuildFields
+from tensorwright.options.build_choices import asked_formats
 from tensorwright.options.declare import options_in
+from tensorwright.options.long_contexts import MAX_POSITIONS, RECENT_SHARE, SINK_TOKENS
 
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
 """The words for the number of positions in config.json, the usual one first."""
@@ -208,7 +203,7 @@ class BuildOptions(BuildFields):
         if self.attention_window is not None:
             return self.attention_window + self.shown_sink_tokens
         # A block of a prompt that is not whole sees everything.
-        return None if self.sparse_prefill is None else self.sparse_prefill + SPARSE_BLOCK - 1
+        return None if self.sparse_prefill is None else self.sparse_prefill + CPU_BLOCK - 1
 
     @property
     def bounds(self) -> str:

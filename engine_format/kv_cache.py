@@ -10,6 +10,10 @@ KV_CACHE_DTYPES = (AS_ACTIVATIONS, "int8", "int4")
 """The value "int8" is 8 bits with a scale for each token and head. The value "int4" is 4 bits with a scale and an
 offset for each token and 64 dimensions of a head; only target cpu has it."""
 _INT4_GROUP = 64
+CPU_BLOCK = 32
+"""The positions in a block of the KV cache of target cpu. Queries of sparse prefill choose such blocks."""
+SPARSE_KEPT_BLOCKS = 3
+"""The blocks that such queries see without choosing them: the first, the one before their own, and their own."""
 DECISION_INTERVAL = 128
 """How many positions lie between two decisions about what a sequence keeps, where a build gives it a kv_budget."""
 

@@ -184,6 +184,7 @@ class Instruction(Op):
     has it, as its index among the words.
     encode: computes all ints and floats from the attributes instead.
     in_place: the results that may be written over an operand that is not read afterwards.
+    numbers: numbers of the definition that the C++ code needs too, by name.
     """
 
     stages: tuple[str, ...] = ("lowered",)
@@ -193,6 +194,7 @@ class Instruction(Op):
     words: Mapping[str, tuple[str | bool, ...]] = field(default_factory=dict)
     encode: Callable[[Mapping[str, Any]], tuple[list[int], list[float]]] | None = None
     in_place: tuple[InPlace, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def operand_counts(self) -> tuple[int, int | None]:

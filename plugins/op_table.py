@@ -46,7 +46,17 @@ FOOTER = """\
 def render() -> str:
     """Returns the text of the header."""
     records = [record for record in instructions().values() if not record.shares_number_of]
-    return "\n".join([HEADER, *_enum(records), *_functions(records), *_rows(records), *_sharings(records), FOOTER])
+    return "\n".join(
+        [
+            HEADER,
+            *_enum(records),
+            *_numbers(records),
+            *_functions(records),
+            *_rows(records),
+            *_sharings(records),
+            FOOTER,
+        ]
+    )
 
 
 def _constant(record: Instruction) -> str:
@@ -75,6 +85,15 @@ def _enum(records: list[Instruction]) -> list[str]:
         columns = (_names(record.ins), _names(record.weights), _names(record.outs), *_stored(record))
         lines.append(f"  {_constant(record)} = {record.number},  // {' | '.join(columns)}")
     return [*lines, "};", ""]
+
+
+def _numbers(records: list[Instruction]) -> list[str]:
+    lines = ["// Numbers of definitions, which the instructions' own code shares."]
+    for record in records:
+        for name, value in record.numbers.items():
+            words = "".join(word.capitalize() for word in name.split("_"))
+            lines.append(f"inline constexpr int32_t {_constant(record)}{words} = {value};")
+    return [*lines, ""]
 
 
 def _functions(records: list[Instruction]) -> list[str]:

@@ -54,6 +54,15 @@ def test_each_file_exists() -> None:
     assert not [word for word in CODE.findall(TEXT) if PATH.fullmatch(word) and not exists(word)]
 
 
+def test_a_file_of_more_than_500_lines_says_why() -> None:
+    long = {
+        path: " ".join(text[:2000].replace("//", " ").split())
+        for path, text in sources().items()
+        if text.count("\n") > 500
+    }
+    assert not [path.name for path, head in long.items() if "more than 500 lines" not in head]
+
+
 def test_each_other_name_is_somewhere_in_the_sources() -> None:
     here = Path(__file__)
     words = {word for path, text in sources().items() if path != here for word in re.findall(r"\w+", text)}

@@ -17,6 +17,7 @@ from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.builder.text_file import read_calibration_text
 from tensorwright.engine_format.file_names import CPU_ADAPTERS, CPU_PLAN, CPU_WEIGHTS, RANK_PLAN, RANK_WEIGHTS
+from tensorwright.engine_format.kv_cache import CPU_BLOCK
 from tensorwright.errors import InvalidOptionError
 from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
     from tensorwright.builder.measure.accuracy import Measurement
 
 __all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
-BLOCK_SIZE = 32
 
 
 def block_size(max_seq_len: int) -> int:
     """Returns the positions in one block of the KV cache."""
-    return BLOCK_SIZE
+    return CPU_BLOCK
 
 
 def check(options: BuildOptions) -> None:

@@ -179,6 +179,7 @@ struct Neon {
       for (int64_t i = 0; i < count; ++i) to[i] = element[i];
     }
   }
+  static TW_INLINE void put(float* y, Vector value) { store_eight(y, value); }
   static TW_INLINE Vector all(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
   static TW_INLINE Vector add(Vector x, Vector y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
   static TW_INLINE Vector sub(Vector x, Vector y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
@@ -212,6 +213,24 @@ struct Neon {
   static TW_INLINE Vector exp_falling(Vector x) { return {exp_of_falling(x.a), exp_of_falling(x.b)}; }
   static TW_INLINE Vector silu(Vector x) { return div(x, add(all(1.0f), exp(negate(x)))); }
   static TW_INLINE float tree_sum(const Vector (&lanes)[2]) { return sum_as_tree(lanes[0], lanes[1]); }
+  static TW_INLINE float first_lane(Vector x) { return vgetq_lane_f32(x.a, 0); }
+  // Returns the largest of 16 lanes; if one is NaN, any of them.
+  static TW_INLINE float largest(const Vector (&lanes)[2]) {
+    const Vector both = max(lanes[0], lanes[1]);
+    const float32x4_t four = larger(both.a, both.b);
+    const float32x4_t two = larger(four, vextq_f32(four, four, 2));
+    return vgetq_lane_f32(larger(two, vextq_f32(two, two, 1)), 0);
+  }
+  // Returns the mask of the lanes whose bit is set.
+  static TW_INLINE Mask lanes_of(unsigned bits) {
+    const uint32x4_t low = {1, 2, 4, 8}, high = {16, 32, 64, 128}, all = vdupq_n_u32(bits);
+    return {vtstq_u32(all, low), vtstq_u32(all, high)};
+  }
+  // Returns first, first + 1 and so on.
+  static TW_INLINE Vector counted_from(int32_t first) {
+    const int32x4_t place = {0, 1, 2, 3}, count = vaddq_s32(vdupq_n_s32(first), place);
+    return {vcvtq_f32_s32(count), vcvtq_f32_s32(vaddq_s32(count, vdupq_n_s32(4)))};
+  }
 };
 
 }  // namespace

@@ -83,15 +83,14 @@ static inline __m256 tw_exp_avx2(__m256 x) {
 }
 
 // Returns exp(x) for x of at most 0, or NaN. There 2^n is one factor, and no result is subnormal: adding n to
-// the exponent multiplies.
+// the exponent multiplies. What becomes of a number too low is not used: the result is 0. NaN stays NaN, for
+// the integer of NaN has no bits that stay when it is moved to the exponent.
 static inline __m256 tw_exp_falling_avx2(__m256 x) {
-  const __m256 low = _mm256_set1_ps(TW_EXP_LOW);
   __m256 r;
-  const __m256 n = tw_exp_reduce_avx2(_mm256_max_ps(x, low), &r);
-  const __m256i p = _mm256_castps_si256(tw_exp_polynomial_avx2(r));
-  const __m256i y = _mm256_add_epi32(p, _mm256_slli_epi32(_mm256_cvttps_epi32(n), 23));
-  const __m256 kept = _mm256_and_ps(_mm256_castsi256_ps(y), _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
-  return _mm256_blendv_ps(kept, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i power = _mm256_slli_epi32(_mm256_cvttps_epi32(tw_exp_reduce_avx2(x, &r)), 23);
+  const __m256 y =
+      _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(tw_exp_polynomial_avx2(r)), power));
+  return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(TW_EXP_LOW), _CMP_NLT_UQ));
 }
 
 static inline __m256 tw_silu_avx2(__m256 x) {
@@ -180,6 +179,7 @@ struct Avx2 {
   static TW_INLINE void store(void* y, int y_dtype, int64_t at, int64_t count, Vector value) {
     tw_store_avx2(y, y_dtype, at, count, value);
   }
+  static TW_INLINE void put(float* y, Vector value) { _mm256_storeu_ps(y, value); }
   static TW_INLINE Vector all(float x) { return _mm256_set1_ps(x); }
   static TW_INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
   static TW_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
@@ -205,6 +205,24 @@ struct Avx2 {
   static TW_INLINE Vector exp_falling(Vector a) { return tw_exp_falling_avx2(a); }
   static TW_INLINE Vector silu(Vector a) { return tw_silu_avx2(a); }
   static TW_INLINE float tree_sum(const Vector (&lanes)[2]) { return tw_tree_sum_avx2(lanes[0], lanes[1]); }
+  static TW_INLINE float first_lane(Vector a) { return _mm256_cvtss_f32(a); }
+  // Returns the largest of 16 lanes; if one is NaN, any of them.
+  static TW_INLINE float largest(const Vector (&lanes)[2]) {
+    const Vector h = max(lanes[0], lanes[1]);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+  }
+  // Returns the mask of the lanes whose bit is set.
+  static TW_INLINE Mask lanes_of(unsigned bits) {
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), bit), bit));
+  }
+  // Returns first, first + 1 and so on.
+  static TW_INLINE Vector counted_from(int32_t first) {
+    const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_set1_epi32(first), place));
+  }
 };
 
 }  // namespace

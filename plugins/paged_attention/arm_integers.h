@@ -1,6 +1,5 @@
-// Attention over caches of integers on NEON: the scores of int8 and int4 pages, and the scales and offsets of
-// V of int4 pages. q is split into an upper and a lower part of 8 bits each, so that products of bytes sum it
-// exactly:
+// Attention over caches of integers on NEON: the scores of int8 and int4 pages. q is split into an upper and
+// a lower part of 8 bits each, so that products of bytes sum it exactly:
 //   an integer is kBase times its upper part plus its lower part
 // `Products` adds, in each of 4 lanes, the products of four signed bytes with four others to a sum.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ARM_INTEGERS_H_
@@ -45,6 +44,7 @@ TW_INLINE float32x4_t joined(int32x4_t upper, int32x4_t lower) {
 
 template <class Products>
 struct ScoresI8 {
+  using Way = NeonWay;
   using Q = int32_t;
   static constexpr int kDtype = TW_I8;
   static size_t packed_bytes(int head_dim) { return quantized_q_words(head_dim, kMaxRows) * sizeof(Q); }
@@ -97,17 +97,12 @@ struct ScoresI8 {
   }
 };
 
-// Splits the words of 4 positions into scales and offsets.
-struct ScalesI4 {
-  float32x4_t scale, offset;
-  explicit TW_INLINE ScalesI4(const char* words) : scale(second_halves(words)), offset(first_halves(words)) {}
-};
-
 // q is packed by pack_narrow, whose base is 16.
 constexpr int32_t kBaseI4 = 16;
 
 template <class Products>
 struct ScoresI4 {
+  using Way = NeonWay;
   using Q = int32_t;
   static constexpr int kDtype = TW_I4;
   static size_t packed_bytes(int head_dim) { return narrow_q_words(head_dim, kMaxRows) * sizeof(Q); }
@@ -179,61 +174,6 @@ struct ScoresI4 {
         const float32x4_t dot = vmulq_f32(joined<kBaseI4>(upper[r][i], lower[r][i]), vdupq_n_f32(q_scale[r]));
         const float32x4_t scaled = vfmaq_f32(before, dot, k.scale);
         vst1q_f32(to, vfmaq_f32(scaled, vdupq_n_f32(q_sum[r]), k.offset));
-      }
-    }
-  }
-};
-
-// The weights times the scales of one group of columns, and the sums of weights times offsets of every group.
-template <>
-struct Values<TW_I4> {
-  alignas(64) Weights scaled;
-  alignas(64) float offset_sum[TW_MAX_KV_GROUPS][kMaxRows][TW_LANES];
-
-  explicit Values(const tw_attention_args* a) {
-    memset(offset_sum, 0, (size_t)tw_kv_scales(TW_I4, a->head_dim) * sizeof offset_sum[0]);
-  }
-
-  template <int R>
-  void scale_weights(const tw_attention_args* a, const RowBlock& block, const TilePointers& tiles, int begin,
-                     int end, int group) {
-    const int64_t at = (int64_t)group * a->block_size * 4;
-    for (int tile = begin; tile < end; ++tile) {
-      for (int first = 0; first < TW_LANES; first += 8) {
-        const char* words = (const char*)tiles.v_scale[tile] + at + 4 * first;
-        const ScalesI4 low(words), high(words + 16);
-        const int lane = (tile - begin) * TW_LANES + first;
-        TW_UNROLL
-        for (int r = 0; r < R; ++r) {
-          const Eight p = load_eight(block.weight[r] + lane, 8);
-          store_eight(scaled[r] + lane, Neon::mul(p, {low.scale, high.scale}));
-          float* to = offset_sum[group][r] + first;
-          const Eight sum = Neon::mul(load_eight(to, 8), Neon::all(block.rescale[r][tile - begin]));
-          const EightBits seen = lanes_of((unsigned)block.visible[r][tile] >> first);
-          store_eight(to, Neon::choose(seen, Neon::fma(p, {low.offset, high.offset}, sum), sum));
-        }
-      }
-    }
-  }
-
-  template <int R>
-  void add(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles, int begin, int end,
-           float* out) {
-    for (int column = 0; column < a->v_dim; column += TW_KV_GROUP) {
-      const int end_column = column + TW_KV_GROUP < a->v_dim ? column + (int)TW_KV_GROUP : a->v_dim;
-      scale_weights<R>(a, block, tiles, begin, end, column / TW_KV_GROUP);
-      weigh_columns<TW_I4, R>(block, scaled, tiles, begin, end, a->v_dim, column, end_column, out);
-    }
-  }
-
-  template <int R>
-  void finish(const tw_attention_args* a, float* out) {
-    for (int r = 0; r < R; ++r, out += a->v_dim) {
-      for (int column = 0; column < a->v_dim; column += 8) {
-        const float* lanes = offset_sum[column / TW_KV_GROUP][r];
-        const float sum = sum_as_tree(load_eight(lanes, 8), load_eight(lanes + 8, 8));
-        const Eight acc = load_eight(out + column, a->v_dim - column);
-        Neon::store(out, TW_F32, column, a->v_dim - column, Neon::add(acc, Neon::all(sum)));
       }
     }
   }

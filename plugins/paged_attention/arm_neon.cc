@@ -1,30 +1,13 @@
-// Attention on NEON: fp32, bf16 by exact widening, int8 and int4, with the bits of scalar.cc; the combine
-// kernel; and rows of V out of K.
+// Attention on NEON: fp32, bf16 by exact widening, int8 and int4, with the bits of scalar.cc; what joins
+// softmaxes; and rows of V out of K.
 #include "plugins/common/arm_neon.h"
 
 #include "plugins/common/arm_pairs.h"
 #include "plugins/paged_attention/arm_integers.h"
-#include "plugins/paged_attention/fold.h"
+#include "plugins/paged_attention/vector_combine.h"
 
 namespace tensorwright {
 namespace {
-
-// Folds the splits of 8 columns of a row. The first split of which the row sees something is taken as it is.
-void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
-  const int64_t count = a->v_dim - column;
-  Fold fold;
-  Eight acc = Neon::all(0.0f);
-  for (int64_t split = 0; split < a->splits; ++split) {
-    const int64_t at = split * a->rows + row;
-    if (Fold::nothing(a->max[at], a->sum[at])) continue;
-    const Eight value = load_eight(a->acc + at * a->v_dim + column, count);
-    float mine, other;
-    const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
-    acc = joined ? Neon::fma(value, Neon::all(other), Neon::mul(acc, Neon::all(mine))) : value;
-  }
-  if (a->sinks) acc = Neon::mul(acc, Neon::all(fold.sink(a->sinks[row])));
-  Neon::store(a->y, a->y_dtype, a->y_offsets[row] + column, count, Neon::div(acc, Neon::all(fold.sum)));
-}
 
 // Turns 4 words of 16 positions: from[word][16 positions] becomes to[position][stride words].
 void turn_words(const float* from, float* to, int64_t stride) {
@@ -46,11 +29,8 @@ void attention_bf16_neon(const tw_attention_args* a) { attend<Attention<Widened<
 void attention_i8_neon(const tw_attention_args* a) { attend<Attention<ScoresI8<PairProducts>>>(a); }
 void attention_i4_neon(const tw_attention_args* a) { attend<Attention<ScoresI4<PairProducts>>>(a); }
 
-void attention_combine_neon(const tw_attention_combine_args* a) {
-  for (int64_t row = 0; row < a->rows; ++row) {
-    for (int column = 0; column < a->v_dim; column += Neon::kLanes) fold_columns(a, row, column);
-  }
-}
+void attention_combine_neon(const tw_attention_combine_args* a) { fold_rows<Neon>(a); }
+void attention_shares_neon(const tw_attention_shares_args* a) { join_rows<Neon>(a); }
 
 void latent_values_neon(const tw_latent_values_args* a) {
   const auto* panel = (const float*)a->panel;

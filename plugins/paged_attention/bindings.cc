@@ -39,15 +39,14 @@ void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t
   }
 }
 
-// q is [queries, group * head_dim], acc [queries, group, head_dim], max and sum [queries, group], or apart
-// [blocks of a split, queries, group], slopes [group], gone [blocks], tile_max and tile_sum [queries, group,
-// 32].
+// q is [queries, group * head_dim], acc [queries, group, head_dim], max and sum [queries, group], slopes
+// [group], gone [blocks], tile_max and tile_sum [32, queries, group]. values: false leaves V out.
 void run_attention(size_t index, const Array& q, const Array& pages, const Array& block_table,
                    const Array& acc, const Array& max, const Array& sum, int kv_head, int block_size,
                    int first_position, int split, float scale, int window, float softcap,
                    std::optional<int> kv_dtype, const std::optional<Array>& slopes, bool chunked,
                    int sink_tokens, const std::vector<uint8_t>& gone, const std::optional<Array>& tile_max,
-                   const std::optional<Array>& tile_sum, bool apart) {
+                   const std::optional<Array>& tile_sum, bool values) {
   require(q.ndim() == 2 && pages.ndim() == 2 && acc.ndim() == 3,
           "q and pages must be matrices, acc [Q, G, D]");
   tw_attention_args a = {};
@@ -77,30 +76,25 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   require(gone.empty() || gone.size() >= block_table.shape(0), "gone must have an entry for each block");
   if (!gone.empty()) a.gone = gone.data();
   require(tile_max.has_value() == tile_sum.has_value(), "tile_max and tile_sum go together");
-  require(!apart || (gone.empty() && !tile_max), "what is computed apart notes no tiles and has all blocks");
   if (tile_max) a.tile_max = array_data<float>(*tile_max, TW_F32, rows * TW_SPLIT_TILES, "tile_max");
   if (tile_sum) a.tile_sum = array_data<float>(*tile_sum, TW_F32, rows * TW_SPLIT_TILES, "tile_sum");
   require_block_table(a, rows_of(block_table), rows_of(pages));
-  require(!apart || (a.queries == 1 && window == 0 && (first_position + 1) % block_size == 0),
-          "apart is for one query at the end of a block, without a window");
   a.acc = array_data<float>(acc, TW_F32, rows * a.head_dim, "acc");
-  a.apart = apart;
-  if (apart) a.v_dim = 0;
-  const int64_t softmaxes = apart ? rows * (TW_ATTENTION_SPLIT / block_size) : rows;
-  a.max = array_data<float>(max, TW_F32, softmaxes, "max");
-  a.sum = array_data<float>(sum, TW_F32, softmaxes, "sum");
+  if (!values) a.v_dim = 0;
+  a.max = array_data<float>(max, TW_F32, rows, "max");
+  a.sum = array_data<float>(sum, TW_F32, rows, "sum");
   const tw_attention_fn run = kernel_at(attention_kernels(dtype), index);
   nb::gil_scoped_release release;
   run(&a);
 }
 
-// max and sum are [blocks, rows], total is [rows]; sum becomes the shares.
+// max and sum are [tiles, rows], total is [rows]; sum becomes the shares.
 void run_attention_shares(size_t index, const Array& max, const Array& sum, const Array& total) {
-  require(max.ndim() == 2 && sum.ndim() == 2, "max and sum must be [blocks, rows]");
-  const auto blocks = static_cast<int32_t>(max.shape(0)), rows = static_cast<int32_t>(max.shape(1));
-  const int64_t all = int64_t{blocks} * rows;
+  require(max.ndim() == 2 && sum.ndim() == 2, "max and sum must be [tiles, rows]");
+  const auto tiles = static_cast<int32_t>(max.shape(0)), rows = static_cast<int32_t>(max.shape(1));
+  const int64_t all = int64_t{tiles} * rows;
   const tw_attention_shares_args a = {rows,
-                                      blocks,
+                                      tiles,
                                       rows,
                                       array_data<float>(max, TW_F32, all, "max"),
                                       array_data<float>(sum, TW_F32, all, "sum"),
@@ -273,7 +267,7 @@ void bind_paged_attention(nb::module_& m) {
         "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
         "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none(), "slopes"_a = nb::none(),
         "chunked"_a = false, "sink_tokens"_a = 0, "gone"_a = std::vector<uint8_t>(),
-        "tile_max"_a = nb::none(), "tile_sum"_a = nb::none(), "apart"_a = false);
+        "tile_max"_a = nb::none(), "tile_sum"_a = nb::none(), "values"_a = true);
   m.def("attention_shares_table", [] { return kernel_list(attention_shares_kernels()); });
   m.def("run_attention_shares", &run_attention_shares, "index"_a, "max"_a, "sum"_a, "total"_a);
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,

@@ -34,12 +34,12 @@ void add_shares(const RowShares& shares, uint64_t* scores) {
     for (int32_t row = 0; row < count; ++row) whole[row] = whole_row(shares, begin + row);
     for (int64_t split = 0; split < shares.splits; ++split) {
       uint64_t units[TW_SPLIT_TILES] = {};
-      for (int32_t row = 0; row < count; ++row) {
-        const int64_t at = (split * shares.rows + begin + row) * TW_SPLIT_TILES;
-        for (int32_t tile = 0; tile < TW_SPLIT_TILES; ++tile) {
-          if (!(shares.tile_sum[at + tile] > 0)) continue;
-          const float grown = tw_exp(shares.tile_max[at + tile] - whole[row].max);
-          const float share = shares.tile_sum[at + tile] * grown / whole[row].sum;
+      for (int32_t tile = 0; tile < TW_SPLIT_TILES; ++tile) {
+        const int64_t at = (split * TW_SPLIT_TILES + tile) * shares.rows + begin;
+        for (int32_t row = 0; row < count; ++row) {
+          if (!(shares.tile_sum[at + row] > 0)) continue;
+          const float grown = tw_exp(shares.tile_max[at + row] - whole[row].max);
+          const float share = shares.tile_sum[at + row] * grown / whole[row].sum;
           if (share > 0) units[tile] += static_cast<uint64_t>(std::min(share, 1.0f) * kUnits);
         }
       }

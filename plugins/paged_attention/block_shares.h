@@ -14,8 +14,8 @@ struct RowShares {
   const int32_t* numbers = nullptr;  // [splits]: which split of the sequence each is, ascending
   const float* max = nullptr;        // [splits, rows], as in tw_attention_args
   const float* sum = nullptr;        // [splits, rows]
-  const float* tile_max = nullptr;   // [splits, rows, TW_SPLIT_TILES]
-  const float* tile_sum = nullptr;   // [splits, rows, TW_SPLIT_TILES]: 0 for tiles that no row sees
+  const float* tile_max = nullptr;   // [splits, TW_SPLIT_TILES, rows]
+  const float* tile_sum = nullptr;   // [splits, TW_SPLIT_TILES, rows]: 0 for tiles that no row sees
   const float* sinks = nullptr;      // [rows], or null: scores without a value that join each softmax
 };
 

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensorwright.engine_format.kv_cache import SPARSE_KEPT_BLOCKS
 from tensorwright.errors import GraphError
 from tensorwright.plugins.paged_attention.quantize import quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
-
-KEPT = 3
-"""The blocks that are not chosen: the first, the one before the queries' own, and their own."""
 
 
 def sparse_end(prompt: int, block: int) -> int:
@@ -63,7 +61,7 @@ class ChoiceRule:
         weight = np.exp(score - score.max(axis=1, keepdims=True))
         weight /= weight.sum(axis=1, keepdims=True)
         mass = weight.reshape(len(weight), own, self.block).sum((0, 2))
-        others = 1 + np.argsort(-mass[1 : own - 1], kind="stable")[: take - KEPT]
+        others = 1 + np.argsort(-mass[1 : own - 1], kind="stable")[: take - SPARSE_KEPT_BLOCKS]
         return np.sort(np.concatenate([others, [0, own - 1, own]]))
 
     def shown(self, q: np.ndarray, k: np.ndarray, first: int, prompt: int, levels: int | None = None) -> np.ndarray:

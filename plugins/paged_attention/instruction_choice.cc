@@ -19,8 +19,9 @@ constexpr size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 struct BlockChoice::Work {
   char* q;           // [rows of a batch][head_dim]: means of queries, of q's dtype
   float* mean;       // [head_dim]
-  float *max, *sum;  // [max_blocks][rows of a batch]: the softmax of a row over one block of keys
-  float* total;      // [rows of a block of queries]: of the softmax over all blocks
+  float *max, *sum;  // [tiles of max_blocks][rows of a batch]: what is noted of a row's tiles
+  float* ends;       // [2][rows of a batch]: the softmax of a row over one split, which nobody wants
+  float* total;      // [rows of a block of queries]: of the softmax over all tiles
   float* mass;       // [max_blocks]: of a block of keys, over all rows of a block of queries
   int32_t* order;    // [max_blocks]: blocks of keys
 };
@@ -47,8 +48,9 @@ size_t BlockChoice::place(char* base, Work* work) const {
   };
   work->q = reinterpret_cast<char*>(floats(rows * dims));
   work->mean = floats(dims);
-  work->max = floats(blocks * rows);
-  work->sum = floats(blocks * rows);
+  work->max = floats(blocks * tiles_of_block() * rows);
+  work->sum = floats(blocks * tiles_of_block() * rows);
+  work->ends = floats(2 * rows);
   work->total = floats(static_cast<size_t>(shape_.group));
   work->mass = floats(blocks);
   work->order = reinterpret_cast<int32_t*>(floats(blocks));
@@ -159,7 +161,6 @@ void BlockChoice::score(const Batch& batch, const int32_t* table, const char* pa
   args.group = rows;
   args.head_dim = shape_.head_dim;
   args.block_size = shape_.block_size;
-  args.apart = 1;
   args.scale = scale_;
   args.softcap = softcap_;
   args.q_dtype = q_dtype;
@@ -168,13 +169,14 @@ void BlockChoice::score(const Batch& batch, const int32_t* table, const char* pa
   args.pages = pages;
   args.page_bytes = page_bytes;
   args.block_table = table;
-  args.acc = work.total;  // of no columns: nothing is written
+  args.acc = work.ends;  // of no columns: nothing is written
+  args.max = work.ends;
+  args.sum = work.ends + rows;
   for (int32_t begin = 0; begin < keys; begin += TW_ATTENTION_SPLIT) {
     args.split = begin / TW_ATTENTION_SPLIT;
     args.first_position = std::min<int32_t>(keys, begin + TW_ATTENTION_SPLIT) - 1;
-    const int64_t at = int64_t{begin / shape_.block_size} * rows;
-    args.max = work.max + at;
-    args.sum = work.sum + at;
+    args.tile_max = work.max + int64_t{begin / TW_LANES} * rows;
+    args.tile_sum = work.sum + int64_t{begin / TW_LANES} * rows;
     attend_(&args);
   }
 }
@@ -182,19 +184,21 @@ void BlockChoice::score(const Batch& batch, const int32_t* table, const char* pa
 // Sums up what the rows of the batch's `number`th block of queries give each block of keys before it. A row
 // of NaN gives nothing.
 void BlockChoice::weigh(int32_t number, int32_t keys, int32_t stride, const Work& work) const {
-  const int32_t first = number * shape_.group;
-  const tw_attention_shares_args args = {shape_.group,     keys,      stride, work.max + first,
-                                         work.sum + first, work.total};
+  const int32_t first = number * shape_.group, tiles = static_cast<int32_t>(tiles_of_block());
+  const tw_attention_shares_args args = {shape_.group,     keys * tiles,     stride,
+                                         work.max + first, work.sum + first, work.total};
   shares_(&args);
   for (int32_t row = 0; row < shape_.group; ++row) {
     const float share = 1.0f / work.total[row];
     work.total[row] = share > 0 && share < INFINITY ? share : 0;
   }
   for (int32_t key = 0; key < keys; ++key) {
-    const float* shares = work.sum + int64_t{key} * stride + first;
     float mass = 0;
-    for (int32_t row = 0; row < shape_.group; ++row) {
-      if (work.total[row] > 0) mass += shares[row] * work.total[row];
+    for (int32_t tile = key * tiles; tile < (key + 1) * tiles; ++tile) {
+      const float* shares = work.sum + int64_t{tile} * stride + first;
+      for (int32_t row = 0; row < shape_.group; ++row) {
+        if (work.total[row] > 0) mass += shares[row] * work.total[row];
+      }
     }
     work.mass[key] = mass;
   }

@@ -1,11 +1,12 @@
 // Chooses which blocks of keys a block of a prompt's queries sees, in sparse prefill. choice.py is the
 // definition.
 //
-// The attention kernels do the work: the mean of a block's queries attends to the keys before them, each
-// block of keys apart, and only the maximum and the sum of each softmax are wanted. What a block of queries
-// chose is a block table of its own, over which the kernels then attend as over any other: the chosen blocks
-// in ascending order look like a shorter sequence, whose last block is the queries' own. So the kernels of
-// every instruction set are those of full attention, and a budget that holds everything gives its bits.
+// The attention kernels do the work: the mean of a block's queries attends to the keys before them, and only
+// what the kernels note of each tile of the softmax is wanted, as with a budget of the cache. What a block of
+// queries chose is a block table of its own, over which the kernels then attend as over any other: the chosen
+// blocks in ascending order look like a shorter sequence, whose last block is the queries' own. So the
+// kernels of every instruction set are those of full attention, and a budget that holds everything gives its
+// bits.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_INSTRUCTION_CHOICE_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_INSTRUCTION_CHOICE_H_
 
@@ -15,13 +16,14 @@
 
 #include "plugins/paged_attention/kernel.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/op_table.h"
 
 namespace tensorwright {
 
 class BlockChoice {
  public:
-  static constexpr int32_t kKept = 3;       // blocks that are not chosen: the first, and the two last ones
-  static constexpr int32_t kMinBlocks = 4;  // of a budget: one of them is chosen
+  // The blocks that are not chosen: the first, and the two last ones. A budget has at least one more.
+  static constexpr int32_t kKept = kPagedAttentionKeptBlocks;
 
   struct Shape {
     int32_t kv_heads, group, head_dim, block_size;
@@ -71,6 +73,7 @@ class BlockChoice {
             static_cast<size_t>(kv_head)) *
            static_cast<size_t>(shape_.blocks);
   }
+  size_t tiles_of_block() const { return static_cast<size_t>(shape_.block_size) / TW_LANES; }
   size_t place(char* base, Work* work) const;
   void pool(const StepView& view, const BufferRef& q, const Batch& batch, int32_t kv_head,
             const Work& work) const;

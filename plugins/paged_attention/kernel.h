@@ -15,17 +15,15 @@ typedef struct tw_attention_args {
   int32_t queries;  // consecutive tokens of one sequence
   int32_t group;    // query heads that share this KV head
   int32_t head_dim;
-  int32_t v_dim;           // columns of V: head_dim, or fewer where V is the first columns of K; 0 if apart
+  // Columns of V: head_dim, or fewer where V is the first columns of K. 0: only the softmax is wanted, and V
+  // is not read.
+  int32_t v_dim;
   int32_t block_size;      // positions in a page, a multiple of 16
   int32_t first_position;  // absolute position of query 0; query i sees positions <= first_position + i
   int32_t window;          // 0: none; else a query sees only the last `window` positions, its own included
   int32_t chunked;         // 1: it sees only those from the last multiple of `window` on (first_seen.h)
   int32_t sink_tokens;     // it sees the first so many positions of the sequence too, up to its own
   int32_t split;           // index of the split to attend to
-  // 1: each block of the split has a softmax of its own, and V is not read. max and sum are [blocks of the
-  // split][queries, group], of the blocks that query 0 sees in whole; there must be no other positions, and
-  // no window.
-  int32_t apart;
   float scale;
   float softcap;        // 0: none; else scores become softcap * tanh(score / softcap)
   const float* slopes;  // [group], or NULL: what a score grows by for each position, behind the softcap
@@ -40,7 +38,7 @@ typedef struct tw_attention_args {
   float* max;                  // [queries, group]: largest score of the split, -inf where nothing is visible
   float* sum;                  // [queries, group]: sum of exp(score - max), 0 where nothing is visible
   const uint8_t* gone;         // [blocks of the sequence], or NULL: 1 for a block that no query sees
-  // [queries, group, TW_ATTENTION_SPLIT / 16], or NULL: of each tile of 16 positions that a query sees some
+  // [TW_ATTENTION_SPLIT / 16][queries, group], or NULL: of each tile of 16 positions that a query sees some
   // of, the largest score so far in the split, and the sum of exp(score - that) over the tile. Other tiles
   // are left alone.
   float *tile_max, *tile_sum;
@@ -61,14 +59,15 @@ typedef struct tw_attention_combine_args {
   const float* sinks;        // [rows], or NULL
 } tw_attention_combine_args;
 
-// Joins the softmaxes of blocks that were computed apart. Rows are columns of `max` and `sum`, which are
-// [blocks][stride].
+// Joins what was noted of tiles to one softmax. Rows are columns of `max` and `sum`, which are
+// [tiles][stride].
 typedef struct tw_attention_shares_args {
-  int32_t rows, blocks;
+  int32_t rows, tiles;
   int64_t stride;
-  const float* max;
-  float* sum;  // becomes sum * exp(max - the row's largest max): the block's share, not divided by the total
-  float* total;  // [rows]: the sum of a row's shares, in ascending order of the blocks
+  const float* max;  // tile_max
+  // tile_sum; becomes sum * exp(max - the row's largest max): the tile's share, not divided by the total.
+  float* sum;
+  float* total;  // [rows]: the sum of a row's shares, in ascending order of the tiles
 } tw_attention_shares_args;
 
 // Turns a tile of K, a panel of 16 positions, into rows of V: the first `words` groups of 4 bytes of each

@@ -35,6 +35,7 @@ void latent_values_neon(const tw_latent_values_args*);
 void attention_shares_scalar(const tw_attention_shares_args*);
 void attention_shares_avx512(const tw_attention_shares_args*);
 void attention_shares_avx2(const tw_attention_shares_args*);
+void attention_shares_neon(const tw_attention_shares_args*);
 void attention_combine_scalar(const tw_attention_combine_args*);
 void attention_combine_avx512(const tw_attention_combine_args*);
 void attention_combine_avx2(const tw_attention_combine_args*);
@@ -93,6 +94,7 @@ std::span<const KernelEntry<tw_attention_shares_fn>> attention_shares_kernels() 
   static const KernelEntry<tw_attention_shares_fn> table[] = {
       TW_ON_X86({"attention_shares_avx512", Isa::avx512, Extra::none, attention_shares_avx512},
                 {"attention_shares_avx2", Isa::avx2, Extra::none, attention_shares_avx2})  //
+      TW_ON_ARM({"attention_shares_neon", Isa::neon, Extra::none, attention_shares_neon})  //
       {"attention_shares_scalar", Isa::scalar, Extra::none, attention_shares_scalar},
   };
   return table;

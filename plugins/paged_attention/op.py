@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.kv_cache import SPARSE_KEPT_BLOCKS
 from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
@@ -153,4 +154,5 @@ INSTRUCTION = Instruction(
     reference=reference,
     sequence_aware=True,
     sums=True,
+    numbers={"kept_blocks": SPARSE_KEPT_BLOCKS},
 )

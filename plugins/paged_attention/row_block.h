@@ -98,8 +98,8 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRow
 
 // Returns where the maximum and the sum of a row's tile are noted.
 template <int kMaxRows>
-inline int64_t noted_at(const Rows<kMaxRows>& block, int row, int tile) {
-  return (block.first_row + row) * TW_SPLIT_TILES + block.number[tile];
+inline int64_t noted_at(const tw_attention_args* a, const Rows<kMaxRows>& block, int row, int tile) {
+  return (int64_t)block.number[tile] * a->queries * a->group + block.first_row + row;
 }
 
 // Finds where the tiles lie that some query sees. The pointers of tiles that do not exist are those of the
@@ -223,34 +223,6 @@ inline void pack_narrow(const tw_attention_args* a, int64_t row, int rows, int32
   }
 }
 
-// Writes the softmax of `count` rows, from entry `at` on.
-template <typename Kernel>
-inline void store_softmax(const tw_attention_args* a, const Rows<Kernel::kMaxRows>& block, int count,
-                          int64_t at) {
-  for (int r = 0; r < count; ++r) {
-    a->max[at + r] = block.max[r] + 0.0f;  // as in scalar.cc
-    a->sum[at + r] = Kernel::tree_sum(block.sum[r]);
-  }
-}
-
-// Takes a row block through the blocks of the split, each with a softmax of its own.
-template <typename Kernel>
-inline void attend_apart(const tw_attention_args* a, Rows<Kernel::kMaxRows>& block, const TilePointers& tiles,
-                         const typename Kernel::Q* q, int64_t row, int count) {
-  const int64_t rows = (int64_t)a->queries * a->group;
-  const int tiles_of_block = a->block_size / TW_LANES, end = block.tile_end;
-  for (int begin = 0; begin < end; begin += tiles_of_block) {
-    block.tile_begin = begin;
-    block.tile_end = begin + tiles_of_block;
-    for (int r = 0; r < count; ++r) {
-      block.max[r] = -INFINITY;
-      memset(block.sum[r], 0, sizeof block.sum[r]);
-    }
-    Kernel::rows(count)(a, block, tiles, q, row);
-    store_softmax<Kernel>(a, block, count, begin / tiles_of_block * rows + row);
-  }
-}
-
 // Kernel must have kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (returns the
 // function that takes `count` rows through a split), and tree_sum. The plan reader admits head_dim up to
 // tw_max_head_dim(), so q takes 128 KiB of the stack at most.
@@ -267,11 +239,6 @@ inline void attend(const tw_attention_args* a) {
     const int count = (int)(rows * (i + 1) / blocks - row);  // blocks of nearly equal size
     const bool sees = look(a, row, count, block);
     if (sees) Kernel::pack(a, row, count, q);
-    if (a->apart) {
-      if (sees) attend_apart<Kernel>(a, block, tiles, q, row, count);
-      row += count;
-      continue;
-    }
     if (sees) {
       const bool holes = tw_has_holes(a);
       if (holes) place_tiles(block, tiles, placed);
@@ -279,7 +246,10 @@ inline void attend(const tw_attention_args* a) {
     } else {
       memset(a->acc + row * a->v_dim, 0, (size_t)count * a->v_dim * sizeof(float));
     }
-    store_softmax<Kernel>(a, block, count, row);
+    for (int r = 0; r < count; ++r) {
+      a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc
+      a->sum[row + r] = Kernel::tree_sum(block.sum[r]);
+    }
     row += count;
   }
 }

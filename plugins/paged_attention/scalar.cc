@@ -217,18 +217,18 @@ void add_value(const Cache& cache, const char* page, int position, const char* v
   }
 }
 
-// Attends to tiles [begin, end) of the split.
 template <int kDtype, typename Cache>
-void attend_row(const Cache& cache, int64_t row, const float* slope, int begin, int end, float* acc,
-                float* max, float* sum) {
+void attend_row(const Cache& cache, int64_t row, const float* slope) {
   const tw_attention_args* a = cache.a;
+  const int64_t rows = (int64_t)a->queries * a->group;
+  float* acc = a->acc + row * a->v_dim;
   const int query = (int)(row / a->group);
   const int start = a->split * TW_ATTENTION_SPLIT - (a->first_position + query);
   const tw_visible range = tw_visible_positions(a, query);
   Softmax softmax;
   OffsetSums<Cache::kGroups> offsets;
   memset(acc, 0, (size_t)a->v_dim * sizeof *acc);
-  for (int tile = begin; tile < end; ++tile) {
+  for (int tile = 0; tile < TW_SPLIT_TILES; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
     if (!visible || tw_tile_is_gone(a, tile)) continue;
     int position;
@@ -236,7 +236,7 @@ void attend_row(const Cache& cache, int64_t row, const float* slope, int begin, 
     float weight[TW_LANES];
     score_tile(cache, page, position, visible, slope, start + tile * TW_LANES, weight);
     const float rescale = soften_tile(softmax, visible, weight);
-    if (a->tile_sum) note_tile(a, row * TW_SPLIT_TILES + tile, softmax.max, visible, weight);
+    if (a->tile_sum) note_tile(a, tile * rows + row, softmax.max, visible, weight);
     for (int d = 0; d < a->v_dim; ++d) acc[d] *= rescale;
     offsets.add_tile(cache, page, position, visible, rescale, weight);
     for (int j = 0; j < TW_LANES; ++j) {
@@ -246,8 +246,8 @@ void attend_row(const Cache& cache, int64_t row, const float* slope, int begin, 
     }
   }
   offsets.finish(a->v_dim, acc);
-  *max = softmax.max + 0.0f;  // the sign of a zero must not depend on the order of comparisons
-  *sum = tree_sum(softmax.sum);
+  a->max[row] = softmax.max + 0.0f;  // the sign of a zero must not depend on the order of comparisons
+  a->sum[row] = tree_sum(softmax.sum);
 }
 
 template <int kDtype, typename Cache>
@@ -256,13 +256,7 @@ void attend(const tw_attention_args* a) {
     for (int head = 0; head < a->group; ++head) {
       const int64_t row = (int64_t)query * a->group + head;
       const Cache cache(a, query * a->q_stride + head * a->head_dim);
-      const float* slope = a->slopes ? a->slopes + head : NULL;
-      float* acc = a->acc + row * a->v_dim;
-      const int tiles = a->apart ? a->block_size / TW_LANES : TW_SPLIT_TILES;
-      for (int tile = 0; tile < TW_SPLIT_TILES && (!a->apart || tw_tile_exists(a, tile)); tile += tiles) {
-        const int64_t at = tile / tiles * (int64_t)a->queries * a->group + row;
-        attend_row<kDtype>(cache, row, slope, tile, tile + tiles, acc, a->max + at, a->sum + at);
-      }
+      attend_row<kDtype>(cache, row, a->slopes ? a->slopes + head : NULL);
     }
   }
 }
@@ -277,9 +271,9 @@ void attention_i4_scalar(const tw_attention_args* a) { attend<TW_I4, Narrow>(a);
 void attention_shares_scalar(const tw_attention_shares_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
     float top = -INFINITY, total = 0;
-    for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
+    for (int64_t at = row; at < a->tiles * a->stride; at += a->stride)
       top = top > a->max[at] ? top : a->max[at];
-    for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
+    for (int64_t at = row; at < a->tiles * a->stride; at += a->stride) {
       a->sum[at] *= tw_exp(a->max[at] - top);
       total += a->sum[at];
     }

@@ -1,4 +1,4 @@
-// Attention over an int4 cache on AVX2: the scores, and the scales and offsets of V. Bytes of q, signed, meet
+// Attention over an int4 cache on AVX2: the scores. Bytes of q, signed, meet
 // integers of K, unsigned, so a lane's sum is exact in any order.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_I4_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_I4_H_
@@ -7,20 +7,11 @@
 
 namespace {
 
-// Splits the words of 8 positions into scales and offsets.
-struct ScalesI4 {
-  __m256 scale, offset;
-  explicit ScalesI4(const char* words) {
-    const __m256i word = _mm256_loadu_si256((const __m256i*)words);
-    scale = _mm256_castsi256_ps(_mm256_and_si256(word, _mm256_set1_epi32((int)0xffff0000u)));
-    offset = _mm256_castsi256_ps(_mm256_slli_epi32(word, 16));
-  }
-};
-
 // Eight::Eight(x) takes eight integers of K of 8 positions, and add(acc, upper, lower, upper, lower) returns
 // acc plus their products with q, whose words pack_narrow made.
 template <typename Eight>
 struct ScoresI4 {
+  using Way = Avx2Way;
   using Q = int32_t;
   static constexpr int kDtype = TW_I4;
   static size_t packed_bytes(int head_dim) { return narrow_q_words(head_dim, kMaxRows) * sizeof(Q); }
@@ -75,62 +66,6 @@ struct ScoresI4 {
         const __m256 dot = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r][i]), _mm256_set1_ps(q_scale[r]));
         const __m256 scaled = _mm256_fmadd_ps(dot, k.scale, before);
         _mm256_store_ps(to, _mm256_fmadd_ps(_mm256_set1_ps(q_sum[r]), k.offset, scaled));
-      }
-    }
-  }
-};
-
-// The weights times the scales of one group of columns, and the sums of weights times offsets of every group.
-template <>
-struct Values<TW_I4> {
-  alignas(64) Weights scaled;
-  alignas(64) float offset_sum[TW_MAX_KV_GROUPS][kMaxRows][TW_LANES];
-
-  explicit Values(const tw_attention_args* a) {
-    memset(offset_sum, 0, (size_t)tw_kv_scales(TW_I4, a->head_dim) * sizeof offset_sum[0]);
-  }
-
-  template <int R>
-  void scale_weights(const tw_attention_args* a, const RowBlock& block, const TilePointers& tiles, int begin,
-                     int end, int group) {
-    const int64_t at = (int64_t)group * a->block_size * 4;
-    for (int tile = begin; tile < end; ++tile) {
-      _mm_prefetch((const char*)tiles.v_scale[tile + kChunk] + at, _MM_HINT_T0);
-      for (int half = 0; half < TW_LANES; half += 8) {
-        const ScalesI4 v((const char*)tiles.v_scale[tile] + at + 4 * half);
-        const int lane = (tile - begin) * TW_LANES + half;
-        TW_UNROLL
-        for (int r = 0; r < R; ++r) {
-          const __m256 p = _mm256_load_ps(block.weight[r] + lane);
-          _mm256_store_ps(scaled[r] + lane, _mm256_mul_ps(p, v.scale));
-          float* to = offset_sum[group][r] + half;
-          const __m256 sum =
-              _mm256_mul_ps(_mm256_load_ps(to), _mm256_broadcast_ss(&block.rescale[r][tile - begin]));
-          const __m256 seen = lanes_of((unsigned)block.visible[r][tile] >> half);
-          _mm256_store_ps(to, _mm256_blendv_ps(sum, _mm256_fmadd_ps(p, v.offset, sum), seen));
-        }
-      }
-    }
-  }
-
-  template <int R>
-  void add(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles, int begin, int end,
-           float* out) {
-    for (int column = 0; column < a->v_dim; column += TW_KV_GROUP) {
-      const int end_column = column + TW_KV_GROUP < a->v_dim ? column + (int)TW_KV_GROUP : a->v_dim;
-      scale_weights<R>(a, block, tiles, begin, end, column / TW_KV_GROUP);
-      weigh_columns<TW_I4, R>(block, scaled, tiles, begin, end, a->v_dim, column, end_column, out);
-    }
-  }
-
-  template <int R>
-  void finish(const tw_attention_args* a, float* out) {
-    for (int r = 0; r < R; ++r, out += a->v_dim) {
-      for (int column = 0; column < a->v_dim; column += 8) {
-        const float* lanes = offset_sum[column / TW_KV_GROUP][r];
-        const float sum = tw_tree_sum_avx2(_mm256_load_ps(lanes), _mm256_load_ps(lanes + 8));
-        const __m256 acc = tw_load_avx2(out + column, a->v_dim - column);
-        tw_store_avx2(out, TW_F32, column, a->v_dim - column, _mm256_add_ps(acc, _mm256_set1_ps(sum)));
       }
     }
   }

@@ -1,42 +1,14 @@
-// Attention over an int8 cache on AVX2: the scores, V, and the scales of V. K is widened to 16 bits, even and
+// Attention over an int8 cache on AVX2: the scores. K is widened to 16 bits, even and
 // odd elements apart, and multiplied with q of 15 bits, so a lane's sum is exact.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_I8_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_I8_H_
 
-#include "plugins/paged_attention/x86_avx2_softmax.h"
+#include "plugins/paged_attention/x86_avx2.h"
 
 namespace {
 
-inline __m256 load_i8(const char* v, int64_t count) {
-  int64_t eight = 0;
-  if (count >= 8) {
-    memcpy(&eight, v, 8);
-  } else {
-    for (int64_t i = 0; i < count; ++i) eight |= (int64_t)(uint8_t)v[i] << 8 * i;
-  }
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(eight)));
-}
-
-// Multiplies the weights with the scales of V. Also fetches the next chunk's scales, which lie behind K
-// panels and V rows.
-template <int R>
-inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim) {
-  const size_t panel_bytes = tw_panel_bytes(TW_I8, (size_t)head_dim);
-  for (int tile = begin; tile < end; ++tile) {
-    _mm_prefetch((const char*)tiles.v_scale[tile + kChunk], _MM_HINT_T0);
-    _mm_prefetch(tiles.k[tile + kChunk] + panel_bytes, _MM_HINT_T0);
-    for (int half = 0; half < TW_LANES; half += 8) {
-      const __m256 scale = _mm256_loadu_ps((const float*)tiles.v_scale[tile] + half);
-      TW_UNROLL
-      for (int r = 0; r < R; ++r) {
-        float* weight = block.weight[r] + (tile - begin) * TW_LANES + half;
-        _mm256_store_ps(weight, _mm256_mul_ps(_mm256_load_ps(weight), scale));
-      }
-    }
-  }
-}
-
 struct ScoresI8 {
+  using Way = Avx2Way;
   using Q = int32_t;
   static constexpr int kDtype = TW_I8;
   static size_t packed_bytes(int head_dim) { return quantized_q_words(head_dim, kMaxRows) * sizeof(Q); }

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include "plugins/paged_attention/fold.h"
+#include "plugins/paged_attention/vector_combine.h"
 #include "plugins/paged_attention/x86_avx512_i4.h"
 #include "plugins/paged_attention/x86_avx512_i8.h"
 #include "plugins/paged_attention/x86_latent_values.h"
@@ -132,27 +133,9 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
   }
 }
 
-// Joins the softmaxes of 16 rows, or of the rows that are left.
-inline void join_rows(const tw_attention_shares_args* a, int row) {
-  const __mmask16 lanes = tw_lanes_avx512(a->rows - row);
-  __m512 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
-  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride)
-    top = _mm512_max_ps(top, _mm512_maskz_loadu_ps(lanes, a->max + at));
-  for (int64_t at = row; at < a->blocks * a->stride; at += a->stride) {
-    const __m512 max = _mm512_maskz_loadu_ps(lanes, a->max + at);
-    const __m512 weight = tw_exp_avx512(_mm512_sub_ps(max, top));
-    const __m512 share = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, a->sum + at), weight);
-    _mm512_mask_storeu_ps(a->sum + at, lanes, share);
-    total = _mm512_add_ps(total, share);
-  }
-  _mm512_mask_storeu_ps(a->total + row, lanes, total);
-}
-
 }  // namespace
 
-void attention_shares_avx512(const tw_attention_shares_args* a) {
-  for (int row = 0; row < a->rows; row += TW_LANES) join_rows(a, row);
-}
+void attention_shares_avx512(const tw_attention_shares_args* a) { join_rows<Avx512>(a); }
 
 void attention_f32_avx512(const tw_attention_args* a) { attend<Attention<ScoresF32>>(a); }
 void attention_bf16_avx512(const tw_attention_args* a) { attend<Attention<ScoresWidened>>(a); }

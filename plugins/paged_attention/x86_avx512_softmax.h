@@ -100,7 +100,7 @@ inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row, i
     for (int i = 0; i < kChunk && begin + i < end; ++i) {
       if (!visible[i]) continue;
       const __m512 p = exp_nonpositive(_mm512_sub_ps(score[i], _mm512_set1_ps(max_of[i])));
-      const int64_t at = noted_at(block, row, begin + i);
+      const int64_t at = noted_at(a, block, row, begin + i);
       a->tile_max[at] = max_of[i];
       a->tile_sum[at] = tw_tree_sum_avx512(_mm512_maskz_mov_ps(visible[i], p));
     }

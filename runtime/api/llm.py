@@ -17,7 +17,8 @@ from typing import Any, ClassVar, overload
 
 from tensorwright.durations import parse_duration
 from tensorwright.errors import InvalidRequestError, TemporarilyUnavailableError
-from tensorwright.options.build import BuildChoices, BuildFields
+from tensorwright.options.build import BuildFields
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 from tensorwright.options.speculation import read_speculation

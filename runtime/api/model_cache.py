@@ -23,7 +23,8 @@ from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
 from tensorwright.gguf_names import gguf_parts, is_gguf
 from tensorwright.installing import BUILD_PACKAGES, install
-from tensorwright.options.build import FIRST_USE, BuildChoices
+from tensorwright.options.build import FIRST_USE
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 

@@ -14,7 +14,7 @@ from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.errors import InvalidOptionError
 from tensorwright.gguf_names import gguf_of, is_gguf
 from tensorwright.hub import check_revision, download_model, is_hub_name
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.ranks.under_mpi import own_rank

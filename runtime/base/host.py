@@ -71,11 +71,21 @@ def choose_threads(asked: int | None) -> int:
     return asked
 
 
-def _core(cpus: Path, cpu: int) -> tuple[int, int]:
+def _core(cpus: Path, cpu: int) -> tuple[int, int, int]:
+    """Returns what the processors of one core have in common: package, number of the core, lowest processor.
+
+    The numbers of cores repeat in each cluster of a machine that a device tree describes, so the list of a core's
+    processors decides where there is one (Linux, admin-guide/cputopology; kernels before 5.3 call it
+    thread_siblings_list).
+    """
     topology = cpus / f"cpu{cpu}" / "topology"
     core = _number(topology / "core_id")
-    # Some virtual machines have no topology. Then every processor counts as a core.
-    return (-1, cpu) if core is None else (_number(topology / "physical_package_id") or 0, core)
+    lists = (_word(topology / name) for name in ("core_cpus_list", "thread_siblings_list"))
+    first = next((int(number[0]) for text in lists if (number := re.match(r"\d+", text))), None)
+    if core is None and first is None:  # as in some virtual machines: every processor counts as a core
+        return (-1, -1, cpu)
+    package = _number(topology / "physical_package_id") or 0
+    return (package, -1 if core is None else core, -1 if first is None else first)
 
 
 def _cpu_quota(folder: Path) -> float | None:

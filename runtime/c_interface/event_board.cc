@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -16,6 +15,12 @@ namespace {
 
 // In seconds: longer than anybody waits, and far from overflowing a clock.
 constexpr double kForever = 1e7;
+
+// Moves events to `news`, which has room for them. `events` keeps its own room.
+void move_events(std::vector<Event>& events, int32_t open, std::vector<News>* news) {
+  for (Event& event : events) news->push_back({std::move(event), open});
+  events.clear();
+}
 
 }  // namespace
 
@@ -35,7 +40,7 @@ void EventBoard::submit(Request request) {
   }
 }
 
-std::vector<News> EventBoard::wait(int64_t request, double timeout_s) {
+void EventBoard::wait(int64_t request, double timeout_s, const HandOver& hand_over) {
   using Seconds = std::chrono::duration<double>;
   using SteadyClock = std::chrono::steady_clock;
   const double bounded = std::isnan(timeout_s) ? 0 : timeout_s < 0 ? kForever : std::min(timeout_s, kForever);
@@ -43,63 +48,81 @@ std::vector<News> EventBoard::wait(int64_t request, double timeout_s) {
       SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(Seconds(bounded));
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (auto taken = take(request)) return std::move(*taken);
+    if (take(request, hand_over)) return;
     const double left = Seconds(deadline - SteadyClock::now()).count();
     if (!fetching_) {
       fetch(lock, std::max(0.0, left));
-      if (auto taken = take(request)) return std::move(*taken);
+      if (take(request, hand_over)) return;
     } else if (left > 0) {
       news_.wait_until(lock, deadline);
       continue;  // also when the time is over: the events may have come with it
     }
-    if (left <= 0) return {};
+    if (left <= 0) break;
   }
+  std::vector<News> none;
+  hand_over(none);
 }
 
-// Returns the events that are there; none if it is right to wait for some.
-std::optional<std::vector<News>> EventBoard::take(int64_t request) {
-  std::vector<News> taken;
-  if (request == kAny) {
-    size_t count = 0, unclaimed = 0;
-    for (const auto& [id, pending] : requests_) {
-      if (pending.claimed) continue;
-      count += pending.events.size();
-      ++unclaimed;
-    }
-    taken.reserve(count);
-    for (auto each = requests_.begin(); each != requests_.end();) {
-      const auto found = each++;
-      if (!found->second.claimed) take_from(found, &taken);
-    }
-    if (unclaimed == 0 && ended_)
-      throw Error("EngineStoppedError", "[engine] events must come from a running engine, got one that " +
-                                            engine_.cause() + "; open the engine again");
-  } else if (const auto found = requests_.find(request); found != requests_.end()) {
-    found->second.claimed = true;
-    taken.reserve(found->second.events.size());
-    take_from(found, &taken);
-  } else {
+// Hands over the events that are there. Returns false if there are none and it is right to wait for some.
+bool EventBoard::take(int64_t request, const HandOver& hand_over) {
+  if (request == kAny) return take_any(hand_over);
+  const auto found = requests_.find(request);
+  if (found == requests_.end())
     throw Error("InvalidRequestError",
                 "[request] a request must have events that nobody has fetched, got " +
                     std::to_string(request) +
                     ", which has ended or never was; wait for requests until their last event");
-  }
-  if (taken.empty()) return std::nullopt;
-  return taken;
-}
-
-// Moves the events of a request to `taken`, which has room for them.
-void EventBoard::take_from(Requests::iterator found, std::vector<News>* taken) {
   Pending& pending = found->second;
-  for (Event& event : pending.events) taken->push_back({std::move(event), pending.open});
-  pending.events.clear();
+  pending.claimed = true;
+  if (pending.events.empty()) return false;
+  std::vector<News> news;
+  news.reserve(pending.events.size());
+  move_events(pending.events, pending.open, &news);
+  give(news, hand_over);
   if (pending.open == 0) requests_.erase(found);
+  return true;
 }
 
-// Fetches the engine's events while the lock is free.
+// Does what take() does, for all requests that nobody claims.
+bool EventBoard::take_any(const HandOver& hand_over) {
+  size_t count = 0, unclaimed = 0;
+  for (const auto& [id, pending] : requests_) {
+    if (pending.claimed) continue;
+    count += pending.events.size();
+    ++unclaimed;
+  }
+  if (unclaimed == 0 && ended_)
+    throw Error("EngineStoppedError", "[engine] events must come from a running engine, got one that " +
+                                          engine_.cause() + "; open the engine again");
+  if (count == 0) return false;
+  std::vector<News> news;
+  news.reserve(count);
+  for (auto& [id, pending] : requests_)
+    if (!pending.claimed) move_events(pending.events, pending.open, &news);
+  give(news, hand_over);
+  std::erase_if(requests_, [](const auto& each) { return !each.second.claimed && each.second.open == 0; });
+  return true;
+}
+
+// Hands news over. If that fails, their events go back to their requests, which have kept the room for them.
+void EventBoard::give(std::vector<News>& news, const HandOver& hand_over) {
+  try {
+    hand_over(news);
+  } catch (...) {
+    for (News& each : news)
+      requests_.find(each.event.request_id)->second.events.push_back(std::move(each.event));
+    throw;
+  }
+}
+
+// Fetches the engine's events while the lock is free. Those of an earlier call that found no memory are
+// sorted first, so what is fetched always has a place.
 void EventBoard::fetch(std::unique_lock<std::mutex>& lock, double timeout_s) {
+  if (!unsorted_.empty()) {
+    distribute();
+    timeout_s = 0;  // they may be what somebody waits for
+  }
   fetching_ = true;
-  if (!unsorted_.empty()) timeout_s = 0;  // there is something to sort
   std::vector<Event> fetched;
   bool stopped = false;
   lock.unlock();
@@ -114,13 +137,9 @@ void EventBoard::fetch(std::unique_lock<std::mutex>& lock, double timeout_s) {
   }
   lock.lock();
   fetching_ = false;
-  ended_ = stopped && fetched.empty() && unsorted_.empty();
+  ended_ = stopped && fetched.empty();
   news_.notify_all();
-  if (unsorted_.empty()) {
-    unsorted_ = std::move(fetched);
-  } else {
-    std::ranges::move(fetched, std::back_inserter(unsorted_));
-  }
+  unsorted_ = std::move(fetched);  // nobody else fetches meanwhile, so it was empty
   distribute();
 }
 

@@ -4,9 +4,9 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "runtime/core/engine/engine.h"
@@ -23,17 +23,21 @@ struct News {
 // waits for, another one takes its place. Any thread may call the members.
 class EventBoard {
  public:
+  using HandOver = std::function<void(std::vector<News>& news)>;
+
   explicit EventBoard(Engine& engine) : engine_(engine) {}
 
   // Submits a request of n completions to the engine, and keeps its events until they are fetched. Throws
   // what the engine throws.
   void submit(Request request);
-  // Returns the events so far of one request, or with kAny of all requests that nobody has waited for by
-  // their number, each completion's merged into one. Waits up to `timeout_s` for the first one, without limit
-  // if it is negative. Throws Error{"InvalidRequestError"} for a request that never was or whose last event
-  // was fetched, and for kAny Error{"EngineStoppedError"} once the engine has stopped and all of them were
-  // fetched.
-  std::vector<News> wait(int64_t request, double timeout_s);
+  // Calls hand_over once, with the events so far of one request, or with kAny of all requests that nobody has
+  // waited for by their number, each completion's merged into one. Waits up to `timeout_s` for the first one,
+  // without limit if it is negative; if none comes, there are none to hand over. hand_over may take the news
+  // away, as the last thing that it does: if it throws, all of them are there for the next call, and the
+  // board passes the exception on. No other call goes on meanwhile. Throws Error{"InvalidRequestError"} for a
+  // request that never was or whose last event was fetched, and for kAny Error{"EngineStoppedError"} once the
+  // engine has stopped and all of them were fetched. No event is lost where there is no memory.
+  void wait(int64_t request, double timeout_s, const HandOver& hand_over);
   static constexpr int64_t kAny = 0;
 
  private:
@@ -45,8 +49,9 @@ class EventBoard {
   };
   using Requests = std::map<int64_t, Pending>;
 
-  std::optional<std::vector<News>> take(int64_t request);
-  void take_from(Requests::iterator found, std::vector<News>* taken);
+  bool take(int64_t request, const HandOver& hand_over);
+  bool take_any(const HandOver& hand_over);
+  void give(std::vector<News>& news, const HandOver& hand_over);
   void fetch(std::unique_lock<std::mutex>& lock, double timeout_s);
   void distribute();
 

@@ -29,7 +29,10 @@ class ServedEngine {
   // Returns the number of the request. first_mask: not empty for a guided request. Throws Error:
   // InvalidRequestError, PromptTooLongError, QueueFullError, EngineStoppedError.
   int64_t submit(std::vector<int32_t> tokens, std::string_view params, MaskWords first_mask);
-  std::vector<News> wait(int64_t request, double timeout_s) { return board_->wait(request, timeout_s); }
+  // As EventBoard::wait().
+  void wait(int64_t request, double timeout_s, const EventBoard::HandOver& hand_over) {
+    board_->wait(request, timeout_s, hand_over);
+  }
   bool cancel(int64_t request, int32_t completion) { return engine_->abort(request, completion); }
   bool set_mask(int64_t request, int32_t completion, int32_t generated, MaskWords words) {
     return engine_->set_mask(request, completion, generated, std::move(words));

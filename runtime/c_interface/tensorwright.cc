@@ -10,6 +10,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include "runtime/c_interface/served_engine.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/interface/fatal_error.h"
+#include "runtime/core/scheduler/request.h"
 
 using tensorwright::Error;
 using tensorwright::FatalError;
@@ -28,6 +30,7 @@ using tensorwright::MaskWords;
 using tensorwright::News;
 using tensorwright::ServedEngine;
 using tensorwright::TokenLogprob;
+namespace finishes = tensorwright::finishes;
 
 struct tw_error {
   tw_status status;
@@ -81,20 +84,22 @@ tw_status status_of(const std::string& type) {
   return found == std::end(kStatuses) ? TW_OTHER : found->status;
 }
 
-struct NameOfFinish {
-  const char* name;
-  tw_finish finish;
-};
-constexpr NameOfFinish kFinishes[] = {
-    {"", TW_FINISH_NONE},       {"stop", TW_FINISH_STOP},       {"length", TW_FINISH_LENGTH},
-    {"abort", TW_FINISH_ABORT}, {"timeout", TW_FINISH_TIMEOUT}, {"error", TW_FINISH_ERROR},
-};
+// A tw_finish is the place of its name in the core's list.
+constexpr bool is_finish(tw_finish finish, std::string_view name) {
+  return static_cast<size_t>(finish) < std::size(finishes::kAll) && name == finishes::kAll[finish];
+}
+static_assert(is_finish(TW_FINISH_NONE, finishes::kNone) && is_finish(TW_FINISH_STOP, finishes::kStop) &&
+              is_finish(TW_FINISH_LENGTH, finishes::kLength) &&
+              is_finish(TW_FINISH_ABORT, finishes::kAbort) &&
+              is_finish(TW_FINISH_TIMEOUT, finishes::kTimeout) &&
+              is_finish(TW_FINISH_ERROR, finishes::kError) &&
+              std::size(finishes::kAll) == TW_FINISH_ERROR + 1);
 
-// Returns null for a name that this interface has no value for.
-const NameOfFinish* find_finish(const std::string& name) {
-  const auto* const found =
-      std::ranges::find_if(kFinishes, [&](const NameOfFinish& each) { return name == each.name; });
-  return found == std::end(kFinishes) ? nullptr : found;
+// Returns the value for a name; none for a name that is not in the list.
+std::optional<tw_finish> find_finish(const std::string& name) {
+  const auto* const found = std::ranges::find(finishes::kAll, name);
+  if (found == std::end(finishes::kAll)) return std::nullopt;
+  return static_cast<tw_finish>(found - std::begin(finishes::kAll));
 }
 
 // The error of a call for which there is no memory to make one. It is made when the library is loaded.
@@ -211,16 +216,17 @@ std::vector<tw_logprobs> convert(const std::vector<std::vector<TokenLogprob>>& p
   return converted;
 }
 
-std::unique_ptr<tw_events> convert(std::vector<News> news) {
+// Takes the news away once there is nothing left that could fail.
+std::unique_ptr<tw_events> convert(std::vector<News>& news) {
   auto made = std::make_unique<tw_events>();
-  made->news = std::move(news);
-  made->logprobs.reserve(made->news.size());
-  for (const auto& [event, open] : made->news) {
+  made->logprobs.reserve(news.size());
+  for (const auto& [event, open] : news) {
     tw_events::Logprobs logprobs;
     logprobs.tokens = convert(event.logprobs, made.get());
     logprobs.prompt = convert(event.prompt_logprobs, made.get());
     made->logprobs.push_back(std::move(logprobs));
   }
+  made->news = std::move(news);
   return made;
 }
 
@@ -230,8 +236,8 @@ tw_event view(const tw_events& events, size_t index) {
   tw_event shown = {};
   shown.request = event.request_id;
   shown.completion = event.completion;
-  const NameOfFinish* const finish = find_finish(event.finish);
-  shown.finish = finish ? finish->finish : TW_FINISH_ERROR;
+  const std::optional<tw_finish> finish = find_finish(event.finish);
+  shown.finish = finish.value_or(TW_FINISH_ERROR);
   shown.tokens = event.tokens.data();
   shown.token_count = event.tokens.size();
   shown.logprobs = logprobs.tokens.data();
@@ -333,7 +339,9 @@ tw_status tw_wait(tw_engine* engine, int64_t request, double seconds, tw_events*
   if (events) *events = nullptr;
   return guarded(error, [&] {
     require(events, "tw_wait", "events");
-    *events = convert(engine_of(engine, "tw_wait")->wait(request, seconds)).release();
+    engine_of(engine, "tw_wait")->wait(request, seconds, [&](std::vector<News>& news) {
+      *events = convert(news).release();
+    });
   });
 }
 

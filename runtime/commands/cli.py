@@ -1,4 +1,7 @@
-"""Declares the `tensorwright` command. A subcommand imports all packages but click when it runs."""
+"""Declares the `tensorwright` command. A subcommand imports all packages but click when it runs.
+
+It has more than 500 lines because each subcommand is a function here, with its help text and its options.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from tensorwright.click_options import add_options
 from tensorwright.command import run_command
 from tensorwright.interrupts import nothing_begun
 from tensorwright.options.bench import LoadFields, LoadTestFields
-from tensorwright.options.build import BuildChoices, BuildFields, SourceFields
+from tensorwright.options.build import BuildFields, SourceFields
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.options.chat import CHAT_SAMPLING
 from tensorwright.options.chat import CHAT_TEMPLATE as TEMPLATE_OF_A_CHAT
 from tensorwright.options.declare import Door, find, options_in

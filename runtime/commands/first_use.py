@@ -8,7 +8,7 @@ from typing import IO, Any
 import click
 
 from tensorwright.click_options import take
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.options.declare import Door
 from tensorwright.runtime.api.engine_cache import cache_root
 from tensorwright.runtime.api.model_cache import is_cached

@@ -12,7 +12,7 @@ import click
 
 from tensorwright.click_options import take
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.options.declare import Door
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.api.open_model import find_model

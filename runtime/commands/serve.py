@@ -23,7 +23,7 @@ from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.options.by_engine import by_engine
 from tensorwright.options.declare import Door, Size, find, options_at
 from tensorwright.options.engine import EngineFields

@@ -43,6 +43,6 @@ def test_what_a_script_imports_is_there(path: Path) -> None:
 
 def test_the_check_sees_what_is_not_there() -> None:
     assert sum(len(imported(path)) for path in SCRIPTS) > 50
-    assert exists("tensorwright.builder.target.cpu", "BLOCK_SIZE")
+    assert exists("tensorwright.builder.target.tensorrt", "BLOCK_SIZE")
     assert not exists("tensorwright.builder.build", "BLOCK_SIZE")
     assert not exists("tensorwright.builder.gone", "")

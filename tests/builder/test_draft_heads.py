@@ -17,6 +17,8 @@ from support.made_mtp import TorchMtp, make_mtp
 from support.ragged import Ragged
 from support.tiny_models import make_tiny
 from tensorwright import LLM, SamplingParams, build
+from tensorwright.builder.rebuild import rebuild
+from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
 from tensorwright.runtime import _runtime
 
@@ -205,6 +207,8 @@ def test_the_record_says_what_the_heads_are(pair: tuple[Path, Path], tmp_path: P
     assert str(tmp_path) not in json.dumps(config)
     assert config["sizes"]["cpu/draft_tokens.bin"] == 4 * 40
     assert "heads" not in build(target, tmp_path / "plain", accuracy="none").config
+    with pytest.raises(InvalidOptionError, match="which an engine does not keep apart; give them again"):
+        rebuild(tmp_path / "engine", EngineConfig.from_dict(config, tmp_path), tmp_path / "again", model=target)
 
 
 WRONG_MEDUSA: dict[str, tuple[type[Exception], str, Any]] = {

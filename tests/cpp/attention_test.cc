@@ -285,7 +285,7 @@ TW_TEST(attention_reads_no_unused_slot) {
 }
 
 // The first whole blocks of the shape's sequence, of which nothing else is read.
-TW_TEST(blocks_apart_give_the_same_bits) {
+TW_TEST(the_softmax_alone_gives_the_same_bits) {
   for (const Shape& s : kShapes) {
     const Written w = write(s, rotary_kv_write_kernels().back());
     const int whole = s.length / s.block_size * s.block_size, group = s.heads / s.kv_heads;
@@ -293,12 +293,12 @@ TW_TEST(blocks_apart_give_the_same_bits) {
     for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
     for (int split = 0; split * TW_ATTENTION_SPLIT < whole; ++split) {
       const int end = std::min<int>(whole, (split + 1) * TW_ATTENTION_SPLIT);
-      const auto count = static_cast<size_t>((end - split * TW_ATTENTION_SPLIT) / s.block_size * group);
       std::vector<float> expected;
       const auto table = attention_kernels(s.dtype);
       for (size_t i = table.size(); i-- > 0;) {
         if (!runnable(table[i])) continue;
-        std::vector<float> max(count), sum(count);
+        const auto rows = static_cast<size_t>(group);
+        std::vector<float> max(rows), sum(rows), tile_max(rows * TW_SPLIT_TILES), tile_sum(tile_max);
         tw_attention_args a = {};
         a.queries = 1;
         a.group = group;
@@ -306,7 +306,6 @@ TW_TEST(blocks_apart_give_the_same_bits) {
         a.block_size = s.block_size;
         a.first_position = end - 1;
         a.split = split;
-        a.apart = 1;
         a.scale = 0.25f;
         a.q_dtype = s.q_dtype();
         a.q = w.q.data();
@@ -317,8 +316,11 @@ TW_TEST(blocks_apart_give_the_same_bits) {
         a.acc = sum.data();  // of no columns
         a.max = max.data();
         a.sum = sum.data();
+        a.tile_max = tile_max.data();
+        a.tile_sum = tile_sum.data();
         table[i].fn(&a);
-        max.insert(max.end(), sum.begin(), sum.end());
+        for (const auto* part : {&sum, &tile_max, &tile_sum})
+          max.insert(max.end(), part->begin(), part->end());
         for (float value : max) TW_CHECK(!std::isnan(value));
         if (expected.empty()) expected = max;
         if (table[i].extra != Extra::bf16) TW_CHECK(same_bits(max, expected));
@@ -327,18 +329,18 @@ TW_TEST(blocks_apart_give_the_same_bits) {
   }
 }
 
-TW_TEST(shares_of_blocks_give_the_same_bits) {
+TW_TEST(shares_of_tiles_give_the_same_bits) {
   for (int rows : {1, 7, 8, 17}) {
-    const int blocks = 9, stride = rows + 3;
-    std::vector<float> max = normal(static_cast<size_t>(blocks) * stride, 6);
-    max.resize(max.size() - 3);  // of the last block only the rows
+    const int tiles = 9, stride = rows + 3;
+    std::vector<float> max = normal(static_cast<size_t>(tiles) * stride, 6);
+    max.resize(max.size() - 3);  // of the last tile only the rows
     const std::vector<float> sum = normal(max.size(), 7);
     std::vector<float> expected;
     const auto table = attention_shares_kernels();
     for (size_t i = table.size(); i-- > 0;) {
       if (!runnable(table[i])) continue;
       std::vector<float> shares = sum, total(static_cast<size_t>(rows));
-      const tw_attention_shares_args args = {rows, blocks, stride, max.data(), shares.data(), total.data()};
+      const tw_attention_shares_args args = {rows, tiles, stride, max.data(), shares.data(), total.data()};
       table[i].fn(&args);
       shares.insert(shares.end(), total.begin(), total.end());
       if (expected.empty()) expected = shares;

@@ -18,6 +18,7 @@
 #include "runtime/c_interface/include/tensorwright.h"
 #include "runtime/core/base/xxh3.h"
 #include "tests/cpp/check.h"
+#include "tests/cpp/failing_calls.h"
 #include "tests/cpp/toy_plan.h"
 
 using namespace tw_test;
@@ -119,6 +120,14 @@ size_t tokens_of_next_event(tw_engine* engine, int64_t number) {
   return tokens;
 }
 
+bool has_finished_one(tw_engine* engine) {
+  char* stats = nullptr;
+  TW_CHECK_EQ(tw_stats(engine, &stats, nullptr), TW_OK);
+  const bool finished = std::string(stats).find(R"("finished":1)") != std::string::npos;
+  tw_string_free(stats);
+  return finished;
+}
+
 // Waits for a request until its end, and returns its tokens.
 std::vector<int32_t> tokens_of(tw_engine* engine, int64_t number) {
   std::vector<int32_t> tokens;
@@ -194,6 +203,44 @@ TW_TEST(one_thread_hears_of_all_requests) {
   }
   for (const auto& [number, count] : tokens) TW_CHECK_EQ(count, 20u);
   tw_close(engine, 0, nullptr);
+}
+
+TW_TEST(events_stay_until_there_is_memory_to_hand_them_over) {
+  const EngineFolder folder;
+  constexpr char kTold[] = R"({"max_tokens": 20, "temperature": 0, "ignore_eos": true, "logprobs": 3})";
+  for (const bool any : {false, true}) {
+    tw_engine* engine = open_engine(folder);
+    const int64_t number = submit(engine, {1, 2, 3}, kTold);
+    while (!has_finished_one(engine)) std::this_thread::yield();
+    // Of the allocations of this thread the first fails, then the second, and so on until none is left.
+    tw_events* events = nullptr;
+    int failures = 0;
+    for (tw_status status = TW_OUT_OF_MEMORY; status != TW_OK && failures < 1000;) {
+      tw_error* error = nullptr;
+      {
+        const FailCall fail_one(Call::kAllocation, failures + 1, /*lasting=*/false, /*here=*/true);
+        status = tw_wait(engine, any ? TW_ANY_REQUEST : number, 60, &events, &error);
+      }
+      if (status == TW_OK) break;
+      ++failures;
+      TW_CHECK_EQ(status, TW_OUT_OF_MEMORY);
+      TW_CHECK(events == nullptr);
+      tw_error_free(error);
+    }
+    TW_CHECK(failures > 20);  // each of the logprobs takes memory
+    TW_CHECK_EQ(tw_events_count(events), 1u);
+    tw_event event = {};
+    event.size = sizeof event;
+    TW_CHECK_EQ(tw_events_get(events, 0, &event, nullptr), TW_OK);
+    TW_CHECK_EQ(event.token_count, 20u);
+    TW_CHECK_EQ(event.logprob_count, 20u);
+    for (size_t i = 0; i < event.logprob_count; ++i)
+      TW_CHECK_EQ(event.logprobs[i].entries[0].token, event.tokens[i]);
+    TW_CHECK_EQ(event.finish, TW_FINISH_LENGTH);
+    TW_CHECK_EQ(event.open_completions, 0);
+    tw_events_free(events);
+    tw_close(engine, 0, nullptr);
+  }
 }
 
 TW_TEST(a_request_goes_on_while_its_engine_is_closed) {

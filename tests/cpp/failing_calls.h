@@ -21,32 +21,35 @@ namespace tw_test {
 
 enum class Call { kAllocation, kMapping, kRead, kThread };
 
-// A thread in which nothing fails.
-inline thread_local bool spared = false;
+// A thread in which nothing fails, and one in which everything does that is to fail in one thread alone.
+inline thread_local bool spared = false, chosen = false;
 
 // Counts down while `armed`; the call that reaches 0 fails, and with `lasting` all after it.
 struct Fault {
-  std::atomic<bool> armed{false}, lasting{false};
+  std::atomic<bool> armed{false}, lasting{false}, in_chosen{false};
   std::atomic<int> call{0};
   std::atomic<int64_t> left{0};
 
   bool fails(int64_t before) const { return lasting.load() ? before <= 1 : before == 1; }
   bool strikes(Call which) {
-    return !spared && armed.load() && call.load() == static_cast<int>(which) && fails(left.fetch_sub(1));
+    return !spared && (chosen || !in_chosen.load()) && armed.load() &&
+           call.load() == static_cast<int>(which) && fails(left.fetch_sub(1));
   }
 };
 inline Fault fault;
 inline std::atomic<int64_t> allocations_held{0}, bytes_mapped{0}, threads_held{0};
 
-// The k-th call of this kind fails while it lives, in whatever thread; lasting: and all after it.
+// The k-th call of this kind fails while it lives, in whatever thread; lasting: and all after it; here: of
+// those of the thread that makes it.
 class FailCall {
  public:
-  FailCall(Call call, int64_t k, bool lasting = false) {
+  FailCall(Call call, int64_t k, bool lasting = false, bool here = false) {
     fault.lasting = lasting;
+    fault.in_chosen = chosen = here;
     fault.call = static_cast<int>(call), fault.left = k;
     fault.armed = true;
   }
-  ~FailCall() { fault.armed = false; }
+  ~FailCall() { fault.armed = fault.in_chosen = chosen = false; }
   FailCall(const FailCall&) = delete;
   FailCall& operator=(const FailCall&) = delete;
 };

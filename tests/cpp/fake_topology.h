@@ -14,15 +14,18 @@
 namespace tensorwright {
 
 // `nodes` packages of a node each, with `caches` last-level caches of `cores` cores. Processors are numbered
-// through all cores first, then through the second processors of all cores, and so on.
+// through all cores first, then through the second processors of all cores, and so on. clusters: the numbers
+// of cores begin anew in each cache, and the lists of their processors tell them apart.
 class FakeTopology {
  public:
-  FakeTopology(int nodes, int caches, int cores, int processors) {
+  FakeTopology(int nodes, int caches, int cores, int processors, bool clusters = false) {
     const int all = nodes * caches * cores;
     for (int id = 0; id < all * processors; ++id) {
       const int core = id % all, cache = core / cores, node = cache / caches;
       const std::filesystem::path folder = folder_ / "cpu" / ("cpu" + std::to_string(id));
-      write(folder / "topology/core_id", std::to_string(core % (caches * cores)));
+      write(folder / "topology/core_id", std::to_string(core % (clusters ? cores : caches * cores)));
+      if (clusters)
+        write(folder / "topology/core_cpus_list", std::to_string(core) + "," + std::to_string(core + all));
       write(folder / "topology/physical_package_id", std::to_string(node));
       write(folder / "cache/index0/level", "1");
       write(folder / "cache/index0/shared_cpu_list", "core " + std::to_string(core));

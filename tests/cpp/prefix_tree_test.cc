@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <span>
 #include <stdexcept>
 
 #include "runtime/core/cache/kv_blocks.h"
@@ -291,6 +292,54 @@ TW_TEST(random_use_with_all_hashes_colliding) {
     TW_CHECK(grow(kv, all, 24));  // whatever was remembered can be had back
     TW_CHECK_EQ(kv.group(1).free(), 0);
   }
+}
+
+// A budget forgets blocks at multiples of 8 positions. Those that the tree does not know yet, and the last
+// one that it knows, stay until a later commit finds them behind others.
+TW_TEST(forgotten_blocks_that_are_not_remembered_yet_go_later) {
+  GroupShape shape;
+  shape.blocks = 12, shape.kept = 3, shape.interval = 8;
+  KvBlocks kv({shape}, 2, true, PrefixTree::Hash{secret_hash}, {2, 1});
+  std::vector<uint8_t> gone = {0, 1, 0, 1, 0, 0};
+  kv.on_gone([&](int32_t, int32_t) { return std::span<const uint8_t>(gone); });
+  kv.on_copy_state([](int32_t, int32_t) {});
+  const Tokens tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const std::span<const int32_t> all(tokens);
+  SequenceBlocks held;
+  const auto holds = [](const SequenceBlocks& sequence) {
+    std::vector<bool> blocks;
+    for (int32_t i = 0; i < sequence.size(); ++i) blocks.push_back(sequence.tables[0][i] >= 0);
+    return blocks;
+  };
+  kv.attach(kv.match(tokens), held);
+  TW_CHECK(grow(kv, held, 4));
+  kv.publish(held, all.first(4));  // as if there had been no memory for the rest
+  kv.drop_unseen(held, 8);
+  TW_CHECK(holds(held) == (std::vector<bool>{true, true, true, true}));
+  TW_CHECK(held.gone_left);
+
+  SequenceBlocks fork = kv.fork(held);
+  TW_CHECK(fork.gone_left);
+  for (SequenceBlocks* sequence : {&held, &fork}) {
+    kv.publish(*sequence, all.first(8));
+    kv.drop_unseen(*sequence, 9);
+    TW_CHECK(holds(*sequence) == (std::vector<bool>{true, false, true, true}));
+    TW_CHECK(sequence->gone_left);
+    TW_CHECK(grow(kv, *sequence, 5));
+    kv.publish(*sequence, all.first(10));
+    kv.drop_unseen(*sequence, 10);
+    TW_CHECK(holds(*sequence) == (std::vector<bool>{true, false, true, false, true}));
+    TW_CHECK(!sequence->gone_left);
+  }
+  kv.check(0, held.tables[0].held() + fork.tables[0].held());
+
+  gone[0] = 1;  // of a decision that is not made before position 16
+  kv.drop_unseen(held, 11);
+  TW_CHECK(holds(held)[0]);
+  kv.release(held);
+  kv.release(fork);
+  kv.check(0, 0);
+  kv.check_states(0);
 }
 
 TW_TEST_MAIN()

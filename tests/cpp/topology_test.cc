@@ -33,19 +33,22 @@ std::vector<int> first_ids(int count) {
 }  // namespace
 
 TW_TEST(nodes_caches_and_cores_are_read) {
-  // Two nodes with two caches of two cores each; the second processor of core c is 8 + c.
-  const FakeTopology fake(2, 2, 2, 2);
-  const Topology topology = fake.read();
-  TW_CHECK_EQ(topology.nodes(), 2);
-  TW_CHECK_EQ(topology.cores(), 8);
-  std::vector<int> nodes, caches, ids;
-  for (const Processor& p : topology.processors()) {
-    nodes.push_back(p.node), caches.push_back(p.cache), ids.push_back(p.id);
-    TW_CHECK_EQ(p.first_of_core, p.id < 8);
+  // Two nodes with two caches of two cores each; the second processor of core c is 8 + c. Where the numbers
+  // of cores repeat, as in the clusters of a device tree, it is the same machine.
+  for (const bool clusters : {false, true}) {
+    const FakeTopology fake(2, 2, 2, 2, clusters);
+    const Topology topology = fake.read();
+    TW_CHECK_EQ(topology.nodes(), 2);
+    TW_CHECK_EQ(topology.cores(), 8);
+    std::vector<int> nodes, caches, ids;
+    for (const Processor& p : topology.processors()) {
+      nodes.push_back(p.node), caches.push_back(p.cache), ids.push_back(p.id);
+      TW_CHECK_EQ(p.first_of_core, p.id < 8);
+    }
+    TW_CHECK(ids == (std::vector<int>{0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15}));
+    TW_CHECK(nodes == (std::vector<int>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
+    TW_CHECK(caches == (std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}));
   }
-  TW_CHECK(ids == (std::vector<int>{0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15}));
-  TW_CHECK(nodes == (std::vector<int>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
-  TW_CHECK(caches == (std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}));
 }
 
 TW_TEST(only_usable_processors_count) {

@@ -252,6 +252,7 @@ def test_builds_that_are_refused(tmp_path: Path, reranker: tuple[Path, Path]) ->
         ({"target": "onnx"}, "task embed is built for target cpu alone"),
         ({"accuracy": "full"}, "accuracy full compares logits"),
         ({"tensor_parallel": 2}, "tensor_parallel is for engines that generate"),
+        ({"quantize": "mixed:4.5"}, "does not compute; name the formats"),
         ({"task": "generate", "pooling": "mean"}, "is for task embed"),
     ):
         with pytest.raises(InvalidOptionError, match=message):

@@ -14,7 +14,7 @@ import pytest
 from support.asked_loads import bits, room
 from support.harness import EngineSteps, worst
 from support.tiny_models import make_variant
-from tensorwright import LLM, SamplingParams, build
+from tensorwright import LLM, GuidedDecodingParams, SamplingParams, build
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.rebuild import read_graph
 from tensorwright.engine_format.engine_config import EngineConfig
@@ -138,6 +138,66 @@ def test_company_chunks_preemption_and_prefixes_keep_the_bits(root: Path) -> Non
         assert stats["prefix_hit_tokens"] > 0
         for group in stats["groups"]:
             assert group["used_blocks"] == 0
+
+
+@pytest.fixture(scope="module")
+def sparse_pico(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model, whose answers repeat what prompts say, and whose tokenizer grammars can read."""
+    folder = tmp_path_factory.mktemp("pico")
+    return build(pico_model, folder / "engine", dtype="bfloat16", sparse_prefill=BUDGET, accuracy="none").path
+
+
+REPEATING = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n"
+FORCED = GuidedDecodingParams(regex="(01234){4}[a-z ]{300}")
+ASKED = [
+    (8 * REPEATING + "def ", SamplingParams(max_tokens=40, temperature=0, logprobs=1)),
+    (9 * REPEATING, SamplingParams(max_tokens=24, temperature=0.8, seed=2, n=2, logprobs=1)),
+    (7 * REPEATING + "x = ", SamplingParams(max_tokens=40, temperature=1, seed=3, logprobs=1, guided_decoding=FORCED)),
+    (10 * REPEATING, SamplingParams(max_tokens=20, temperature=0, prompt_logprobs=1, logprobs=1)),
+    ("import os\n", SamplingParams(max_tokens=30, temperature=0, logprobs=1)),
+]
+
+
+def told(outputs: list[Any]) -> list[Any]:
+    return [([(c.token_ids, c.logprobs) for c in o.outputs], o.prompt_logprobs) for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def answers_alone(sparse_pico: Path) -> list[Any]:
+    pytest.importorskip("llguidance")
+    with LLM(sparse_pico, threads=1, kv_cache_memory="16MiB", enable_prefix_caching=False, jump_forward=False) as llm:
+        outputs = [llm.generate(*asked) for asked in ASKED]
+    assert min(len(output.prompt_token_ids) for output in outputs[:4]) > BUDGET + 32
+    return told(outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "counters"),
+    [
+        ({"speculative": "ngram,tokens=4", "jump_forward": False}, ["accepted_tokens"]),
+        ({}, ["forced_tokens"]),
+        ({"itl_goal": 1e-5, "jump_forward": False}, ["steps_over_itl_goal"]),
+        (
+            {"speculative": "ngram,tokens=4", "itl_goal": 1e-5},
+            ["accepted_tokens", "forced_tokens", "steps_over_itl_goal"],
+        ),
+    ],
+    ids=["ngram", "jump forward", "itl_goal", "all of them"],
+)
+def test_proposals_forced_tokens_and_pace_keep_the_bits(
+    sparse_pico: Path, answers_alone: list[Any], options: dict[str, Any], counters: list[str]
+) -> None:
+    """They cut prompts and answers into other steps than those of each request alone."""
+    prompts, params = zip(*ASKED, strict=True)
+    memory = room(sparse_pico, 64)
+    with LLM(
+        sparse_pico, threads=2, kv_cache_memory=memory, max_batch_size=4, max_num_tokens=100, **options
+    ) as llm:  # fmt: skip
+        for _ in range(2):
+            assert told(llm.generate(list(prompts), list(params))) == answers_alone
+        stats = llm.get_stats()
+    assert [name for name in counters if not stats[name]] == []
+    assert stats["prefix_hit_tokens"] > 0
 
 
 def test_what_was_generated_is_no_prefix_of_a_prompt(root: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_shares_of_tiles(dtype: str, kernel: int, group: int) -> None:
     share = np.exp(score - score.max(-1, keepdims=True))
     share = np.pad(share, [(0, 0), (0, 0), (0, 24)]).reshape(queries, group, 64, 16).sum(-1)
     top = score.max(-1)[..., None]
-    tile_max, tile_sum = np.concatenate(own[0], -1), np.concatenate(own[1], -1)
+    tile_max, tile_sum = (np.moveaxis(np.concatenate(noted), 0, -1) for noted in own[:2])
     got = np.where(tile_sum > 0, tile_sum * np.exp(np.minimum(tile_max - top, 80)), 0)
     assert np.abs(got - share).max() <= 1e-4 * max(1.0, share.max())
     assert np.isnan(tile_max[..., 6:8]).all(), "of a tile that is gone nothing is noted"
@@ -127,9 +127,9 @@ def test_the_shares_of_tiles(dtype: str, kernel: int, group: int) -> None:
 
 
 def noted_tiles(made: Sequence, kernel: int, first: int) -> tuple[list[np.ndarray], list[np.ndarray], Any]:
-    """tile_max and tile_sum [queries, group, 32] of splits 0 and 1, and what split 1 gives. What is not noted is NaN
+    """tile_max and tile_sum [32, queries, group] of splits 0 and 1, and what split 1 gives. What is not noted is NaN
     and 0."""
-    shape = (made.length - first, made.group, 32)
+    shape = (32, made.length - first, made.group)
     tops, sums = [np.full(shape, np.nan, np.float32) for _ in range(2)], [np.zeros(shape, np.float32) for _ in range(2)]
     parts = [
         made.partial(kernel, first, made.length, 0, split, tile_max=tops[split], tile_sum=sums[split])

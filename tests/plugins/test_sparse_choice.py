@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.paged import DTYPES, KV_NUMBERS, SPLIT, Sequence, stored
+from support.paged import DTYPES, KV_NUMBERS, SPLIT, Sequence
 from tensorwright.plugins.paged_attention.choice import ChoiceRule, sparse_end
 from tensorwright.runtime import _testing
 
 pytestmark = pytest.mark.computes
 
-BLOCK, DIM = 32, 16
+BLOCK, TILE, DIM = 32, 16, 16
 RULE = ChoiceRule(budget=160, block=BLOCK, scale=0.25, softcap=0.0, q_dtype="float32")
 
 
@@ -67,32 +67,22 @@ KERNELS = [
 @pytest.mark.parametrize(("dtype", "kv", "kernel"), KERNELS)
 @pytest.mark.parametrize("blocks", [1, 3, 16])
 @pytest.mark.parametrize("group", [1, 6, 17])
-def test_apart_is_each_block_as_a_sequence_of_its_own(
-    dtype: str, kv: str, kernel: int, blocks: int, group: int
-) -> None:
+def test_the_softmax_alone_is_that_of_attention(dtype: str, kv: str, kernel: int, blocks: int, group: int) -> None:
     """Bit for bit. Rows of several blocks of the kernel, and a split that is not full."""
-    made = Sequence(
-        SPLIT + blocks * BLOCK, group=group, head_dim=24, dtype=dtype, kv=kv, softcap=4.0 if blocks == 3 else 0.0
-    )
-    q = stored(made.q[:1], made.dtype).reshape(1, -1)
-
-    def attend(table: np.ndarray, last: int, split: int, apart: bool) -> tuple[np.ndarray, np.ndarray]:
-        acc = np.zeros((1, group, made.head_dim), np.float32)
-        shape = (SPLIT // BLOCK, 1, group) if apart else (1, group)
-        top, total = np.full((2, *shape), np.nan, np.float32)
-        _testing.run_attention(
-            kernel, q, made.pages, table, acc, top, total, kv_head=0, block_size=BLOCK, first_position=last,
-            split=split, scale=made.scale, softcap=made.softcap, kv_dtype=KV_NUMBERS.get(kv), apart=apart,
-        )  # fmt: skip
-        return top, total
-
-    top, total = attend(made.block_table, made.length - 1, 1, True)
-    for block in range(blocks):
-        table = made.block_table[SPLIT // BLOCK + block :][:1]
-        alone = attend(table, BLOCK - 1, 0, False)
-        np.testing.assert_array_equal(top[block], alone[0])
-        np.testing.assert_array_equal(total[block], alone[1])
-    assert np.isnan(top[blocks:]).all(), "nothing is written for blocks that are not there"
+    length = SPLIT + blocks * BLOCK
+    made = Sequence(length, group=group, head_dim=24, dtype=dtype, kv=kv, softcap=4.0 if blocks == 3 else 0.0)
+    found = []
+    for values in (True, False):
+        noted = np.full((2, SPLIT // TILE, 1, group), np.nan, np.float32)
+        acc, *softmax = made.partial(
+            kernel, length - 1, length, 0, 1, tile_max=noted[0], tile_sum=noted[1], values=values
+        )
+        assert values != np.isnan(acc).all(), "V is not read where it has no columns"
+        found.append(np.concatenate([np.ravel(part) for part in (*softmax, noted)]))
+        tiles = blocks * BLOCK // TILE
+        assert not np.isnan(noted[:, :tiles]).any()
+        assert np.isnan(noted[:, tiles:]).all(), "nothing is written for tiles that are not there"
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 8, 9, 16, 33])

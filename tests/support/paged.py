@@ -123,10 +123,10 @@ class Sequence:
         return largest * (2 * (score + weight) + sums) + (largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0)
 
     def partial(
-        self, kernel: int, begin: int, end: int, kv_head: int, split: int, **noted: np.ndarray
+        self, kernel: int, begin: int, end: int, kv_head: int, split: int, *, values: bool = True, **noted: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """acc [queries, group, D], max and sum [queries, group] of one task. noted: tile_max and tile_sum [queries,
-        group, 32], which the kernel fills, or neither."""
+        """acc [queries, group, D], max and sum [queries, group] of one task. values: False leaves out acc.
+        noted: tile_max and tile_sum [32, queries, group], which the kernel fills, or neither."""
         queries, first = end - begin, kv_head * self.group
         # The heads of a KV head are a column range of a wider matrix, as in the engine.
         q = stored(self.q[begin:end], self.dtype).reshape(queries, -1)
@@ -138,7 +138,7 @@ class Sequence:
             first_position=begin, split=split, scale=self.scale, window=self.window, softcap=self.softcap,
             kv_dtype=KV_NUMBERS.get(self.kv),
             slopes=None if self.slopes is None else self.slopes[first : first + self.group], chunked=self.chunked,
-            sink_tokens=self.sink_tokens, gone=self.gone_blocks, **noted,
+            sink_tokens=self.sink_tokens, gone=self.gone_blocks, values=values, **noted,
         )  # fmt: skip
         return acc, top, total
 

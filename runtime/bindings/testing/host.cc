@@ -5,14 +5,17 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "runtime/bindings/kernel_bindings.h"
+#include "runtime/core/base/topology.h"
 #include "runtime/core/base/xxh3.h"
 #include "runtime/core/engine/cache_size.h"
 
@@ -41,6 +44,12 @@ void bind_host(nb::module_& m) {
       [](const std::string& proc, const std::string& cgroup) { return processor_quota({proc, cgroup}); },
       "proc"_a, "cgroup"_a);
   m.def("default_threads", [] { return default_threads(); });
+  m.def(
+      "count_cores",
+      [](const std::string& folder, const std::vector<int>& usable) {
+        return Topology::read(folder, usable).cores();
+      },
+      "folder"_a, "usable"_a);
   m.def("default_cache_bytes", &default_cache_bytes, "needs"_a, "max_batch_size"_a, "available"_a,
         "prefixes"_a);
   m.def(

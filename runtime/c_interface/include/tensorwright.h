@@ -174,9 +174,9 @@ TW_API tw_status tw_submit(tw_engine* engine, const tw_request* request, int64_t
 /* Waits for news of a request, or of all with TW_ANY_REQUEST, for at most `seconds` (0: looks only, negative:
  * without limit). *events gets what came, which the caller frees with tw_events_free(); no events and TW_OK
  * mean that the time is over. Tokens of a completion that came since the last call are one event. Events come
- * once, to one of those who wait. Fails with TW_INVALID_REQUEST for a request that never was, or whose last
- * event was fetched, and for TW_ANY_REQUEST with TW_ENGINE_STOPPED when the engine has ended and all events
- * were fetched. */
+ * once, to one of those who wait, and a call that fails leaves them to the next one. Fails with
+ * TW_INVALID_REQUEST for a request that never was, or whose last event was fetched, and for TW_ANY_REQUEST
+ * with TW_ENGINE_STOPPED when the engine has ended and all events were fetched. */
 TW_API tw_status tw_wait(tw_engine* engine, int64_t request, double seconds, tw_events** events,
                          tw_error** error);
 TW_API size_t tw_events_count(const tw_events* events); /* 0 for NULL */

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorwright.click_options import take
 from tensorwright.errors import InvalidRequestError
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build_choices import BuildChoices
 from tensorwright.options.chat import CHAT_SAMPLING
 from tensorwright.options.declare import Door
 from tensorwright.runtime.api.llm import LLM

@@ -55,6 +55,13 @@ std::string last_cache_of(const std::string& processor) {
   return shared;
 }
 
+// Returns the lowest processor of a processor's core, where the kernel lists the processors of a core. The
+// second name is that of kernels before 5.3 (Linux, admin-guide/cputopology). Lists are ascending.
+std::optional<int> first_of_core_of(const std::string& processor) {
+  const std::optional<int> first = number_in(processor + "/topology/core_cpus_list");
+  return first ? first : number_in(processor + "/topology/thread_siblings_list");
+}
+
 // Numbers keys from 0 in the order in which they are first asked for.
 template <typename Key>
 class Numbers {
@@ -72,7 +79,7 @@ class Numbers {
 
 Topology Topology::read(const std::string& folder, std::span<const int> usable) {
   struct Described {
-    int id, node, package, core;
+    int id, node, package, core, first;
     std::string cache;
   };
   std::vector<Described> described;
@@ -80,19 +87,22 @@ Topology Topology::read(const std::string& folder, std::span<const int> usable) 
     const std::string processor = folder + "/cpu/cpu" + std::to_string(id);
     const std::optional<int> core = number_in(processor + "/topology/core_id");
     const int package = number_in(processor + "/topology/physical_package_id").value_or(0);
-    // A core without a number is one of its own.
-    described.push_back({id, node_of(processor), package, core.value_or(-1 - id), last_cache_of(processor)});
+    const std::optional<int> first = first_of_core_of(processor);
+    // The numbers of cores repeat in each cluster of a machine that a device tree describes, so the list of a
+    // core's processors decides where there is one. A core with neither is one of its own.
+    described.push_back({id, node_of(processor), package, core.value_or(-1), first.value_or(core ? -1 : id),
+                         last_cache_of(processor)});
   }
   std::ranges::sort(described, {},
-                    [](const Described& d) { return std::tie(d.node, d.package, d.core, d.id); });
+                    [](const Described& d) { return std::tie(d.node, d.package, d.core, d.first, d.id); });
   Topology topology;
   Numbers<int> nodes;
   Numbers<std::pair<int, std::string>> caches;
-  Numbers<std::tuple<int, int, int>> cores;
+  Numbers<std::tuple<int, int, int, int>> cores;
   for (const Described& d : described) {
     const int before = cores.count();
     const int node = nodes.of(d.node), cache = caches.of({d.node, d.cache});
-    const int core = cores.of({d.node, d.package, d.core});
+    const int core = cores.of({d.node, d.package, d.core, d.first});
     topology.processors_.push_back({d.id, node, cache, core, cores.count() > before});
   }
   std::ranges::sort(topology.processors_, {},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/core/base/make_room.h"
+#include "runtime/core/scheduler/request.h"
 
 namespace tensorwright {
 
@@ -52,7 +53,7 @@ BeamAnswer Beams::answer(const Search& search, const Continuation& last) const {
   answer.tokens.assign(sequence.tokens.begin() + sequence.prompt_tokens, sequence.tokens.end());
   answer.tokens.push_back(last.token);
   const bool stops = ends_sequence(sampling, last.token);
-  answer.finish = stops ? "stop" : "length";
+  answer.finish = stops ? finishes::kStop : finishes::kLength;
   if (stops) answer.stop_token = last.token;
   if (sampling.logprobs < 0) return answer;
   answer.logprobs.push_back(chosen(search, last).logprobs);

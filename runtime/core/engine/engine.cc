@@ -458,7 +458,7 @@ void Engine::tell_of_stop() {
     Event event;
     event.request_id = alive_.begin()->first;
     event.completion = *alive_.begin()->second.begin();
-    event.finish = "error";
+    event.finish = finishes::kError;
     event.error_type = stop_type_;
     event.error =
         "[engine] a request needs a running engine, got one that " + cause_ + "; create a new engine";

@@ -58,6 +58,9 @@ enum class Op : uint32_t {
   kRmsNormBySums = 41,  // x, sums | w | y | start, offset, size, first | eps, weight_offset
 };
 
+// Numbers of definitions, which the instructions' own code shares.
+inline constexpr int32_t kPagedAttentionKeptBlocks = 3;
+
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
 // takes only what was checked.
 using InstructionRule = void(const InstructionCheck&);

@@ -106,6 +106,13 @@ struct TokenLogprob {
   int32_t rank;    // 1 + number of tokens with a strictly greater logit
 };
 
+// Why a completion ended: what Event::finish can be. The C interface numbers them in this order.
+namespace finishes {
+inline constexpr const char *kNone = "", *kStop = "stop", *kLength = "length", *kAbort = "abort",
+                            *kTimeout = "timeout", *kError = "error";
+inline constexpr const char* kAll[] = {kNone, kStop, kLength, kAbort, kTimeout, kError};
+}  // namespace finishes
+
 // What is new of one completion of a request. Tokens of several steps may come in one event if nobody fetched
 // the earlier ones. Every one of the n completions has a last event, also if it never started.
 struct Event {
@@ -118,7 +125,7 @@ struct Event {
   // first the prompt's token, then the others.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   std::vector<float> pooled;      // of a request that pools, in its last event
-  std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
+  std::string finish;             // of finishes::kAll; kNone: the completion goes on
   int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
   std::string error_type, error;  // a class of tensorwright.errors, and its message
   int32_t prompt_tokens = 0;

@@ -112,11 +112,11 @@ void Fleet::turn(Turn turn, const FleetRouter& router) {
 
 void Fleet::take(const Event& event, Time now, const FleetRouter& router) {
   const auto request = static_cast<size_t>(event.request_id);
-  if (event.finish == "error" && event.error_type == "DeadlineError") {
+  if (event.finish == finishes::kError && event.error_type == "DeadlineError") {
     outcomes_.late[request] = 1;
     return end_request(request, router);
   }
-  if (event.finish == "error") throw Error(event.error_type, event.error);
+  if (event.finish == finishes::kError) throw Error(event.error_type, event.error);
   const int64_t at = nanoseconds(now);
   for (size_t i = 0; i < event.tokens.size(); ++i) {
     ++outcomes_.generated[request];

@@ -13,10 +13,10 @@ import tensorwright
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.serving.server import adapters, health, page
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
-from tensorwright.runtime.serving.server.cache_events import EventReaders
 from tensorwright.runtime.serving.server.clients import salt_secret
 from tensorwright.runtime.serving.server.endpoints import routers_of
 from tensorwright.runtime.serving.server.errors import install_handlers
+from tensorwright.runtime.serving.server.event_readers import EventReaders
 from tensorwright.runtime.serving.server.exposition import Exposition
 from tensorwright.runtime.serving.server.guards import (
     WATCH_PATHS,

@@ -7,9 +7,9 @@ tokens.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -22,6 +22,7 @@ from tensorwright.options.server import HASHES, TOKENS
 from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.requests.cache_events import CURSOR_LENGTH, MAX_READ, CacheEvent, CacheEvents, EventType, Tier
 from tensorwright.runtime.serving.server.clients import client_of, key_of
+from tensorwright.runtime.serving.server.event_readers import EventReaders
 from tensorwright.runtime.serving.server.event_stream import EventStream
 from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.served_model import ServedModel
@@ -30,21 +31,13 @@ router = APIRouter(tags=["prefixes"])
 
 MAX_WAIT = 30.0
 """The most seconds for which an answer waits for its first event."""
-PAUSE = 0.1
-"""The seconds between two looks at an engine that had nothing new."""
 MAX_STREAMS = 64
-"""The most streams of a server at once: each looks at its engine every PAUSE."""
+"""The most streams of a server at once: each event is sent to each of them."""
 PINGS = 15.0
 """After so many seconds without an event a stream sends a comment, so that no proxy takes it for dead."""
+PING = ": nothing new\n\n"
 
 Cursor = Annotated[str, Query(min_length=1, max_length=CURSOR_LENGTH)]
-
-
-class EventReaders:
-    """Counts the streams of events that are open, of an event loop."""
-
-    def __init__(self) -> None:
-        self.open = 0
 
 
 class CountedStream(EventStream):
@@ -115,16 +108,21 @@ async def cache_events(
     if stream:
         start = await _read(request, llm, first, limit)  # what is wrong with the request is told with its status
         return CountedStream(_events(request, llm, start, limit, with_tokens), request.app.state.event_readers)
-    loop = asyncio.get_running_loop()
-    deadline, found = loop.time() + wait, await _read(request, llm, first, limit)
-    while not (found.events or found.more or _ends(request)) and loop.time() < deadline:
-        await asyncio.sleep(min(PAUSE, max(0.0, deadline - loop.time())))
-        found = await _read(request, llm, found.next, limit)
+    found = await _read(request, llm, first, limit)
+    if wait > 0 and not (found.events or found.more):
+        found = await _next(request, llm, found.next, limit, wait) or found
     return Response(await _run(request, _list, found, with_tokens), media_type="application/json")
 
 
 async def _read(request: Request, llm: ServedModel, after: str | None, limit: int) -> CacheEvents:
     return await _run(request, lambda: llm.cache_events(after, limit=limit))
+
+
+async def _next(request: Request, llm: ServedModel, after: str, limit: int, timeout: float) -> CacheEvents | None:
+    """Returns the events behind the last one that there is; none if the server drains, None if none comes in time."""
+    readers: EventReaders = request.app.state.event_readers
+    look = partial(_read, request, llm, after, limit)
+    return await readers.next((llm, limit, after), look, partial(_ends, request), timeout)
 
 
 async def _run(request: Request, work: Any, *arguments: Any) -> Any:
@@ -136,19 +134,17 @@ async def _events(
 ) -> AsyncIterator[str]:
     """Yields server-sent events until the server drains: "lost" before what follows a loss, and each event of the
     cache. found: what was read already."""
-    quiet = 0.0
     while True:
-        told = found.events or found.lost != 0
-        text = await _run(request, _frames, found, with_tokens) if told else ""
-        if text or quiet >= PINGS:
-            quiet = 0.0
-            yield text or ": nothing new\n\n"
+        if found.events or found.lost != 0:
+            yield await _run(request, _frames, found, with_tokens)
         if _ends(request):
             return
-        if not found.more:
-            await asyncio.sleep(PAUSE)
-            quiet += PAUSE
-        found = await _read(request, llm, found.next, limit)
+        if found.more:
+            found = await _read(request, llm, found.next, limit)
+            continue
+        while (news := await _next(request, llm, found.next, limit, PINGS)) is None:
+            yield PING
+        found = news
 
 
 def _frames(found: CacheEvents, with_tokens: bool) -> str:

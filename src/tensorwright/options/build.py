@@ -1,41 +1,32 @@
-"""Declares the options of a build. Together with the checkpoint they determine the engine.
-
-It has more than 500 lines because each option is one declaration, with its words at each door.
-"""
+"""Declares the options of a build. Together with the checkpoint they determine the engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.engine_format.calibrations import CALIBRATIONS
 from tensorwright.engine_format.dtypes import full_name
-from tensorwright.engine_format.engine_config import MAX_RANKS, EngineConfig
+from tensorwright.engine_format.engine_config import MAX_RANKS
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.pooling import POOLINGS, TASKS
-from tensorwright.engine_format.quantize_config import with_config
 from tensorwright.engine_format.targets import DTYPE_CHOICES, GPU_TARGETS, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import (
     DEFAULT_GROUP,
     GROUPS,
-    MAX_RULES_SHOWN,
     SPARSITY,
-    parse_spec,
-    with_sparsity,
 )
-from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import (
+    FIRST_USE_DOORS,
     At,
     Door,
     Rule,
-    check_values,
     declare,
     options_in,
     same_as,
     whole_number,
 )
-from tensorwright.options.text_file import read_text_file
+from tensorwright.options.long_contexts import MAX_POSITIONS, LongContextFields
 
 FIRST_USE = TARGETS["cpu"]
 """The target of an engine that `run`, `serve` or `LLM` builds from a model directory on its first use."""
@@ -47,19 +38,6 @@ OWN_HEADS = "mtp"
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_STEP_TOKENS = 1 << 20
 """The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
-SINK_TOKENS = 4
-"""The sink tokens beside an attention window, unless a build says another number: those of StreamingLLM's paper."""
-MAX_SINK_TOKENS = 512
-"""Equal to TW_MAX_SINK_TOKENS of runtime/core/base/first_seen.h."""
-RECENT_SHARE = 4
-"""One of so many tokens of a kv_budget is recent, unless a build says another number."""
-SPARSE_BLOCK = 32
-"""Sparse prefill chooses blocks of so many positions: those of the KV cache of target cpu."""
-MIN_SPARSE_PREFILL = 4 * SPARSE_BLOCK
-"""The first block, the two last ones and one that is chosen. plugins/paged_attention/instruction_choice.h has the same
-number of blocks."""
-MAX_POSITIONS = 1 << 24
-"""The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
 AS_BUILT = "As in build-engine. [default: the engine's]"
 ENGINES_OWN = At(AS_BUILT, default=None)
@@ -120,43 +98,11 @@ _ESTIMATED = {
     "kv_cache_dtype": At("Type of the KV cache, as in build-engine."),
 }
 """The options of a build that an estimate has too, and a simulation that rests on one."""
-_FIRST_USE_DOORS = (Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH)
-"""The commands that build an engine from a model on its first use."""
 _TOKENS = whole_number(f"a whole number from 2 to {MAX_POSITIONS}", low=2, high=MAX_POSITIONS)
 
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\0" not in value
-
-
-_WINDOW = whole_number(f"a whole number from 0 to {MAX_POSITIONS}", low=0, high=MAX_POSITIONS)
-_SINKS = whole_number(f"a whole number from 0 to {MAX_SINK_TOKENS}", low=0, high=MAX_SINK_TOKENS)
-_SPARSE = Rule(
-    f"0, or a multiple of {SPARSE_BLOCK} from {MIN_SPARSE_PREFILL} to {MAX_POSITIONS}",
-    lambda value: (
-        type(value) is int
-        and (value == 0 or MIN_SPARSE_PREFILL <= value <= MAX_POSITIONS)
-        and value % SPARSE_BLOCK == 0
-    ),
-)
-
-
-def _of_long_contexts(named: str, help: str, rule: Rule) -> Any:
-    """Returns a field for an option that bounds what attention sees or the KV cache keeps: a number of positions, with
-    0 for none. named: the option in words."""
-    of_first_use = At(f"{named} of the engine that is built from a model directory, as in build-engine.", minimum=0)
-    return declare(
-        None,
-        int,
-        rule=rule,
-        targets=("cpu",),
-        at={
-            Door.BUILD: At(help, minimum=0),
-            Door.REBUILD: At("As in build-engine. [default: the engine's]", minimum=0),
-            Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, of_first_use),
-        },
-    )
 
 
 _IS_PATH = Rule("the path of a file of text", _is_path)
@@ -208,7 +154,7 @@ class BuildFields:
             ),
             Door.REBUILD: At(AS_BUILT, default=None, choices=(), metavar=DTYPE_METAVAR),
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["dtype"]),
         },
     )
@@ -241,7 +187,7 @@ class BuildFields:
         at={
             Door.BUILD: At("The most tokens of prompt and answer together. [default: the model's]", minimum=2),
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _LENGTH_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _LENGTH_OF_FIRST_USE),
         },
     )
     accuracy: str = declare(
@@ -283,7 +229,7 @@ class BuildFields:
             Door.BUILD: At(_SPEC, metavar="SPEC"),
             Door.REBUILD: At("As in build-engine, or none. [default: the engine's]", metavar="SPEC"),
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _FORMATS_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _FORMATS_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["quantize"]),
         },
         section="Quantization",
@@ -298,7 +244,7 @@ class BuildFields:
                 "As in build-engine, in place of the engine's formats. [default: the engine's formats]", metavar="FILE"
             ),
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _CONFIG_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _CONFIG_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["quantize_config"]),
         },
     )
@@ -313,7 +259,7 @@ class BuildFields:
             ),
             Door.REBUILD: At("As in build-engine, besides the engine's formats.", default=None),
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _SPARSITY_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _SPARSITY_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["sparsity"]),
         },
     )
@@ -336,42 +282,16 @@ class BuildFields:
             ),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),
             **dict.fromkeys(_ESTIMATES, _ESTIMATED["kv_cache_dtype"]),
         },
         section="KV cache and attention",
     )
-    attention_window: int | None = _of_long_contexts(
-        "Attention window",
-        "Bound the memory of a sequence: layers that attend to all positions see the last so many, and "
-        "--sink-tokens first ones. Answers change. See docs/long-contexts.md. [default: 0, all positions]",
-        _WINDOW,
-    )
-    sink_tokens: int | None = _of_long_contexts(
-        "Sink tokens",
-        "With --attention-window or --kv-budget: how many first positions of a text are always seen. "
-        f"[default: {SINK_TOKENS}]",
-        _SINKS,
-    )
-    kv_budget: int | None = _of_long_contexts(
-        "KV budget",
-        "Bound the memory of a sequence: at every 128th token the KV cache keeps so many tokens, those that "
-        "attention looked at most, and forgets the others. Answers change. See docs/long-contexts.md. "
-        "[default: 0, all]",
-        _WINDOW,
-    )
-    recent_tokens: int | None = _of_long_contexts(
-        "Recent tokens",
-        "With --kv-budget: how many tokens of it are the last ones, which always stay. [default: a quarter]",
-        _WINDOW,
-    )
-    sparse_prefill: int | None = _of_long_contexts(
-        "Sparse prefill",
-        f"Compute long prompts faster: each {SPARSE_BLOCK} positions of a prompt see at most so many, in "
-        "blocks that they choose by their scores. The answer sees all. Answers change. "
-        f"A multiple of {SPARSE_BLOCK}, such as 2048. See docs/long-contexts.md. [default: 0, all positions]",
-        _SPARSE,
-    )
+    attention_window: int | None = same_as(LongContextFields, "attention_window")
+    sink_tokens: int | None = same_as(LongContextFields, "sink_tokens")
+    kv_budget: int | None = same_as(LongContextFields, "kv_budget")
+    recent_tokens: int | None = same_as(LongContextFields, "recent_tokens")
+    sparse_prefill: int | None = same_as(LongContextFields, "sparse_prefill")
     keep_weights: bool = declare(
         False,
         at=_everywhere(
@@ -397,7 +317,7 @@ class BuildFields:
             ),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _CALIBRATION_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _CALIBRATION_OF_FIRST_USE),
         },
     )
     calibration_text: str | None = declare(
@@ -414,7 +334,7 @@ class BuildFields:
                 )
             ),
             Door.LLM: At(),
-            **dict.fromkeys(_FIRST_USE_DOORS, _TEXT_OF_FIRST_USE),
+            **dict.fromkeys(FIRST_USE_DOORS, _TEXT_OF_FIRST_USE),
         },
     )
     heads: str | None = declare(
@@ -520,7 +440,7 @@ class SourceFields:
         at={
             Door.LLM: At(),
             **dict.fromkeys(
-                (Door.BUILD, *_FIRST_USE_DOORS),
+                (Door.BUILD, *FIRST_USE_DOORS),
                 At("With a hub name: the branch, tag or commit that is taken. [default: main]", metavar="REVISION"),
             ),
         },
@@ -534,147 +454,3 @@ OF_EVERY_TARGET = tuple(
     if not option.targets and option.name not in ("keep_weights", "accuracy_text", "quantize_config")
 )
 """The options that `rebuild` takes from an engine of another target. The user must give the others again."""
-
-
-@dataclass(frozen=True)
-class BuildChoices:
-    """The options that a user may choose for an engine that is built from a model directory on first use.
-
-    BuildFields declares them. The key of a BuildChoices is a part of the engine's key in the cache of engines.
-    """
-
-    dtype: str = same_as(BuildFields, "dtype")
-    max_seq_len: int | None = same_as(BuildFields, "max_seq_len")
-    quantize: str | None = same_as(BuildFields, "quantize")
-    quantize_config: str | None = same_as(BuildFields, "quantize_config")
-    sparsity: str = same_as(BuildFields, "sparsity")
-    kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
-    attention_window: int | None = same_as(BuildFields, "attention_window")
-    sink_tokens: int | None = same_as(BuildFields, "sink_tokens")
-    kv_budget: int | None = same_as(BuildFields, "kv_budget")
-    recent_tokens: int | None = same_as(BuildFields, "recent_tokens")
-    sparse_prefill: int | None = same_as(BuildFields, "sparse_prefill")
-    calibrate: str = same_as(BuildFields, "calibrate")
-    calibration_text: str | None = same_as(BuildFields, "calibration_text")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", full_name(self.dtype))
-
-    def __str__(self) -> str:
-        """Returns the choices in words, for people: of many rules of formats the number only."""
-        many = self.quantize is not None and self.quantize.count("=") > MAX_RULES_SHOWN
-        formats = parse_spec(self.quantize).summary if many and self.quantize is not None else self.quantize
-        kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
-        window = "" if not self.attention_window else f"attention window {self.attention_window}"
-        sinks = "" if self.sink_tokens is None else f"{self.sink_tokens} sink tokens"
-        budget = "" if not self.kv_budget else f"KV budget {self.kv_budget}"
-        recent = "" if self.recent_tokens is None else f"{self.recent_tokens} recent tokens"
-        prefill = "" if not self.sparse_prefill else f"sparse prefill {self.sparse_prefill}"
-        length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
-        sparsity = "" if self.sparsity == "none" else f"{self.sparsity} sparse"
-        calibrated = "" if self.calibrate == "none" else f"calibrated with {self.calibrate}"
-        seen = (window, budget, recent, sinks, prefill)
-        choices = (self.dtype, formats, self.quantize_config, sparsity, calibrated, kv_cache, *seen, length)
-        return ", ".join(choice for choice in choices if choice)
-
-    @property
-    def key(self) -> str:
-        """The text that tells these choices from all others: a text counts by what it holds."""
-        own = self.spelled_out()
-        if own.calibration_text is not None:
-            own = replace(own, calibration_text=read_text_file("calibration_text", own.calibration_text).xxh3_128)
-        return str(tuple(getattr(own, option.name) for option in options_in(BuildChoices)))
-
-    def without_files(self) -> BuildChoices:
-        """Returns the same choices with what the file quantize_config says now. The calibration's text stays a file,
-        which the build reads. Raises InvalidOptionError."""
-        return replace(self, quantize=asked_formats(self), quantize_config=None, sparsity="none")
-
-    def spelled_out(self) -> BuildChoices:
-        """Returns the choices of a first use, without files, in the spelling that the cache's keys use. Raises
-        InvalidOptionError for formats that target FIRST_USE lacks."""
-        own = self.without_files()
-        return replace(own, quantize=None if own.quantize is None else str(FIRST_USE.parse_quantize(own.quantize)))
-
-    def check(self, first_use: bool) -> None:
-        """Raises InvalidOptionError for a value that the engine cannot have.
-
-        first_use: whether an engine of target FIRST_USE is to be built. Otherwise the engine exists and is of any
-        target.
-        """
-        check_values(self, BuildChoices)
-        asked = asked_formats(self)
-        if asked is not None:
-            parse = FIRST_USE.parse_quantize if first_use else parse_spec
-            parse(asked)
-
-    def check_built(self, config: EngineConfig, path: Path) -> None:
-        """Raises InvalidOptionError unless the engine at `path` was built as the choices say. A choice that is left out
-        fits any engine."""
-        if self.dtype not in ("auto", config.dtype):
-            raise _other("dtype", self.dtype, f"{path} is an engine built as {config.dtype}")
-        asked = asked_formats(self)
-        if asked is not None and parse_spec(asked) not in config.quantize_specs.values():
-            specs = config.quantize_specs.items()
-            names = [repr(spec.summary if len(spec.rules) > MAX_RULES_SHOWN else name) for name, spec in specs]
-            built = " or ".join(dict.fromkeys(names))
-            built = f"built as {built}" if built else "without quantized weights"
-            option = "quantize" if self.quantize_config is None else "quantize_config"
-            raise _other(option, getattr(self, option), f"{path} is an engine {built}")
-        if self.kv_cache_dtype not in (AS_ACTIVATIONS, config.kv_cache_dtype):
-            found = f"{path} is an engine with a KV cache of {config.kv_cache_dtype!r}"
-            raise _other("kv_cache_dtype", self.kv_cache_dtype, found)
-        self._check_window(config, path)
-        self._check_calibrated(config, path)
-        if self.max_seq_len not in (None, config.limits.max_seq_len):
-            found = f"{path} is an engine of at most {config.limits.max_seq_len} tokens"
-            raise _other("max_seq_len", self.max_seq_len, found)
-
-    def _check_window(self, config: EngineConfig, path: Path) -> None:
-        """Raises InvalidOptionError unless attention in the engine sees what the choices say."""
-        window = config.build_options.get("attention_window")
-        if self.attention_window not in (None, window or 0):
-            found = "without an attention window" if window is None else f"with an attention window of {window}"
-            raise _other("attention_window", self.attention_window, f"{path} is an engine {found}")
-        budget = config.build_options.get("kv_budget")
-        if self.kv_budget not in (None, budget or 0):
-            found = "without a KV budget" if budget is None else f"with a KV budget of {budget}"
-            raise _other("kv_budget", self.kv_budget, f"{path} is an engine {found}")
-        recent = config.build_options.get("recent_tokens", (budget or 0) // RECENT_SHARE)
-        if self.recent_tokens not in (None, recent):
-            raise _other("recent_tokens", self.recent_tokens, f"{path} is an engine with {recent} recent tokens")
-        bounded = window is not None or budget is not None
-        sinks = config.build_options.get("sink_tokens", SINK_TOKENS if bounded else 0)
-        if self.sink_tokens not in (None, sinks):
-            raise _other("sink_tokens", self.sink_tokens, f"{path} is an engine with {sinks} sink tokens")
-        sparse = config.build_options.get("sparse_prefill")
-        if self.sparse_prefill not in (None, sparse or 0):
-            found = "without sparse prefill" if sparse is None else f"with sparse prefill {sparse}"
-            raise _other("sparse_prefill", self.sparse_prefill, f"{path} is an engine {found}")
-
-    def _check_calibrated(self, config: EngineConfig, path: Path) -> None:
-        record = None if config.quantization is None else config.quantization.calibration
-        method = "none" if record is None else record.method
-        if self.calibrate not in ("none", method):
-            raise _other("calibrate", self.calibrate, f"{path} is an engine with calibrate={method!r}")
-        if self.calibration_text is None:
-            return
-        chosen = None if config.quantization is None else config.quantization.choice
-        texts = {part.text for part in (record, chosen) if part is not None}
-        if read_text_file("calibration_text", self.calibration_text).as_recorded not in texts:
-            raise _other("calibration_text", self.calibration_text, f"{path} is an engine that saw no such text")
-
-
-def asked_formats(options: BuildFields | BuildChoices) -> str | None:
-    """Returns the text of the formats that three options ask for: quantize, the rules of a file, and sparsity of the
-    layers; None without any.
-
-    Raises InvalidOptionError for a file that cannot be read, and for formats that are not sparse.
-    """
-    quantize, config = options.quantize, options.quantize_config
-    asked = quantize if config is None else with_config(quantize, config)
-    return asked if options.sparsity == "none" else with_sparsity(asked)
-
-
-def _other(option: str, value: Any, found: str) -> InvalidOptionError:
-    return InvalidOptionError(f"{option}={value!r}: {found}; build another one")

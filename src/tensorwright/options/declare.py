@@ -36,6 +36,10 @@ class Door(Enum):
     TRITON = "config.pbtxt"
 
 
+FIRST_USE_DOORS = (Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH)
+"""The commands that build an engine from a model on its first use."""
+
+
 class Size:
     """The type of an option whose value is a number of bytes, or a text such as "512MiB"."""
 

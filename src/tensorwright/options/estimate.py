@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import At, Door, Rule, Size, declare, whole_number
+from tensorwright.options.long_contexts import MAX_POSITIONS
 from tensorwright.sizes import parse_size
 
 HERE = "here"
 """The name of the machine that the estimate runs on."""
 PROMPT, TOKENS = 512, 128
 """The tokens of a prompt and of an answer, unless options say others."""
-MAX_POSITIONS = 1 << 24
 MAX_BATCH = 1 << 16
 
 _POSITIONS = whole_number(f"a whole number from 1 to {MAX_POSITIONS}", high=MAX_POSITIONS)

@@ -208,13 +208,16 @@ def test_this_machine_has_some_memory() -> None:
     assert 0 < host.available_memory() < 1 << 50
 
 
-def cpus(root: Path, cores: list[int]) -> Path:
+def cpus(root: Path, cores: list[int], lists: dict[str, list[str]] | None = None) -> Path:
+    """The folder of processors of a machine, of which `cores` has the core_id of each, and `lists` more files."""
     for cpu, core in enumerate(cores):
-        topology = root / "cpus" / f"cpu{cpu}" / "topology"
+        topology = root / "cpu" / f"cpu{cpu}" / "topology"
         topology.mkdir(parents=True)
         (topology / "core_id").write_text(f"{core}\n")
         (topology / "physical_package_id").write_text("0\n")
-    return root / "cpus"
+        for name, texts in (lists or {}).items():
+            (topology / name).write_text(f"{texts[cpu]}\n")
+    return root / "cpu"
 
 
 @pytest.mark.parametrize(
@@ -246,13 +249,32 @@ def test_threads_are_cores_within_the_quota(
     assert (2 if quota is None else max(1, int(quota))) == threads
 
 
+@pytest.mark.parametrize(
+    ("ids", "lists", "cores"),
+    [
+        # Two clusters of two cores, as a device tree describes them: the numbers repeat.
+        ([0, 1, 0, 1], {"core_cpus_list": ["0", "1", "2", "3"]}, 4),
+        ([0, 1, 0, 1], {"thread_siblings_list": ["0", "1", "2", "3"]}, 4),
+        ([0, 0, 0, 0], {"core_cpus_list": ["0-1", "0-1", "2-3", "2-3"]}, 2),
+        ([0, 1, 0, 1], {"core_cpus_list": ["0,2", "1,3", "0,2", "1,3"]}, 2),
+        # The newer name counts where a kernel has both.
+        ([0, 1, 0, 1], {"core_cpus_list": ["0", "1", "2", "3"], "thread_siblings_list": ["0-3"] * 4}, 4),
+        # Without the lists the numbers are all that there is, and without both each processor is a core.
+        ([0, 1, 0, 1], {}, 2),
+        ([], {}, 4),
+    ],
+)
+def test_cores_are_told_apart_by_the_processors_that_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int], lists: dict[str, list[str]], cores: int
+) -> None:
+    usable = [0, 1, 2, 3]
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(usable))
+    assert host.default_threads(**machine(tmp_path, {}), cpus=cpus(tmp_path, ids, lists)) == cores
+    assert _testing.count_cores(str(tmp_path), usable) == cores
+
+
 def test_the_core_counts_the_same_threads_of_this_machine() -> None:
     assert _testing.default_threads() == host.default_threads()
-
-
-def test_without_topology_every_processor_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 5, 6})
-    assert host.default_threads(**machine(tmp_path, {}), cpus=tmp_path / "none") == 3
 
 
 def test_more_threads_than_processors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

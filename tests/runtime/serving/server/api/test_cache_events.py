@@ -14,9 +14,11 @@ import pytest
 from support.served import Served, completion, serve
 from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
-from tensorwright.errors import QueueFullError
+from tensorwright.errors import QueueFullError, TemporarilyUnavailableError
+from tensorwright.runtime.requests.cache_events import CacheEvent, CacheEvents
 from tensorwright.runtime.serving.server.app import create_app
-from tensorwright.runtime.serving.server.cache_events import MAX_STREAMS, CountedStream, EventReaders
+from tensorwright.runtime.serving.server.cache_events import MAX_STREAMS, CountedStream
+from tensorwright.runtime.serving.server.event_readers import EventReaders
 from tensorwright.runtime.serving.server.options import ServerOptions
 
 PATH = "/v1/cache_events"
@@ -161,6 +163,61 @@ def test_a_stream_beyond_the_most_is_refused_until_another_ends() -> None:
     asyncio.run(stream({"type": "http", "path": PATH, "app": None}, asyncio.Event().wait, send))  # type: ignore[arg-type]
     assert sent[0] == ("http.response.start", MAX_STREAMS)
     assert readers.open == MAX_STREAMS - 1
+
+
+class Looks:
+    """Readings of an engine in which an event comes, or an error, when a test says so."""
+
+    def __init__(self) -> None:
+        self.began = 0
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self) -> CacheEvents:
+        self.began += 1
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return CacheEvents((CacheEvent("removed", 1),), "next", 0, False)
+
+
+def test_who_waits_at_one_place_waits_for_one_reading() -> None:
+    async def scenario() -> None:
+        readers, looks, elsewhere = EventReaders(), Looks(), Looks()
+
+        def wait(place: str, timeout: float = PATIENCE) -> asyncio.Task[CacheEvents | None]:
+            chosen = looks if place == "end" else elsewhere
+            return asyncio.create_task(readers.next(place, chosen, lambda: False, timeout))
+
+        waiting = [wait("end") for _ in range(5)]
+        other = wait("before")
+        assert await wait("end", timeout=0) is None
+        assert (looks.began, elsewhere.began) == (1, 1)
+        waiting.pop(0).cancel()  # who began it goes, and the others hear all the same
+        looks.gate.set()
+        [first, *same] = await asyncio.gather(*waiting)
+        assert first is not None
+        assert all(found is first for found in same)
+        assert not other.done()
+        other.cancel()
+        await asyncio.wait({other})
+        # All have gone, so a new one looks anew. An error is told to each who waits.
+        looks.error = TemporarilyUnavailableError("later")
+        failing = await asyncio.gather(wait("end"), wait("end"), return_exceptions=True)
+        assert [type(error) for error in failing] == [TemporarilyUnavailableError] * 2
+        assert (looks.began, elsewhere.began) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_is_let_go_when_the_server_drains() -> None:
+    async def look() -> CacheEvents:
+        return CacheEvents((), "end", 0, False)
+
+    async def scenario() -> CacheEvents | None:
+        return await EventReaders().next("end", look, lambda: True, PATIENCE)
+
+    assert asyncio.run(scenario()) == CacheEvents((), "end", 0, False)
 
 
 async def nothing() -> AsyncIterator[str]:

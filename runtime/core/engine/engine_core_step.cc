@@ -1,0 +1,215 @@
+// The engine's step: it plans chunks, computes them, and finds the requests at fault where that fails.
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/core/base/invariants.h"
+#include "runtime/core/base/make_room.h"
+#include "runtime/core/engine/engine_core.h"
+#include "runtime/core/interface/fatal_error.h"
+
+namespace tensorwright {
+
+namespace {
+
+// The number of steps between two checks of the invariants. A check takes about a microsecond.
+constexpr int64_t kCheckEvery = 16;
+
+}  // namespace
+
+void EngineCore::step(std::vector<Event>* events) {
+  if (!can_step()) return;
+  take_step(events);
+  if (++calls_ % kCheckEvery == 0 || calls_ == debug_lose_block_) check();
+}
+
+void EngineCore::check() {
+  if (debug_lose_block_ > 0 && calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
+  ++checks_;
+  scheduler_->check([this](int32_t group) { return transfer_->held(group) + pins_->held(group); });
+  int64_t sequences = 0, completions = 0;
+  scheduler_->for_each([&](const Sequence& sequence) { sequences += sequence.places(); });
+  for (const auto& [id, left] : open_) completions += left;
+  check_equal("completions of open requests", completions, sequences);
+  check_equal("requests that ended or are open",
+              finished_ + aborted_ + timed_out_ + failed_ + static_cast<int64_t>(open_.size()), added_);
+}
+
+void EngineCore::take_step(std::vector<Event>* events) {
+  StepPlan plan;
+  std::vector<Share> shares;
+  if (forced_) {
+    forced_->await_masks(*scheduler_, events);
+    if (idle()) return;  // what was alive has ended meanwhile
+  }
+  try {
+    scheduler_->set_pace(pace_.pace());
+    plan = scheduler_->plan();
+    shares = shares_of(plan);
+  } catch (const std::logic_error&) {  // an error of the engine itself
+    throw;
+  } catch (const std::exception&) {  // a block could not be copied, or there was no memory
+    if (!plan.chunks.empty()) scheduler_->rollback(plan);
+    forget_preempted();
+    shares = alive([](const Sequence& sequence) { return sequence.computed > 0; });
+    // If no sequence has started yet, the first one starts alone, or fails alone. So each call makes
+    // progress.
+    if (shares.empty())
+      shares = alive(
+          [first = true](const Sequence& s) mutable { return !s.parked && std::exchange(first, false); });
+    run_each(shares, events);
+    return;
+  }
+  forget_preempted();
+  if (plan.chunks.empty()) {
+    if (scheduler_->only_fetches()) return;
+    if (pending_.empty()) throw std::logic_error("[engine] the scheduler has sequences but no step for them");
+    if (draw_ready(events)) return;  // a mask may have come since the last look
+    masks_->wait_for_masks(Clock::time_point::max(), events);
+    draw_ready(events);
+    return;
+  }
+  if (forced_ || drafter_) draft(plan);
+  if (!run(plan, shares.size() == 1, events)) run_each(shares, events);
+}
+
+// Adds drafts to the decodes of the plan. Where that fails for want of memory, the step has fewer.
+void EngineCore::draft(StepPlan& plan) {
+  try {
+    if (forced_) forced_->extend(plan, *scheduler_);
+    if (drafter_) drafter_->extend(plan, *scheduler_);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+std::vector<EngineCore::Share> EngineCore::alive(const std::function<bool(const Sequence&)>& wanted) const {
+  std::vector<Share> shares;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (wanted(sequence)) shares.push_back(share_of(sequence));
+  });
+  return shares;
+}
+
+EngineCore::Share EngineCore::share_of(const Sequence& sequence) {
+  return {{sequence.id, sequence.completion}, sequence.computed};
+}
+
+std::vector<EngineCore::Share> EngineCore::shares_of(const StepPlan& plan) {
+  std::vector<Share> shares;
+  for (const PlannedChunk& chunk : plan.chunks) shares.push_back(share_of(*chunk.sequence));
+  return shares;
+}
+
+// Finds the sequences at fault after a step failed. It computes the share of each sequence alone, which gives
+// the same result as in company. A sequence whose share fails again ends with the error. A sequence that
+// finds no room waits for the next step. The first sequence always has room, so each call makes progress.
+void EngineCore::run_each(const std::vector<Share>& shares, std::vector<Event>* events) {
+  for (const Share& share : shares) {
+    try {
+      run_alone(share, events);
+    } catch (const std::logic_error&) {
+      throw;
+    } catch (const std::exception& error) {
+      Error typed = as_error(error);
+      end(share.name.first, &typed, events);
+    }
+  }
+}
+
+// Computes a sequence's share of a step that failed. Where the failed step has spoilt the sequence's states,
+// it first computes again what was computed before, or steps that always fail in company would keep the
+// sequence from ever getting on.
+void EngineCore::run_alone(const Share& share, std::vector<Event>* events) {
+  for (bool gets_on = false; !gets_on;) {
+    StepPlan plan = scheduler_->plan_only(share.name.first, share.name.second);
+    if (plan.chunks.empty()) return;
+    gets_on = plan.chunks[0].sequence->computed + plan.chunks[0].tokens > share.computed;
+    if (!run(plan, true, events)) return;
+  }
+}
+
+// Computes a planned step. Returns false if the executor threw or there was no memory; then the plan is
+// rolled back, and with `at_fault` its first request ends with the error.
+bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
+  std::vector<WantedRows> wanted;
+  LogitRows logits;
+  const Clock::time_point start = Clock::now();
+  bool ran = false;
+  try {
+    wanted = wanted_rows(plan);
+    ran = true;
+    logits = execute(plan, wanted);
+    if (drafter_) drafter_->computed(plan);
+  } catch (const FatalError&) {  // no step can be computed any more
+    throw;
+  } catch (const std::exception& error) {
+    const int64_t first = plan.chunks[0].sequence->id;
+    scheduler_->rollback(plan, ran);
+    const Error typed = as_error(error);
+    if (at_fault) end(first, &typed, events);
+    return false;
+  }
+  const Clock::time_point computed = Clock::now();
+  const Clock::duration computing = computed - start;
+  const int64_t number = scheduler_->stats().steps;
+  if (timeline_) keep_step(plan, number, logits.rows, start, computed);
+  if (forced_) forced_->observe_step(computing);
+  scheduler_->commit(plan);
+  const bool waits =
+      std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
+  StepTime time = StepTime::of(plan);
+  PacedStep paced{plan.decodes, plan.prefill()};
+  take_rows(wanted, logits, computing, events);
+  if (timeline_) keep_draws(number, logits.rows, computed);
+  // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
+  const Clock::duration whole = waits ? computing : Clock::now() - start;
+  paced.seconds = time.seconds = std::chrono::duration<double>(whole).count();
+  observe(paced, waits, start);
+  if (waits) time.decodes = 0;
+  if (drafter_) drafter_->observe_step(time);
+  if (fetches_ && time.decodes == 0) fetches_->observe(time.tokens, time.seconds);
+  return true;
+}
+
+// Learns from a step that has ended. What clients see between two tokens is the time from the end of one step
+// to the end of the next. waited: whether the step waited for masks, which is no matter of its size.
+void EngineCore::observe(PacedStep step, bool waited, Clock::time_point start) {
+  fastest_.observe(step.decodes + step.prefill, step.seconds);
+  const Clock::time_point now = Clock::now();
+  if (!waited && step_ended_ && *step_ended_ <= start)
+    step.seconds = std::chrono::duration<double>(now - *step_ended_).count();
+  pace_.observe(step);
+  step_ended_.reset();
+  if (!idle()) step_ended_ = now;
+}
+
+// Returns the rows that the plan needs. It also makes room for the draws from them: after the step is
+// committed, a lack of memory could not be undone.
+std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan) {
+  std::vector<WantedRows> wanted;
+  size_t draws = 0;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (sequence.queue_s < 0) sequence.queue_s = sequence.since_arrival();
+    wanted.push_back({&sequence, chunk.prompt_rows, chunk.last() ? 1 + chunk.drafted : 0});
+    if (chunk.last()) draws += static_cast<size_t>(sequence.places());
+  }
+  make_room(pending_, draws);
+  ready_.reserve(pending_.capacity());
+  return wanted;
+}
+
+LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
+  int64_t rows = 0;
+  for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.drawn;
+  build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_,
+             facts().sparse_prefill > 0);
+  LogitRows logits = executor_->run(step_);
+  if (logits.rows == rows) return logits;
+  throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
+                                       " rows it was asked for, got " + std::to_string(logits.rows) +
+                                       "; this is a bug of the executor");
+}
+
+}  // namespace tensorwright
