@@ -1,6 +1,6 @@
 // The C++ tests' harness: TW_CHECK and friends count failures and go on; TW_TEST names a test and registers
-// it. A test file holds TW_TEST blocks and one TW_TEST_MAIN() at its end. It is a program of its own, or one of
-// several files of a program (CMakeLists.txt).
+// it. A test file holds TW_TEST blocks and one TW_TEST_MAIN() at its end. It is a program of its own, or one
+// of several files of a program (CMakeLists.txt).
 #ifndef TENSORWRIGHT_TESTS_CPP_CHECK_H_
 #define TENSORWRIGHT_TESTS_CPP_CHECK_H_
 
@@ -51,8 +51,8 @@ void check_eq(const A& a, const B& b, const char* what, const char* file, int li
   fail(file, line, text.str());
 }
 
-// Runs every test, or those of the file that argv[1] names, of which argv[2] is in the name. The exit status says
-// whether all passed.
+// Runs every test, or those of the file that argv[1] names, of which argv[2] is in the name. The exit status
+// says whether all passed.
 inline int run(int argc, char** argv) {
   int ran = 0;
   for (const Test& test : tests()) {
