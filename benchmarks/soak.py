@@ -52,13 +52,13 @@ FIFTHS = 5
 BEFORE_RESTART = 0.5
 """The share of the jobs after which the first life is measured, and then ended under traffic."""
 COMMON = (
-    f"--threads 2 --max-requests-per-key 100 --max-priority 2 --max-body-size {MAX_BODY} --body-timeout 2 "
+    f"--threads 2 --max-requests-per-key 100 --max-priority 2 --max-body-size {MAX_BODY} --body-timeout 10 "
     "--client-timeout 2 --log-level info --quiet-probes"
 )
 CROWDED = (
     "--api-key-file {folder}/keys --max-batch-size 16 --max-num-tokens 192 --max-queue-size 32 --kv-cache-memory 10MiB "
     "--prefix-cache-memory 4MiB --prefix-cache-disk {folder}/disk --prefix-cache-disk-size 24MiB "
-    "--max-stored-responses 256 --drain-timeout 60 --priority-ageing 2s"
+    "--max-stored-responses 256 --drain-timeout 240 --priority-ageing 2s"
 )
 ADAPTED = f"--adapter-folder {{folder}}/adapters --max-loras {len(ADAPTERS)} " + " ".join(
     f"--adapter {name}={{folder}}/adapters/{name}" for name in ADAPTERS

@@ -24,9 +24,12 @@ from support.known_traces import folder_of_traces, known_traces
 from support.places import ROOT, TESTS
 
 SLOW_ROOMS = (
-    "benchmarks", "builder", "cpp", "end_to_end", "fuzz", "gpu", "hostile", "plugins/gpu", "plugins/tensorrt",
-    "plugins/test_isa_files.py", "runtime/engine/tensorrt", "runtime/guided", "runtime/serving", "simulation",
-    "test_families_page.py",
+    "benchmarks", "builder", "cpp", "end_to_end", "fuzz", "gpu", "hostile", "insight/test_convert_heads.py",
+    "insight/test_diff.py", "insight/test_explain.py", "insight/test_published_sizes.py", "insight/test_report.py",
+    "models/test_train_eagle3.py", "models/test_train_medusa.py", "models/test_train_pico.py", "plugins/gpu",
+    "plugins/tensorrt", "plugins/test_isa_files.py", "plugins/test_quantized_matmul.py", "runtime/engine/ranks",
+    "runtime/engine/tensorrt", "runtime/guided", "runtime/serving", "simulation", "test_families_page.py",
+    "test_survey.py",
 )  # fmt: skip
 """`make check` leaves them out: their tests are marked slow here. With -m 'not slow' they are not even imported."""
 

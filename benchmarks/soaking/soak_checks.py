@@ -15,7 +15,7 @@ from soak_server import Held, Life
 MEMORY_GROWTH = 48 << 20
 """Bytes by which anonymous memory may grow from the first fifth of a life to its last one, whatever the requests."""
 FILE_GROWTH, THREAD_GROWTH = 8, 4
-IDLE_PATIENCE = 30.0
+IDLE_PATIENCE = 120.0
 """Seconds in which all that requests held must be free after the last answer."""
 EMPTY = (
     "tensorwright_requests_running", "tensorwright_requests_waiting", "tensorwright_kv_blocks_used",

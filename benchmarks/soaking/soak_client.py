@@ -13,9 +13,9 @@ import httpx
 from soak_answers import Answer
 from soak_jobs import FINISHED, KEYS, LATE, LEFT, LIMITED, MISSING, REFUSED, UNAVAILABLE, Job
 
-PATIENCE = 120.0
-"""Seconds in which every try must have ended, whatever happens to the server meanwhile."""
-RESTART_PATIENCE = 90.0
+PATIENCE = 240.0
+"""Seconds in which every try must have ended, whatever happens to the server meanwhile, on a busy machine too."""
+RESTART_PATIENCE = 240.0
 """Seconds in which a server that is started again must take connections."""
 ENDS = {404: MISSING, 429: LIMITED, 503: UNAVAILABLE, 504: LATE, 400: REFUSED, 408: REFUSED, 413: REFUSED, 422: REFUSED}
 

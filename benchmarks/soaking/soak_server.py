@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-STARTS = 120.0
+STARTS = 240.0
 """Seconds in which a server must listen."""
-ENDS_WITHIN = 90.0
+ENDS_WITHIN = 270.0
 """Seconds in which a server must have ended after SIGTERM, requests under way included."""
 
 

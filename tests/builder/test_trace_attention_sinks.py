@@ -45,12 +45,11 @@ def test_weights_that_a_family_keeps_in_float32(tmp_path, monkeypatch):
     from transformers import FlintForCausalLM
 
     checkpoint = open_checkpoint(make_variant(tmp_path / "m", "flint"))
-    for key in ("o_proj", "mlp.*_proj"):
+    for key, dtype in (("o_proj", "float32"), ("mlp.*_proj", "bfloat16"), ("o_proj", "float16")):
         monkeypatch.setattr(FlintForCausalLM, "_keep_in_fp32_modules_strict", ["gate.weight", "sinks", key])
-        for dtype in ("float32", "bfloat16", "float16"):
-            wide = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=128).facts.wide
-            assert wide
-            assert all(re.search(key, name) for name in wide)
+        wide = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=128).facts.wide
+        assert wide
+        assert all(re.search(key, name) for name in wide)
     monkeypatch.setattr(FlintForCausalLM, "_keep_in_fp32_modules_strict", ["gate.weight", "o_proj", "layernorm"])
     with pytest.raises(UnsupportedModelError, match=r"flint keeps layernorm in float32 when run in float16"):
         trace(checkpoint, dtype="float16", max_seq_len=128)

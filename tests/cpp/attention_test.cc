@@ -18,7 +18,8 @@
 #include "tests/cpp/check.h"
 #include "tests/cpp/normal_numbers.h"
 
-namespace tensorwright {
+using namespace tensorwright;
+
 namespace {
 
 using tw_test::normal;
@@ -427,6 +428,5 @@ TW_TEST(layer_norm_gives_the_same_bits) {
 }
 
 }  // namespace
-}  // namespace tensorwright
 
 TW_TEST_MAIN()

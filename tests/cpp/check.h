@@ -1,5 +1,6 @@
 // The C++ tests' harness: TW_CHECK and friends count failures and go on; TW_TEST names a test and registers
-// it. A test file holds TW_TEST blocks and one TW_TEST_MAIN() at its end.
+// it. A test file holds TW_TEST blocks and one TW_TEST_MAIN() at its end. It is a program of its own, or one
+// of several files of a program (CMakeLists.txt).
 #ifndef TENSORWRIGHT_TESTS_CPP_CHECK_H_
 #define TENSORWRIGHT_TESTS_CPP_CHECK_H_
 
@@ -9,12 +10,14 @@
 #include <exception>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tw_test {
 
 struct Test {
   const char* name;
+  std::string_view file;  // its name alone, "plan_test"
   void (*body)();
 };
 
@@ -29,7 +32,10 @@ inline int& failures() {
 }
 
 struct Register {
-  Register(const char* name, void (*body)()) { tests().push_back({name, body}); }
+  Register(const char* name, std::string_view path, void (*body)()) {
+    const std::string_view file = path.substr(path.rfind('/') + 1);
+    tests().push_back({name, file.substr(0, file.rfind('.')), body});
+  }
 };
 
 inline void fail(const char* file, int line, const std::string& text) {
@@ -45,11 +51,13 @@ void check_eq(const A& a, const B& b, const char* what, const char* file, int li
   fail(file, line, text.str());
 }
 
-// Runs every test, or those whose name contains argv[1]. The exit status says whether all passed.
+// Runs every test, or those of the file that argv[1] names, of which argv[2] is in the name. The exit status
+// says whether all passed.
 inline int run(int argc, char** argv) {
   int ran = 0;
   for (const Test& test : tests()) {
-    if (argc > 1 && !std::strstr(test.name, argv[1])) continue;
+    if (argc > 1 && test.file != argv[1]) continue;
+    if (argc > 2 && !std::strstr(test.name, argv[2])) continue;
     int before = failures();
     ++ran;
     try {
@@ -69,9 +77,9 @@ inline bool emulated() { return std::getenv("TENSORWRIGHT_EMULATED") != nullptr;
 
 }  // namespace tw_test
 
-#define TW_TEST(name)                                            \
-  static void name();                                            \
-  static const ::tw_test::Register register_##name(#name, name); \
+#define TW_TEST(name)                                                      \
+  static void name();                                                      \
+  static const ::tw_test::Register register_##name(#name, __FILE__, name); \
   static void name()
 
 #define TW_CHECK(condition)                                                         \
@@ -107,7 +115,12 @@ inline bool emulated() { return std::getenv("TENSORWRIGHT_EMULATED") != nullptr;
                       "threw " + thrown + ", not " + std::string(name) + ": " #expression); \
   } while (0)
 
+// A group of files has one main, in the file that includes them all.
+#ifdef TW_TEST_GROUP
+#define TW_TEST_MAIN()
+#else
 #define TW_TEST_MAIN() \
   int main(int argc, char** argv) { return ::tw_test::run(argc, argv); }
+#endif
 
 #endif  // TENSORWRIGHT_TESTS_CPP_CHECK_H_

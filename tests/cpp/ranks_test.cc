@@ -17,7 +17,8 @@
 #include "runtime/core/ranks/step_text.h"
 #include "tests/cpp/check.h"
 
-namespace tensorwright {
+using namespace tensorwright;
+
 namespace {
 
 class Memory {
@@ -200,6 +201,5 @@ TW_TEST(parts_make_up_the_step) {
 }
 
 }  // namespace
-}  // namespace tensorwright
 
 TW_TEST_MAIN()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cpp_programs import BUILD, call
+from support.cpp_programs import BUILD, call, commands_of
 from support.places import ROOT, building, find_tool
 from tensorwright import build
 
@@ -50,7 +50,8 @@ def emulate(processor: str, program: str, *arguments: str, **environment: str) -
     env = {name: value for name, value in os.environ.items() if not name.startswith("TENSORWRIGHT_")}
     env |= {"TENSORWRIGHT_EMULATED": "1", **environment}
     limited = ("prlimit", f"--as={MEMORY}", str(QEMU))
-    return call(*limited, "-cpu", processor, "-L", LIBRARIES, str(FOLDER / program), *arguments, env=env)
+    command = commands_of(FOLDER).get(program, [str(FOLDER / program)])
+    return call(*limited, "-cpu", processor, "-L", LIBRARIES, *command, *arguments, env=env)
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

@@ -39,9 +39,23 @@ def solo(engine):
         yield Solo(llm)
 
 
-@pytest.mark.computes(least="avx2")
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+CHUNKS = {1: (2,), 7: (1,), 16: (2,), 512: (1, 2)}
+"""The tokens of a chunk, and with how many threads they are tried."""
+ON_SMALLER_PROCESSORS = {(7, 1), (512, 2)}
+
+
+@pytest.mark.parametrize(
+    ("chunk", "threads"),
+    [
+        pytest.param(
+            chunk,
+            threads,
+            marks=pytest.mark.computes(least="avx2") if (chunk, threads) in ON_SMALLER_PROCESSORS else (),
+        )
+        for chunk, tried in CHUNKS.items()
+        for threads in tried
+    ],
+)
 def test_company_chunks_and_threads(engine, solo, threads, chunk):
     load = asks(12 if chunk == 1 else 24, seed=chunk)
     with LLM(

@@ -72,22 +72,26 @@ class Family:
         return graph
 
     def ids(self, length: int) -> list[int]:
-        return np.random.default_rng(length).integers(0, 97, length).tolist()
+        """The first tokens of one prompt."""
+        return np.random.default_rng(1).integers(0, 97, LENGTHS[-1])[:length].tolist()
 
     def reference(self, length: int) -> tuple[np.ndarray, float]:
         """Logits in float64, and how far from them ours may be."""
-        exact, theirs = (self._logits[dtype][length] for dtype in (torch.float64, torch.float32))
+        exact, theirs = (logits[:length] for logits in self._logits)
         rounding = float(np.abs(exact).max()) * float(np.finfo(np.float32).eps)
         return exact, 4 * worst(theirs, exact) + rounding
 
     @cached_property
-    def _logits(self) -> dict[torch.dtype, dict[int, np.ndarray]]:
-        """Those of transformers, by the length of the prompt. The lengths grow, as the tables of some models do."""
-        found = {}
-        for dtype in (torch.float64, torch.float32):
-            model = load_reference(self.model, dtype)
-            found[dtype] = {length: logits_of(model, self.ids(length), dtype) for length in LENGTHS}
-        return found
+    def _logits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Those of transformers in float64 and float32, of the longest prompt. A row of logits is a matter of the
+        tokens up to it, so these are the rows of shorter prompts too."""
+        ids = self.ids(LENGTHS[-1])
+        exact = logits_of(load_reference(self.model, torch.float64), ids, torch.float64)
+        return exact, logits_of(self.in_transformers, ids, torch.float32)
+
+    @cached_property
+    def in_transformers(self) -> torch.nn.Module:
+        return load_reference(self.model, torch.float32)
 
     def broken_engine(self, mutation: Callable[[Graph], None]) -> Path:
         checkpoint, graph = open_checkpoint(self.published), copy.deepcopy(self.lowered)
@@ -136,7 +140,6 @@ def test_every_spelling_of_a_config_gives_the_same_engine(families, variant):
 @pytest.mark.parametrize("variant", COMPUTED)
 def test_greedy_tokens_equal_transformers(families, variant):
     family = families(variant)
-    reference = load_reference(family.model, torch.float32)
     prompts = [family.ids(n) for n in (1, 5, 40)]
     with LLM(str(family.root / "engine"), kv_cache_memory="64MiB", threads=1) as llm:
         params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -144,19 +147,18 @@ def test_greedy_tokens_equal_transformers(families, variant):
     for prompt, output in zip(prompts, outputs, strict=True):
         answer = output.outputs[0].token_ids
         assert len(answer) == 20
-        assert answer == reference_choices(reference, prompt, answer)
+        assert answer == reference_choices(family.in_transformers, prompt, answer)
 
 
 @pytest.mark.parametrize("variant", ON_EVERY_PROCESSOR)
 def test_beams_equal_transformers(families, variant):
     family = families(variant)
-    reference = load_reference(family.model, torch.float32)
     prompts, ends = [family.ids(n) for n in (3, 30)], [5, 9, 17, 33, 61]
     params = SamplingParams(n=3, beam_width=4, max_tokens=12, stop_token_ids=ends, ignore_eos=True)
     with LLM(str(family.root / "engine"), kv_cache_memory="64MiB", threads=1) as llm:
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
     for prompt, output in zip(prompts, outputs, strict=True):
-        expected = transformers_beams(reference, prompt, params, ends, use_cache=False)
+        expected = transformers_beams(family.in_transformers, prompt, params, ends, use_cache=False)
         assert [c.token_ids for c in output.outputs] == [tokens for tokens, _ in expected]
 
 

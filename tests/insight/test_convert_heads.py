@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,10 @@ def test_other_families_still_trace(variant: str, tmp_path: Path) -> None:
     assert np.isfinite(made.after.perplexity)
 
 
+TEXT = Path(textwrap.__file__)
+"""What is measured where the numbers do not matter: a short file."""
+
+
 def test_equal_heads_change_nothing(pico_model: Path, tmp_path: Path) -> None:
     """A model whose heads of K and V are equal computes the same with one of them."""
     model = shutil.copytree(pico_model, tmp_path / "model")
@@ -69,13 +74,13 @@ def test_equal_heads_change_nothing(pico_model: Path, tmp_path: Path) -> None:
         if "k_proj" in name or "v_proj" in name:
             tensors[name] = tensor[:64].repeat(2, 1).contiguous()
     save_file(tensors, model / "model.safetensors")
-    made = convert(model, tmp_path / "out", 1)
+    made = convert(model, tmp_path / "out", 1, text=TEXT)
     assert made.after.perplexity == pytest.approx(made.before.perplexity, rel=1e-6)
 
 
 def test_what_it_costs_pico(pico_model: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke(
-        cli, ["convert-heads", str(pico_model), str(tmp_path / "out"), "--kv-heads", "1", "--json"]
+        cli, ["convert-heads", str(pico_model), str(tmp_path / "out"), "--kv-heads", "1", "--text", str(TEXT), "--json"]
     )
     assert run.exit_code == 0, run.output
     data = json.loads(run.output)

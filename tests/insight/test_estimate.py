@@ -82,10 +82,10 @@ def config_of(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 
 
 @pytest.fixture(scope="session")
-def llama_2_7b(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Estimate]:
-    """Llama 2 7B in half precision and in float32, planned once each."""
+def four_layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Estimate]:
+    """Four layers of Llama 2 7B in half precision and in float32, planned once each."""
     file = tmp_path_factory.mktemp("llama") / "llama-2-7b.json"
-    file.write_text(json.dumps(LLAMA_2_7B))
+    file.write_text(json.dumps(LLAMA_2_7B | {"num_hidden_layers": 4}))
     return {
         "float16": estimate(file, device="a100", context=4096),
         "float32": estimate(file, measured=SLOW, context=2048),
@@ -93,15 +93,16 @@ def llama_2_7b(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Estimate]:
 
 
 @pytest.mark.slow
-def test_llama_2_7b(llama_2_7b: dict[str, Estimate]) -> None:
-    half, full = llama_2_7b["float16"], llama_2_7b["float32"]
-    assert half.subject.parameters == 6_738_415_616
-    assert half.memory.weights == pytest.approx(6_738_415_616 * 2, rel=1e-3)  # 14 GB, norms in float32
-    assert half.memory.token == 512 << 10
-    assert half.memory.caches == 2 << 30
-    assert (full.memory.token, full.memory.caches) == (1 << 20, 2 << 30)
-    assert full.memory.weights == pytest.approx(6_738_415_616 * 4, rel=1e-3)
-    assert half.largest_batch == (80_000_000_000 - half.memory.total + half.memory.caches) // (2 << 30)
+def test_layers_of_llama_2_7b(four_layers: dict[str, Estimate]) -> None:
+    half, full = four_layers["float16"], four_layers["float32"]
+    parameters = 6_738_415_616 - 28 * 202_383_360  # of the model, less those of the other layers
+    assert half.subject.parameters == parameters
+    assert half.memory.weights == pytest.approx(parameters * 2, rel=1e-3)  # norms in float32
+    assert half.memory.token == 64 << 10
+    assert half.memory.caches == 256 << 20
+    assert (full.memory.token, full.memory.caches) == (128 << 10, 256 << 20)
+    assert full.memory.weights == pytest.approx(parameters * 4, rel=1e-3)
+    assert half.largest_batch == (80_000_000_000 - half.memory.total + half.memory.caches) // (256 << 20)
     assert half.longest_context == 4096
     assert half.subject.dtype == "float16"
     assert any("float16 is counted as bfloat16" in note for note in half.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -49,6 +50,7 @@ def test_batches_are_the_same_from_any_step():
 def test_a_tiny_run_and_its_resumption(tmp_path, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(train_pico.time, "perf_counter", lambda: float(next(clock)))  # every step takes one second
+    monkeypatch.setattr(train_pico, "Recipe", functools.partial(Recipe, sequence=64, batch=2))
 
     def run(seconds: int, *more: str) -> str:
         args = ["--which", "tiny", "--minutes", str(seconds / 60), "--files", "50", "--out", str(tmp_path / "m"), *more]

@@ -53,7 +53,9 @@ class Fleets:
         )
 
     def close(self) -> None:
+        """Ends the fleet, and waits for its processes: Ray forgets a replica before its process has ended."""
         self._running.close()
+        wait_until(lambda: replicas() == [], "a fleet that was ended has no processes")
 
 
 def replicas() -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from support.toy_engine import write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.commands.cli import cli
@@ -148,7 +149,8 @@ def test_an_engine_runs_with_what_is_kept(engine: Path) -> None:
         answer()
 
 
-def test_the_command_measures_and_keeps(engine: Path) -> None:
+def test_the_command_measures_and_keeps(tmp_path: Path) -> None:
+    engine = write_toy_engine(tmp_path / "engine")
     done = CliRunner().invoke(cli, ["tune", str(engine), "--seconds", "0.1", "--json"], catch_exceptions=False)
     found = json.loads(done.stdout)
     assert set(found["seconds"]) == {"decode 1", "decode 16", "prompt"}

@@ -115,7 +115,8 @@ def test_a_killed_replica_loses_only_what_it_had_begun(fleets: Fleets, toy_engin
     wait_until(lambda: model.get_stats()["waiting"] == 8)
     kill(replicas()[0])
 
-    wait_until(lambda: sum(handle.done for handle in long) == 2)
+    # The client hears of each loss by itself. An abort that came before it would make it none.
+    wait_until(lambda: model.get_stats()["fleet"]["restarted"] == 1 and sum(handle.done for handle in long) == 2)
     lost = [handle for handle in long if handle.done]
     assert all(handle in begun for handle in lost)
     for handle in long:
@@ -146,7 +147,7 @@ def test_engines_are_replaced_while_requests_finish(
         assert not old.done
         old.abort()
         replacing.result(PATIENCE)
-    assert not set(before) & set(replicas())
+    wait_until(lambda: not set(before) & set(replicas()), "the processes of the old engine have ended")
     assert len(replicas()) == 2
     found = tokens(old)[:500]
     assert found == toy_llm.generate(PROMPT, drawn(len(found))).outputs[0].token_ids
@@ -188,7 +189,8 @@ def test_the_server_streams_reloads_drains_and_leaves_its_replicas(
     fleets.close()
     place = tmp_path / "current"
     place.symlink_to(toy_engine)
-    options = ("--ray", "--ray-address", fleets.address, "--ray-app", "cli", "--keep-replicas", "--resume")
+    patient = ("--drain-timeout", str(PATIENCE))  # The stream that SIGTERM meets ends by itself, however slow it is.
+    options = ("--ray", "--ray-address", fleets.address, "--ray-app", "cli", "--keep-replicas", "--resume", *patient)
     application = "cli-pico"
     with serve(place, tmp_path, *options) as server:
         text = toy_llm.generate("def", SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)).outputs[0].text
@@ -213,10 +215,10 @@ def test_the_server_streams_reloads_drains_and_leaves_its_replicas(
         wait_until(lambda: any(line["message"] == "reloaded" for line in server.log_lines()))
         answer = server.client.post("/v1/completions", json=completion("def", 8)).raise_for_status().json()
         assert answer["system_fingerprint"] != fingerprint
+        wait_until(lambda: before not in replicas_of(application), "the process of the old engine has ended")
         (after,) = replicas_of(application)
-        assert before != after
 
-        body = completion("def", ENDLESS // 8, stream=True)
+        body = completion("def", ENDLESS // 30, stream=True)
         with server.client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
