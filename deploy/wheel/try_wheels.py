@@ -111,11 +111,11 @@ def install(wheel: Path, extras: str, pythons: list[str], folder: Path) -> Insta
 
 
 def install_here(wheel: Path, extras: str, tag: str, pythons: list[str], folder: Path) -> Installed:
-    number = tag.removeprefix("cp3")
-    named = [name for name in pythons if f"3.{number}" in name] or [f"python3.{number}"]
     interpreter = folder / "environment" / "bin" / "python"
     place = Installed(folder, (str(interpreter),), interpreter.parent, clean_environment())
-    place.answer(named[0], "-m", "venv", folder / "environment")
+    version = "import sys; print('cp%d%d' % sys.version_info[:2])"
+    fitting = [python for python in pythons if place.answer(python, "-c", version).strip() == tag]
+    place.answer(*(fitting or [f"python3.{tag.removeprefix('cp3')}"])[:1], "-m", "venv", folder / "environment")
     pip = (interpreter, "-m", "pip", "--disable-pip-version-check", "install", "-q")
     place.answer(*pip, "-c", ROOT / "constraints.txt", f"{wheel.resolve()}[{extras}]")
     return place
@@ -225,7 +225,7 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, help="a checkpoint, of which the first wheel builds an engine")
     source.add_argument("--engine", type=Path, help="an engine of target cpu that was built before")
-    parser.add_argument("--python", action="append", default=[], help="interpreters to use in place of python3.N")
+    parser.add_argument("--python", action="append", default=[], help="in place of python3.N; may be repeated")
     parser.add_argument("wheels", type=Path, nargs="+", help="wheels of `make wheel` or `make wheel-arm64`")
     arguments = parser.parse_args()
     first: dict[str, Any] = {}
