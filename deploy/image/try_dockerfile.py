@@ -5,9 +5,10 @@
     python deploy/image/try_dockerfile.py deploy/Dockerfile --image python:3.11-slim=build/python-slim --engine out/pico
 
 Each FROM copies the folder that --image names for it, COPY takes what .dockerignore leaves of the repository, and RUN
-runs in the copy, in namespaces of bubblewrap (apt-get install bubblewrap). What a folder lacks that the real image has, or
-the other way round, is not seen. With --engine, the entry point then serves an engine on a root that is read-only, as the
-Dockerfile's user and without capabilities; the health check must come true, and SIGTERM must end the server well.
+runs in the copy, in namespaces of bubblewrap (apt-get install bubblewrap; it needs root). What a folder lacks that the
+real image has, or the other way round, is not seen. With --engine, the entry point then serves an engine on a root that
+is read-only, as the Dockerfile's user and without capabilities; the health check must come true, and the Dockerfile's
+signal must end the server well.
 
 An instruction that this program does not know is refused before anything is done.
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import string
@@ -32,19 +32,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = (
-    "ARG",
-    "CMD",
-    "COPY",
-    "ENTRYPOINT",
-    "ENV",
-    "EXPOSE",
-    "FROM",
-    "HEALTHCHECK",
-    "RUN",
-    "STOPSIGNAL",
-    "USER",
-    "WORKDIR",
-)
+    "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "WORKDIR",
+)  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATIENCE = 120
 """Seconds that a server may take until its health check comes true, and until it has ended."""
@@ -69,11 +58,11 @@ class Stage:
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """Returns the instructions of a Dockerfile and what follows each. Raises DockerfileError for one that is not known."""
-    joined = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
-    found = [
-        (word.upper(), rest.strip()) for line in joined.splitlines() if line for word, _, rest in [line.partition(" ")]
-    ]
+    """Returns the instructions of a Dockerfile and what follows each. Raises DockerfileError for one that is not
+    known."""
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ").splitlines()
+    parts = [line.partition(" ") for line in lines if line.strip()]
+    found = [(word.upper(), rest.strip()) for word, _, rest in parts]
     if unknown := sorted({word for word, _ in found} - set(KNOWN)):
         raise DockerfileError(f"{', '.join(unknown)} cannot be carried out here; {', '.join(KNOWN)} can")
     return found
@@ -105,10 +94,11 @@ def context() -> list[str]:
     return sorted(path for path in files if not is_left_out(path, patterns))
 
 
-def inside(stage: Stage) -> list[str]:
-    """Returns the beginning of a command that runs in a root as its root, with the network of this machine."""
-    command = ["bwrap", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--die-with-parent", "--cap-add", "ALL"]
-    command += ["--clearenv", "--chdir", stage.folder]
+def inside(stage: Stage, *places: str) -> list[str]:
+    """Returns the beginning of a command that runs in a root as its root, with the network of this machine. places:
+    what is bound where, as bubblewrap takes it."""
+    command = ["bwrap", *places, "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--die-with-parent"]
+    command += ["--cap-add", "ALL", "--clearenv", "--chdir", stage.folder]
     for name, value in {"PATH": PATH, **stage.variables}.items():
         command += ["--setenv", name, value]
     return command
@@ -127,11 +117,50 @@ def copy(stage: Stage, words: list[str], stages: dict[str, Stage]) -> None:
             continue
         found = [path for path in context() if each == "." or fnmatch(path, each)]
         if not found:
-            raise DockerfileError(f"COPY {each}: .dockerignore leaves nothing of it, or there is none")
+            raise DockerfileError(f"COPY {each}: the repository has none, or .dockerignore leaves it out")
         for path in found:
             whole = target / path if each == "." else target / Path(path).name if place.endswith("/") else target
             whole.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, whole, follow_symlinks=False)
+
+
+def run(stage: Stage, line: str, bound: list[str]) -> None:
+    """Carries out RUN."""
+    print(f"RUN {line}", file=sys.stderr)
+    start = inside(stage, "--bind", str(stage.root), "/", "--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf")
+    arguments = [part for pair in stage.arguments.items() for part in ("--setenv", *pair)]
+    outcome = subprocess.run([*start, *bound, *arguments, "/bin/sh", "-c", line])
+    if outcome.returncode:
+        raise DockerfileError(f"RUN {line} ended with code {outcome.returncode}")
+
+
+def begin(rest: str, images: dict[str, Path], work: Path, outer: dict[str, str], stages: dict[str, Stage]) -> Stage:
+    """Carries out FROM. outer: the arguments before the first FROM."""
+    image, _, name = string.Template(rest).safe_substitute(outer).partition(" AS ")
+    if image not in images:
+        raise DockerfileError(f"no --image says which folder {image} is")
+    stage = stages[name or str(len(stages))] = Stage(work / f"stage-{len(stages)}")
+    subprocess.run(["cp", "-a", "--reflink=auto", str(images[image]), str(stage.root)], check=True)
+    return stage
+
+
+def settle(stage: Stage, word: str, rest: str) -> None:
+    """Carries out an instruction that only says something of the image."""
+    if word == "WORKDIR":
+        stage.folder = rest
+        (stage.root / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    elif word == "ENV":
+        stage.variables |= dict(pair.split("=", 1) for pair in rest.split())
+    elif word == "ARG":
+        name, _, stage.arguments[name] = rest.partition("=")
+    elif word == "USER":
+        stage.user = rest
+    elif word == "STOPSIGNAL":
+        stage.signal = rest
+    elif word == "HEALTHCHECK":
+        stage.health = tuple(json.loads(rest.partition("CMD ")[2]))
+    elif word in ("ENTRYPOINT", "CMD"):
+        stage.entry += tuple(json.loads(rest))
 
 
 def carry_out(text: str, images: dict[str, Path], work: Path, bound: list[str]) -> Stage:
@@ -142,39 +171,15 @@ def carry_out(text: str, images: dict[str, Path], work: Path, bound: list[str]) 
     stage: Stage | None = None
     for word, rest in instructions(text):
         if word == "FROM":
-            image, _, name = string.Template(rest).safe_substitute(outer).partition(" AS ")
-            if image not in images:
-                raise DockerfileError(f"no --image says which folder {image} is")
-            stage = Stage(work / f"stage-{len(stages)}")
-            stages[name or str(len(stages))] = stage
-            subprocess.run(["cp", "-a", "--reflink=auto", str(images[image]), str(stage.root)], check=True)
+            stage = begin(rest, images, work, outer, stages)
         elif stage is None:
-            name, _, value = rest.partition("=")
-            outer[name] = value
+            name, _, outer[name] = rest.partition("=")
         elif word == "RUN":
-            print(f"RUN {rest}", file=sys.stderr)
-            set_here = [part for pair in stage.arguments.items() for part in ("--setenv", *pair)]
-            outcome = subprocess.run([*inside(stage), *bound, *set_here, "/bin/sh", "-c", rest])
-            if outcome.returncode:
-                raise DockerfileError(f"RUN {rest} ended with code {outcome.returncode}")
+            run(stage, rest, bound)
         elif word == "COPY":
             copy(stage, rest.split(), stages)
-        elif word == "WORKDIR":
-            stage.folder = rest
-            (stage.root / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        elif word == "ENV":
-            stage.variables |= dict(pair.split("=", 1) for pair in rest.split())
-        elif word == "ARG":
-            name, _, value = rest.partition("=")
-            stage.arguments[name] = value
-        elif word == "USER":
-            stage.user = rest
-        elif word == "STOPSIGNAL":
-            stage.signal = rest
-        elif word == "HEALTHCHECK":
-            stage.health = tuple(json.loads(rest.partition("CMD ")[2]))
-        elif word in ("ENTRYPOINT", "CMD"):
-            stage.entry += tuple(json.loads(rest))
+        else:
+            settle(stage, word, rest)
     if stage is None:
         raise DockerfileError("there is no FROM")
     return stage
@@ -194,29 +199,18 @@ def numbers_of_user(stage: Stage) -> tuple[str, str]:
 def serve(stage: Stage, engine: Path, port: int) -> str:
     """Serves an engine as the stage's user, and returns the text of a completion. Raises DockerfileError."""
     user, group = numbers_of_user(stage)
-    start = inside(stage, read_only=True)
-    start += [
-        "--ro-bind",
-        str(engine.resolve()),
-        "/mnt",
-        "--tmpfs",
-        "/tmp",
-        "--chmod",
-        "1777",
-        "/tmp",
-        "--cap-drop",
-        "ALL",
-    ]
-    start += ["--unshare-user", "--uid", user, "--gid", group]
+    places = ("--ro-bind", str(stage.root), "/", "--ro-bind", str(engine.resolve()), "/mnt", "--tmpfs", "/tmp")
+    start = inside(stage, *places, "--chmod", "1777", "/tmp")
+    start += ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
     server = subprocess.Popen([*start, *stage.entry, "serve", "pico=/mnt", "--host", "127.0.0.1", "--port", str(port)])
     try:
         check = [word.replace(":8000/", f":{port}/") for word in stage.health]
         begun = time.monotonic()
         while subprocess.run([*start, *check], capture_output=True).returncode:
-            if server.poll() is not None or time.monotonic() - begun > PATIENCE:
-                raise DockerfileError(
-                    "the server ended" if server.poll() is not None else "the health check stays false"
-                )
+            if server.poll() is not None:
+                raise DockerfileError(f"the server ended with code {server.returncode}")
+            if time.monotonic() - begun > PATIENCE:
+                raise DockerfileError(f"the health check is false {PATIENCE} s after the start")
             time.sleep(1)
         body = json.dumps({"model": "pico", "prompt": "import os", "max_tokens": 8, "temperature": 0}).encode()
         request = urllib.request.Request(
@@ -224,10 +218,7 @@ def serve(stage: Stage, engine: Path, port: int) -> str:
         )
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PATIENCE) as answer:
             text = json.load(answer)["choices"][0]["text"]
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        for child in children:
-            for inner in Path(f"/proc/{child}/task/{child}/children").read_text().split() or [child]:
-                os.kill(int(inner), signal.Signals[stage.signal])
+        os.kill(innermost(server.pid), signal.Signals[stage.signal])
         if code := server.wait(PATIENCE):
             raise DockerfileError(f"the server ended with code {code} after {stage.signal}")
         return str(text)
@@ -235,6 +226,13 @@ def serve(stage: Stage, engine: Path, port: int) -> str:
         if server.poll() is None:
             server.kill()
         server.wait()
+
+
+def innermost(process: int) -> int:
+    """Returns the program that bubblewrap runs: it waits for a process that waits for the program."""
+    for _ in range(2):
+        process = int(Path(f"/proc/{process}/task/{process}/children").read_text().split()[0])
+    return process
 
 
 def main() -> None:
@@ -251,6 +249,7 @@ def main() -> None:
     bound += [part for each in arguments.env for part in ("--setenv", *each.split("=", 1))]
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="dockerfile-") as work:
+        Path(work).chmod(0o755)  # The Dockerfile's user walks through it.
         try:
             stage = carry_out(arguments.dockerfile.read_text(encoding="utf-8"), images, Path(work), bound)
             print(json.dumps({"user": numbers_of_user(stage), "entry": stage.entry, "health": stage.health}))
