@@ -1,7 +1,7 @@
 """Carries out a Dockerfile without Docker, on folders in place of its images, and runs what it makes.
 
     mmdebstrap --variant=minbase --include=python3-pip,python3-dev,ca-certificates bookworm build/python-slim
-    rm build/python-slim/usr/lib/python3*/EXTERNALLY-MANAGED
+    rm build/python-slim/usr/lib/python3*/EXTERNALLY-MANAGED && ln -s python3 build/python-slim/usr/bin/python
     python deploy/image/try_dockerfile.py deploy/Dockerfile --image python:3.11-slim=build/python-slim --engine out/pico
 
 Each FROM copies the folder that --image names for it, COPY takes what .dockerignore leaves of the repository, and RUN

@@ -106,6 +106,26 @@ HERE int pthread_cond_clockwait(void* condition, void* mutex, int clock, const t
   return pthread_cond_timedwait(condition, mutex, &then);
 }
 
+// glibc 2.38 has further names for functions that read numbers. C++ that is compiled with its headers calls
+// those, which take numbers such as 0b1 too.
+#define OF_A_TEXT(name, type)                                   \
+  extern "C" type name(const char* text, char** end, int base); \
+  HERE type __isoc23_##name(const char* text, char** end, int base) { return name(text, end, base); }
+
+OF_A_TEXT(strtol, long)
+OF_A_TEXT(strtoll, long long)
+OF_A_TEXT(strtoul, unsigned long)
+OF_A_TEXT(strtoull, unsigned long long)
+
+extern "C" int __isoc99_vsscanf(const char* text, const char* format, __builtin_va_list values);
+HERE int __isoc23_sscanf(const char* text, const char* format, ...) {
+  __builtin_va_list values;
+  __builtin_va_start(values, format);
+  const int found = __isoc99_vsscanf(text, format, values);
+  __builtin_va_end(values);
+  return found;
+}
+
 // Until glibc 2.33, these were functions of the header that called others. The kernel fills in the same
 // structure.
 extern "C" long syscall(long number, ...);

@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ARM64 = ROOT / "deploy" / "arm64"
 ARM64_PYTHONS = {"cp311": "3.11", "cp312": "3.13"}
 """Which Python of Debian runs a wheel for aarch64, by the tag of the wheel's Python."""
-ARM64_PLATFORMS = ("manylinux_2_28", "manylinux_2_26", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
-"""What pip may install for aarch64 on another processor: platforms whose glibc the root has."""
+ARM64_PLATFORMS = ("manylinux2014", *(f"manylinux_2_{number}" for number in range(17, 37)))
+"""What pip may install for aarch64 on another processor: platforms whose glibc every root has, which is 2.36 or later."""
 EXAMPLES = ROOT / "docs" / "examples" / "c"
 PROMPT, TOKENS = "def read_file(", 24
 PATIENCE = 600
@@ -77,10 +77,18 @@ class Installed:
         return [*(self.python if self.emulated else ()), str(self.scripts / name), *arguments]
 
     def answer(self, *command: str | Path) -> str:
-        """Runs a command outside of the checkout, and returns what it printed. Raises TrialError if it fails."""
+        """Runs a command of the wheel's environment outside of the checkout, and returns what it printed. Raises
+        TrialError if it fails."""
+        return self._run(command, self.environment)
+
+    def tool(self, *command: str | Path) -> str:
+        """Runs a program of this machine, such as a compiler, and is as `answer` else."""
+        return self._run(command, clean_environment())
+
+    def _run(self, command: tuple[str | Path, ...], environment: dict[str, str]) -> str:
         words = [*map(str, command)]
         outcome = subprocess.run(
-            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE
+            words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
         )
         if outcome.returncode:
             raise TrialError(f"{' '.join(words)} ended with code {outcome.returncode}:\n{outcome.stderr[-2000:]}")
@@ -114,8 +122,8 @@ def install_here(wheel: Path, extras: str, tag: str, pythons: list[str], folder:
     interpreter = folder / "environment" / "bin" / "python"
     place = Installed(folder, (str(interpreter),), interpreter.parent, clean_environment())
     version = "import sys; print('cp%d%d' % sys.version_info[:2])"
-    fitting = [python for python in pythons if place.answer(python, "-c", version).strip() == tag]
-    place.answer(*(fitting or [f"python3.{tag.removeprefix('cp3')}"])[:1], "-m", "venv", folder / "environment")
+    fitting = [python for python in pythons if place.tool(python, "-c", version).strip() == tag]
+    place.tool(*(fitting or [f"python3.{tag.removeprefix('cp3')}"])[:1], "-m", "venv", folder / "environment")
     pip = (interpreter, "-m", "pip", "--disable-pip-version-check", "install", "-q")
     place.answer(*pip, "-c", ROOT / "constraints.txt", f"{wheel.resolve()}[{extras}]")
     return place
@@ -159,14 +167,14 @@ def tokens_of_programs(place: Installed, engine: Path, prompt: list[int]) -> dic
     """Returns the tokens of a program of C and of one of C++, linked with the library in the wheel."""
     folder = place.answer(*place.command("tensorwright", "c-interface", "--pkgconfig-dir")).strip()
     pkg_config = ("env", f"PKG_CONFIG_LIBDIR={folder}", "pkg-config", "--cflags", "--libs", "tensorwright")
-    flags = place.answer(*pkg_config).split()
+    flags = place.tool(*pkg_config).split()
     library = next(flag.removeprefix("-L") for flag in flags if flag.startswith("-L"))
     program = place.folder / "generate"
-    place.answer(place.compiler, EXAMPLES / "generate.c", *flags, f"-Wl,-rpath,{library}", "-o", program)
+    place.tool(place.compiler, EXAMPLES / "generate.c", *flags, f"-Wl,-rpath,{library}", "-o", program)
     build = place.folder / "examples"
     package = place.answer(*place.command("tensorwright", "c-interface", "--cmake-dir")).strip()
-    place.answer("cmake", "-S", EXAMPLES, "-B", build, f"-Dtensorwright_DIR={package}", *place.cmake)
-    place.answer("cmake", "--build", build)
+    place.tool("cmake", "-S", EXAMPLES, "-B", build, f"-Dtensorwright_DIR={package}", *place.cmake)
+    place.tool("cmake", "--build", build)
     params = json.dumps({"max_tokens": TOKENS, "temperature": 0})
     found = {}
     for name, path in {"C, by pkg-config": program, "C++, by CMake": build / "generate_cpp"}.items():
