@@ -36,7 +36,7 @@ ARM64 = ROOT / "deploy" / "arm64"
 ARM64_PYTHONS = {"cp311": "3.11", "cp312": "3.13"}
 """Which Python of Debian runs a wheel for aarch64, by the tag of the wheel's Python."""
 ARM64_PLATFORMS = ("manylinux2014", *(f"manylinux_2_{number}" for number in range(17, 37)))
-"""What pip may install for aarch64 on another processor: platforms whose glibc every root has, which is 2.36 or later."""
+"""What pip may install for aarch64 on another processor: the platforms with a glibc that no root lacks, up to 2.36."""
 EXAMPLES = ROOT / "docs" / "examples" / "c"
 PROMPT, TOKENS = "def read_file(", 24
 PATIENCE = 600
