@@ -46,6 +46,8 @@ MOST_BYTES = 15_000_000
 """A wheel of more bytes is refused: something is in it that should not be."""
 LIBRARY = "tensorwright/lib/libtensorwright.so"
 """The library of the C interface: a script for linkers, and beside it the library, whose name ends with a version."""
+SYMBOLS = b"\0.symtab\0"
+"""The name of the section with the names of everything, as a file's table of sections has it."""
 EXTRA = "serve"
 """The SBOM lists what `pip install tensorwright[serve]` installs."""
 
@@ -160,7 +162,7 @@ def make_wheel(python: str, out: Path, epoch: str, arm64: bool = False) -> Path:
 
 def check_wheel(wheel: Path) -> None:
     """Raises ReleaseError for a wheel that is too large, that lacks what it must hold, that was compiled for another
-    processor than its name says, or that auditwheel put libraries into."""
+    processor than its name says, that is not stripped, or that auditwheel put libraries into."""
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         raise ReleaseError(f"{wheel.name} has {size} bytes, at most {MOST_BYTES} are allowed")
@@ -179,10 +181,13 @@ def check_wheel(wheel: Path) -> None:
         )
     numbers = [number for machine, number in MACHINES.items() if wheel.stem.endswith(machine)]
     for name in compiled:
-        with archive.open(name) as file:
-            head = file.read(20)
-        if name != LIBRARY and (head[:4] != b"\x7fELF" or [*struct.unpack("<H", head[18:20])] != numbers):
+        if name == LIBRARY:
+            continue
+        content = archive.read(name)
+        if content[:4] != b"\x7fELF" or [*struct.unpack("<H", content[18:20])] != numbers:
             raise ReleaseError(f"{name} of {wheel.name} is not compiled for the processor that the wheel's name says")
+        if SYMBOLS in content:
+            raise ReleaseError(f"{name} of {wheel.name} is not stripped: it has the names of everything in it")
 
 
 def make_source(python: str, out: Path, epoch: str) -> Path:

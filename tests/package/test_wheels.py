@@ -19,6 +19,8 @@ NEWEST = (2, 28)
 MODULE = "tensorwright/runtime/_runtime.abi3.so"
 OTHER = "tensorwright/runtime/_runtime.of_aarch64.so"
 """A name of these tests: what is stored under it is compiled for aarch64."""
+WHOLE = "tensorwright/runtime/_runtime.not_stripped.so"
+"""Another one: what is stored under it has its symbols still."""
 LIBRARY = ("tensorwright/lib/libtensorwright.so", "tensorwright/lib/libtensorwright.so.1")
 
 
@@ -41,6 +43,7 @@ def maker() -> ModuleType:
         ((MODULE, *LIBRARY, "tensorwright/other.so"), 1000, "must hold one compiled module, it holds "),
         ((MODULE, LIBRARY[0]), 1000, "and the library that it leads to, it holds tensorwright/lib/libtensorwright.so"),
         ((OTHER, *LIBRARY), 1000, f"{OTHER} of made-x86_64.whl is not compiled for the processor"),
+        ((WHOLE, *LIBRARY), 1000, f"{WHOLE} of made-x86_64.whl is not stripped"),
     ],
 )
 def test_a_wheel_that_may_not_be_published_is_refused(
@@ -50,7 +53,8 @@ def test_a_wheel_that_may_not_be_published_is_refused(
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
         for name in names:
             number = maker.MACHINES["aarch64" if name == OTHER else "x86_64"]
-            archive.writestr(name, (b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", number)).ljust(size, b"\0"))
+            head = b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", number) + maker.SYMBOLS * (name == WHOLE)
+            archive.writestr(name, head.ljust(size, b"\0"))
     if not says:
         maker.check_wheel(wheel)
         return
