@@ -81,6 +81,33 @@ extern "C" int old_pthread_once(int* done, void (*work)());
 OLD(pthread_once, BASE);
 HERE int pthread_once(int* done, void (*work)()) { return old_pthread_once(done, work); }
 
+// Keys of threads, and locks of many readers. The C interface has them, by std::shared_mutex and thread-local
+// values.
+extern "C" int old_pthread_key_create(unsigned* key, void (*end)(void*));
+OLD(pthread_key_create, BASE);
+HERE int pthread_key_create(unsigned* key, void (*end)(void*)) { return old_pthread_key_create(key, end); }
+
+extern "C" int old_pthread_key_delete(unsigned key);
+OLD(pthread_key_delete, BASE);
+HERE int pthread_key_delete(unsigned key) { return old_pthread_key_delete(key); }
+
+extern "C" void* old_pthread_getspecific(unsigned key);
+OLD(pthread_getspecific, BASE);
+HERE void* pthread_getspecific(unsigned key) { return old_pthread_getspecific(key); }
+
+extern "C" int old_pthread_setspecific(unsigned key, const void* value);
+OLD(pthread_setspecific, BASE);
+HERE int pthread_setspecific(unsigned key, const void* value) { return old_pthread_setspecific(key, value); }
+
+#define OF_A_LOCK(name)                  \
+  extern "C" int old_##name(void* lock); \
+  OLD(name, BASE);                       \
+  HERE int name(void* lock) { return old_##name(lock); }
+
+OF_A_LOCK(pthread_rwlock_rdlock)
+OF_A_LOCK(pthread_rwlock_wrlock)
+OF_A_LOCK(pthread_rwlock_unlock)
+
 extern "C" int old___pthread_key_create(unsigned* key, void (*end)(void*));
 OLD(__pthread_key_create, BASE);
 HERE int __pthread_key_create(unsigned* key, void (*end)(void*)) {
