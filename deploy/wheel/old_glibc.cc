@@ -81,8 +81,7 @@ extern "C" int old_pthread_once(int* done, void (*work)());
 OLD(pthread_once, BASE);
 HERE int pthread_once(int* done, void (*work)()) { return old_pthread_once(done, work); }
 
-// Keys of threads, and locks of many readers. The C interface has them, by std::shared_mutex and thread-local
-// values.
+// Keys of threads, and locks of many readers, which libtensorwright.so takes.
 extern "C" int old_pthread_key_create(unsigned* key, void (*end)(void*));
 OLD(pthread_key_create, BASE);
 HERE int pthread_key_create(unsigned* key, void (*end)(void*)) { return old_pthread_key_create(key, end); }
