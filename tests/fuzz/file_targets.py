@@ -6,6 +6,7 @@ named are sound ones.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,11 +22,13 @@ from fuzz.answers import Answered
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from support.made_checkpoints import write_checkpoint, write_sharded
 from tensorwright.builder.rebuild import read_graph
+from tensorwright.engine_format.adapter_places import AdapterPlaces, ModulePart, ProductPlaces
 from tensorwright.engine_format.checksums import FileSum
 from tensorwright.engine_format.engine_config import EngineConfig, is_engine
-from tensorwright.engine_format.file_names import ONNX_IO
+from tensorwright.engine_format.file_names import CPU_ADAPTERS, ONNX_IO, PEFT_CONFIG, PEFT_WEIGHTS
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import (
+    AdapterError,
     CheckpointError,
     EngineError,
     InvalidOptionError,
@@ -36,8 +39,10 @@ from tensorwright.errors import (
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.gguf.vocabulary import read_vocabulary
+from tensorwright.models.peft_adapter import read_adapter
 from tensorwright.models.safetensors_file import SafetensorsFile
 from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.adapters import adapter_bytes, content_key, make_products, step_bytes
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.onnx.manifest import read_io
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
@@ -55,6 +60,10 @@ INDEX, CHECKSUMS, REPORT = "model.safetensors.index.json", "checksums.txt", "bui
 TEXT_SIDE = ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json", "chat_template.jinja")
 ENGINE_FILES = ("config.json", "generation_config.json", *TEXT_SIDE, REPORT, CHECKSUMS)
 CHECKPOINT_FILES = ("config.json", "generation_config.json", *TEXT_SIDE, INDEX)
+PLACES_FILE = Path(CPU_ADAPTERS).name
+ADAPTER_FILES = (PEFT_CONFIG, PEFT_WEIGHTS, PLACES_FILE)
+PART = ModulePart("a", (6, 4), False, 0, ((0, 6, 1),), ((0, 4, 1),))
+PLACES = AdapterPlaces((ProductPlaces(1, (PART,)),), {"b": "is a table of embeddings"})
 TEXTS = ("a b", "n\u00e9<end>", " \n\u2581x\U0001f600")
 SILENT: Any = SimpleNamespace(print=lambda *parts: None)  # rendering takes ten times as long as all else
 ENGINE, CHECKPOINT = Answered(EngineError), Answered(CheckpointError, UnsupportedModelError)
@@ -62,13 +71,25 @@ ENGINE, CHECKPOINT = Answered(EngineError), Answered(CheckpointError, Unsupporte
 
 def safetensors_header(data: bytes) -> None:
     """data: the header, and in its last line how many bytes follow it."""
-    header, _, tail = data.rpartition(b"\n")
-    size = min(MOST_TAIL, int(tail[:8])) if tail[:8].isdigit() else 0
+    content, size = _safetensors(data)
     path = _folder() / "weights.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    path.write_bytes(content)
     with CHECKPOINT:
         file = SafetensorsFile(path)
         assert sum(file.read(name).nbytes for name in file.tensors) == size
+
+
+def adapter(data: bytes) -> None:
+    """data: some of ADAPTER_FILES: those of PEFT, whose weights are as in safetensors_header, and what the engine says
+    of where adapters go."""
+    named = _named(data, ADAPTER_FILES)
+    if PEFT_WEIGHTS in named:
+        named[PEFT_WEIGHTS], _ = _safetensors(named[PEFT_WEIGHTS])
+    root = _adapter()
+    with _changed(root, named), Answered(AdapterError, EngineError):
+        places = AdapterPlaces.from_bytes(root / PLACES_FILE, (root / PLACES_FILE).read_bytes())
+        assert min(adapter_bytes(places, 8), step_bytes(places, 8, 64)) >= 0
+        content_key(make_products(read_adapter(root), places))
 
 
 def gguf(data: bytes) -> None:
@@ -163,6 +184,13 @@ def events(data: bytes) -> None:
                 read_chunk(event)
 
 
+def _safetensors(data: bytes) -> tuple[bytes, int]:
+    """The file of a header and a last line that says how many bytes follow it, and how many do."""
+    header, _, tail = data.rpartition(b"\n")
+    size = min(MOST_TAIL, int(tail[:8])) if tail[:8].isdigit() else 0
+    return len(header).to_bytes(8, "little") + header + bytes(size), size
+
+
 def _named(data: bytes, known: tuple[str, ...]) -> dict[str, bytes]:
     """The files in an input."""
     parts = [part.partition(b"\n") for part in data.split(CUT)]
@@ -197,6 +225,20 @@ def _folder() -> Path:
 @lru_cache(maxsize=1)
 def _engine() -> Path:
     return write_engine(_folder() / "engine")
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> Path:
+    root = _folder() / "adapter"
+    root.mkdir()
+    (root / PEFT_CONFIG).write_text('{"peft_type": "LORA", "r": 2}')
+    (root / PLACES_FILE).write_text(PLACES.to_text())
+    header = {
+        f"base_model.model.a.lora_{side}.weight": {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        for side, shape, begin, end in (("A", [2, 4], 0, 32), ("B", [6, 2], 32, 80))
+    }
+    (root / PEFT_WEIGHTS).write_bytes(_safetensors(json.dumps(header).encode() + b"\n80")[0])
+    return root
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ OF_REQUESTS = (
     requests.shape, transfer, requests.triton,
 )  # fmt: skip
 OF_FILES = (
-    files.checkpoint, files.engine, files.events, files.gguf, files.graph, files.manifest, files.safetensors_header,
-    files.tokenizer,
+    files.adapter, files.checkpoint, files.engine, files.events, files.gguf, files.graph, files.manifest,
+    files.safetensors_header, files.tokenizer,
 )  # fmt: skip
 TARGETS: dict[str, Callable[[bytes], None]] = {target.__name__: target for target in (*OF_REQUESTS, *OF_FILES)}

@@ -25,6 +25,8 @@ _KEYS = {
     "max_seq_len", "block_size", "kv_block_bytes", "quantization", "accuracy", "build_options", "format_version",
     "target", "onnx", "tensorrt", "normalizer", "pre_tokenizer", "decoder", "post_processor", "added_tokens", "vocab",
     "merges", "byte_fallback", "fuse_unk", "unk_token", "Sequence", "Replace", "ByteLevel", "ByteFallback",
+    "peft_type", "LORA", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "products",
+    "instruction", "parts", "module", "column", "transposed", "outputs", "inputs", "refused", "version",
     "Metaspace", "WordPiece", "Unigram", "WordLevel", "BPE", "Strip", "Fuse", "Split", "Regex", "String",
 }  # fmt: skip
 _TEXTS = {

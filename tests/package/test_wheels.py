@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -16,6 +17,10 @@ from support.places import ROOT
 
 NEWEST = (2, 28)
 MODULE = "tensorwright/runtime/_runtime.abi3.so"
+OTHER = "tensorwright/runtime/_runtime.of_aarch64.so"
+"""A name of these tests: what is stored under it is compiled for aarch64."""
+WHOLE = "tensorwright/runtime/_runtime.not_stripped.so"
+"""Another one: what is stored under it has its symbols still."""
 LIBRARY = ("tensorwright/lib/libtensorwright.so", "tensorwright/lib/libtensorwright.so.1")
 
 
@@ -37,15 +42,19 @@ def maker() -> ModuleType:
         (("tensorwright/__init__.py",), 1000, "must hold one compiled module, it holds none"),
         ((MODULE, *LIBRARY, "tensorwright/other.so"), 1000, "must hold one compiled module, it holds "),
         ((MODULE, LIBRARY[0]), 1000, "and the library that it leads to, it holds tensorwright/lib/libtensorwright.so"),
+        ((OTHER, *LIBRARY), 1000, f"{OTHER} of made-x86_64.whl is not compiled for the processor"),
+        ((WHOLE, *LIBRARY), 1000, f"{WHOLE} of made-x86_64.whl is not stripped"),
     ],
 )
 def test_a_wheel_that_may_not_be_published_is_refused(
     maker: ModuleType, tmp_path: Path, names: tuple[str, ...], size: int, says: str
 ) -> None:
-    wheel = tmp_path / "made.whl"
+    wheel = tmp_path / "made-x86_64.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
         for name in names:
-            archive.writestr(name, b"\0" * size)
+            number = maker.MACHINES["aarch64" if name == OTHER else "x86_64"]
+            head = b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", number) + maker.SYMBOLS * (name == WHOLE)
+            archive.writestr(name, head.ljust(size, b"\0"))
     if not says:
         maker.check_wheel(wheel)
         return
@@ -72,9 +81,70 @@ def test_what_stands_in_for_glibc_calls_old_versions_alone(tmp_path: Path) -> No
     called = {
         name: tuple(map(int, version.split("."))) for name, version in re.findall(r" U (\w+)@GLIBC_([\d.]+)", symbols)
     }
-    assert {"exp", "pow", "dlopen", "pthread_create", "fstat", "__libc_single_threaded"} <= defined
+    assert {
+        "exp",
+        "pow",
+        "dlopen",
+        "pthread_create",
+        "pthread_rwlock_rdlock",
+        "fstat",
+        "__libc_single_threaded",
+    } <= defined
+    assert {"__isoc23_strtoull", "__isoc23_sscanf"} <= defined  # what the headers of glibc 2.38 call in their place
     assert len(called) > 10
     assert set(called) <= defined
     assert all(version <= NEWEST for version in called.values())
     table = subprocess.run(["readelf", "-sW", made], check=True, capture_output=True, text=True).stdout
     assert {name for name in defined if not re.search(rf"GLOBAL HIDDEN .* {name}$", table, re.M)} == set()
+
+
+@pytest.fixture(scope="module")
+def trial() -> ModuleType:
+    return load_module(ROOT / "deploy" / "wheel" / "try_wheels.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tensorwright-0.1.0.tar.gz", "is no wheel of `make wheel`"),
+        ("tensorwright-0.1.0-cp311-cp311-linux_x86_64.whl", "is no wheel of `make wheel`"),
+        ("tensorwright-0.1.0-cp311-cp311-manylinux_2_28_riscv64.whl", "is for riscv64: nothing here runs it"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(trial: ModuleType, tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(trial.TrialError, match=re.escape(says)):
+        trial.install(tmp_path / name, "serve", [], tmp_path)
+
+
+def test_a_wheel_whose_doors_disagree_fails_its_trial(
+    trial: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One token of the program of C differs, then one letter of the server."""
+
+    class Place(trial.Installed):  # type: ignore[name-defined,misc]
+        def answer(self, *command: str | Path) -> str:
+            return "[[1], [2, 3]]" if "-c" in command else '{"token_ids": [2, 3], "text": "ab"}'
+
+    place = Place(tmp_path, ("python",), tmp_path, {})
+    given = {"tokens": [2, 4], "text": "ab"}
+    monkeypatch.setattr(trial, "tokens_of_programs", lambda *arguments: {"C": given["tokens"]})
+    monkeypatch.setattr(trial, "text_of_server", lambda *arguments: given["text"])
+    with pytest.raises(trial.TrialError, match=re.escape("C gave the tokens [2, 4], and the command run [2, 3]")):
+        trial.try_wheel(place, tmp_path)
+    given["tokens"] = [2, 3]
+    assert trial.try_wheel(place, tmp_path) == {"token_ids": [2, 3], "text": "ab"}
+    given["text"] = "ac"
+    with pytest.raises(trial.TrialError, match="the server gave 'ac'"):
+        trial.try_wheel(place, tmp_path)
+
+
+def test_each_wheel_of_aarch64_has_a_python_that_runs_it(trial: ModuleType) -> None:
+    roots = load_module(ROOT / "deploy" / "arm64" / "make_root.py")
+    assert set(trial.ARM64_PYTHONS.values()) == set(roots.SUITES)
+
+
+def test_a_root_of_an_unknown_python_is_refused(tmp_path: Path) -> None:
+    roots = load_module(ROOT / "deploy" / "arm64" / "make_root.py")
+    with pytest.raises(roots.RootError, match=re.escape("no root has Python 3.12: make one with 3.11 (Debian")):
+        roots.make_root("3.12", tmp_path / "root")
