@@ -11,7 +11,7 @@ from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS,
 from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
-from tensorwright.builder.emit.onnx.refuse_states import refuse_states
+from tensorwright.builder.emit.onnx.refuse_states import refuse_recurrences
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import LoweringError
 from tensorwright.ir.facts import Facts
@@ -74,7 +74,7 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     dtype: the type A. max_step: the most tokens, rows of logits and sequences. Raises LoweringError for an op without a
     kernel, and for caches that only target cpu keeps.
     """
-    refuse_states(graph)
+    refuse_recurrences(graph)
     if any(layer.v_dim for layer in graph.facts.kv_layers):
         raise LoweringError("latent attention has no kernel for target cuda; build with target cpu")
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)

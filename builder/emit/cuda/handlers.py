@@ -127,27 +127,26 @@ def _rotary_table(e: CudaEmitter, node: Node) -> Results:
 
 
 def _rotary_kv_write(e: CudaEmitter, node: Node) -> Results:
-    layer = node.attrs["layer"]
-    pages, group = e.pages(layer), e.graph.facts.kv_layers[layer].group
-    table = node.optional(1)
-    inputs = {"qkv": e.activation(node.operand(0), "qkv")}
+    """Rotates q, and writes K and V. A layer without heads of its own for these reads what another one wrote."""
+    layer, table = node.attrs["layer"], node.optional(1)
+    writes = node.attrs["kv_heads"] > 0
+    pages = e.pages(layer) if writes else {}
+    inputs = {"qkv": e.activation(node.operand(0), "qkv"), **pages}
     inputs |= {} if table is None else {"table": e.activation(table, "table")}
+    inputs |= {"slots": e.metadata("slots", e.graph.facts.kv_layers[layer].group)} if writes else {}
     q = e.result(node.outputs[0], "q")
-    e.call(
-        node, rotary_kv_write, node.attrs, {**inputs, "slots": e.metadata("slots", group), **pages}, {"q": q, **pages}
-    )
+    e.call(node, rotary_kv_write, node.attrs, inputs, {"q": q, **pages})
     return [q, None]
 
 
 def _paged_attention(e: CudaEmitter, node: Node) -> Results:
-    if node.optional(6) is not None:
-        raise e.refusal(node, "attention with slopes (alibi) has no kernel for target cuda")
-    layer, sinks = node.attrs["layer"], node.optional(5)
+    layer = node.attrs["layer"]
     pages, group = e.pages(layer), e.graph.facts.kv_layers[layer].group
     inputs = {"q": e.activation(node.operand(0), "q"), **pages}
     inputs |= {name: e.metadata(name, group) for name in ("seq_starts", "context_lens", "block_tables")}
-    inputs |= {} if sinks is None else {"sinks": e.plain(sinks, "sinks", "float32")}
-    flags = {"has_sinks": int(sinks is not None), "int8_kv": int(len(pages) > 2)}
+    vectors = {"sinks": node.optional(5), "slopes": node.optional(6)}
+    inputs |= {name: e.plain(v, name, "float32") for name, v in vectors.items() if v is not None}
+    flags = {f"has_{name}": int(v is not None) for name, v in vectors.items()} | {"int8_kv": int(len(pages) > 2)}
     out = e.result(node.output, "out")
     attrs = {**node.attrs, **flags, "block_size": e.graph.facts.block_size}
     e.call(node, paged_attention, attrs, inputs, {"out": out})

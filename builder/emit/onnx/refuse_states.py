@@ -1,4 +1,4 @@
-"""Refuses graphs with layers whose caches only target cpu keeps: states, keys and values that layers share, chunks."""
+"""Refuses graphs with layers whose caches a target does not keep: states, keys and values that layers share, chunks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from tensorwright.ir.graph import Graph
 
 
 def refuse_states(graph: Graph) -> None:
-    """Raises LoweringError if a layer of the graph has a state, no keys and values of its own, or attends in chunks."""
+    """Raises LoweringError for layers that only targets cpu and cuda run, and for those of `refuse_recurrences`."""
     readers = sum(node.attrs["kv_heads"] == 0 for node in graph.find("rotary_kv_write"))
     if readers:
         raise LoweringError(
-            f"{readers} layers read the keys and values of other layers, which only target cpu can; build with target "
-            "cpu"
+            f"{readers} layers read the keys and values of other layers, which only targets cpu and cuda can; build with "
+            "one of these"
         )
     chunks = sorted({layer.window for layer in graph.facts.kv_layers if layer.chunked})
     if chunks:
         raise LoweringError(
-            f"some layers attend within chunks of {chunks[0]} positions, which only target cpu can; build with target "
-            f"cpu, or with a --max-seq-len of at most {chunks[0]}"
+            f"some layers attend within chunks of {chunks[0]} positions, which only targets cpu and cuda can; build with "
+            f"one of these, or with a --max-seq-len of at most {chunks[0]}"
         )
+    refuse_recurrences(graph)
+
+
+def refuse_recurrences(graph: Graph) -> None:
+    """Raises LoweringError if a layer of the graph has a state for each sequence."""
     layers = len(graph.facts.state_layers)
     if layers:
         raise LoweringError(

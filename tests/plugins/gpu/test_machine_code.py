@@ -47,6 +47,8 @@ STEPS: list[dict[str, Any]] = [
     {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
     {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
+    {"dtype": "bfloat16", "has_slopes": True, "head_dim": 64},
+    {"window": 96, "chunked": True, "sequences": LONG},
 ]
 INT4 = [
     *((tokens, 129, 200, 64, "float32") for tokens in (1, 3, 4)),
@@ -62,10 +64,11 @@ def norm(runner: Any, rows: int, channels: int, with_sum: bool, dtype: str) -> N
     gpu_rms_norm.check(gpu_rms_norm.run(runner, rows, channels, dtype, with_sum), dtype)
 
 
-def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str) -> None:
-    memory, attrs = Memory(), {"heads": 5, "kv_heads": 2, "head_dim": head_dim, "rotary_dim": rotary_dim}
+def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str, kv_heads: int = 2) -> None:
+    memory, attrs = Memory(), {"heads": 5, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
     case = gpu_rotary.make(memory, 17, attrs, dtype, dtype if cache == "same" else cache)
-    memory.blocks["slots"].data[1] = -1
+    if kv_heads:
+        memory.blocks["slots"].data[1] = -1
     gpu_rotary.run(runner, memory, case, attrs)
     gpu_rotary.check(memory, attrs)
 
@@ -87,7 +90,7 @@ def attention(runner: Any, options: dict[str, Any]) -> None:
 
 def named(name: str, work: Callable[..., None], *arguments: Any) -> tuple[str, Callable[[Any], None]]:
     return name, functools.partial(
-        work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=True))
+        work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=False))
     )
 
 
@@ -98,6 +101,7 @@ WORK = dict(
         *(named(f"norm-{dtype}-2x576-sum", norm, 2, 576, True, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
+        named("rotary-bfloat16-no-pages", rotary, "same", 16, 16, "bfloat16", 0),
         *(named(f"int4-{'-'.join(map(str, each))}", int4, *each) for each in INT4),
         *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
     ]
