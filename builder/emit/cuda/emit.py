@@ -13,7 +13,6 @@ from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_ki
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
 from tensorwright.builder.emit.onnx.refuse_states import refuse_recurrences
 from tensorwright.engine_format.dtypes import ITEM_BYTES
-from tensorwright.errors import LoweringError
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
@@ -75,8 +74,6 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     kernel, and for caches that only target cpu keeps.
     """
     refuse_recurrences(graph)
-    if any(layer.v_dim for layer in graph.facts.kv_layers):
-        raise LoweringError("latent attention has no kernel for target cuda; build with target cpu")
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
     logits = wide_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS, elementwise_tree), graph.outputs[0])
     uses = [buffers_of(call) for call in emitter.calls]
@@ -92,7 +89,7 @@ def kv_layers(facts: Facts, dtype: str) -> tuple[KvLayerPages, ...]:
         vectors = layer.kv_heads * facts.block_size
         sizes = [
             vectors * (layer.head_dim if name.endswith("pages") else 1) * ITEM_BYTES[kind]
-            for name, kind in page_kinds(layer.dtype_or(dtype))
+            for name, kind in page_kinds(layer, dtype)
         ]
         found.append(KvLayerPages(layer.group, tuple(sizes)))
     return tuple(found)

@@ -21,6 +21,7 @@ from tensorwright.builder.emit.onnx.plugin_io import groups_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError, LoweringError
+from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import ELEMENTWISE, kind_of
 from tensorwright.models.checkpoint import Checkpoint
@@ -138,10 +139,10 @@ class CudaEmitter:
         return computed and len(readers) == 1 and readers[0].inputs.count(value) == 1
 
     def pages(self, layer: int) -> dict[str, Tensor]:
-        """Returns the page tensors of a layer by name: k_pages, v_pages, and for int8 k_scales and v_scales."""
+        """Returns the page tensors of a layer by name, those of `page_kinds`."""
         about = self.graph.facts.kv_layers[layer]
         shape = (self.sizes[f"blocks.{about.group}"], about.kv_heads, self.graph.facts.block_size, about.head_dim)
-        kinds = page_kinds(about.dtype_or(self.dtype))
+        kinds = page_kinds(about, self.dtype)
         found = {}
         for place, (name, dtype) in enumerate(kinds):
             address: Any = Address(PAGES, layer * PAGES_OF_A_LAYER + place)
@@ -199,7 +200,11 @@ Handlers = Mapping[str, Handler]
 TreeHandler = Callable[[CudaEmitter, Node, Tree], "list[Tensor | None]"]
 
 
-def page_kinds(dtype: str) -> list[tuple[str, str]]:
-    """Returns the name and type of each page tensor of a layer, for the type of its cache."""
+def page_kinds(layer: KvLayer, activations: str) -> list[tuple[str, str]]:
+    """Returns the name and type of each page tensor of a layer: k_pages, v_pages unless V is a part of K, and for int8
+    k_scales and v_scales."""
+    dtype = layer.dtype_or(activations)
+    if layer.v_dim:
+        return [("k_pages", dtype)]
     pages = [("k_pages", dtype), ("v_pages", dtype)]
     return pages + [("k_scales", "float32"), ("v_scales", "float32")] * (dtype == "int8")
