@@ -15,7 +15,10 @@ from tensorwright.plugins.embedding import quantized_launch as quantized_embeddi
 from tensorwright.plugins.experts import launch as experts
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
+from tensorwright.plugins.head_products import launch as head_products
+from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.layer_norm import launch as layer_norm
+from tensorwright.plugins.paged_attention import latent_launch
 from tensorwright.plugins.paged_attention import launch as attention
 from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.quantized_matmul import launch as int4
@@ -57,6 +60,7 @@ BUDGETS = {
     "columns_norm_kernel": Budget(96, 1024),
     "add_layer_norm_kernel": Budget(96, 1024),
     "rotary_kv_write_kernel": Budget(64, 4096),
+    "latent_kv_write_kernel": Budget(64, 0),
     # A multiprocessor holds 3 blocks of 128 threads, of the GEMM 1 of 256. Where ptxas spills it does so for one block
     # more: 4 bytes are one register, written and read once for each tile.
     "int4_gemv_kernel": Budget(152, 33792, 32),
@@ -70,6 +74,7 @@ BUDGETS = {
     "experts_up_kernel": Budget(184, 81920, 64),
     "experts_down_kernel": Budget(168, 49152, 32),
     "experts_sum_kernel": Budget(40, 0),
+    "head_products_kernel": Budget(128, 81920),
     "int4_reduce_kernel": Budget(64, 0),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
@@ -77,6 +82,8 @@ BUDGETS = {
     "attention_prefill_kernel": Budget(255, 192 * 1024, 448),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
+    # A row of q and of the sum over latents is 512 columns wide, in registers both.
+    "attention_latent_kernel": Budget(255, 99 * 1024, 256),
 }
 """The budget of each kernel, by name. A kernel without a budget may not be shown or shipped."""
 
@@ -121,6 +128,7 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
         *_bytes(half),
         *_mixture(half),
         *_attention(sm),
+        *_latents(sm),
     ]
 
 
@@ -171,6 +179,10 @@ def _mixture(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
         *_named("route, 8 of 128 experts", route.kernels(chosen, {"logits": "float32"}, 80)),
         ("experts, order of the pairs", order),
         *((f"experts, {stage[spec.kernel]}, {dict(spec.constants)['ROWS']} rows", spec) for spec in products),
+        *(
+            (f"experts of int4, {stage[spec.kernel]}, {dict(spec.constants)['ROWS']} rows", spec)
+            for spec in experts.kernels({**attrs, "form": "int4", "group": 128}, half, 80)[1:-1]
+        ),
         ("experts, sum of the slots", total),
     ]
 
@@ -183,12 +195,31 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
         "heads of 128": llama,
         "int8 cache, window, sinks": {**llama, "int8_kv": 1, "window": 4096, "has_sinks": 1},
         "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
+        "slopes, chunks": {**llama, "kv_heads": 32, "has_slopes": 1, "window": 8192, "chunked": True},
     }
     found = []
     for name, attrs in forms.items():
         prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
     return [*found, ("attention, sum of decode's splits", combine)]
+
+
+def _latents(sm: int) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of a DeepSeek-V2-Lite: 16 heads over latents of 512 columns beside 64 that rotate."""
+    rows = {"heads": 16, "head_dim": 576, "v_dim": 512}
+    attrs = {**rows, "scale": 0.1147, "window": 0, "softcap": 0.0}
+    decodes, prompts, _ = latent_launch.kernels(attrs, {"q": "float16"}, sm)
+    absorbed = {"heads": 16, "columns": 192, "n": 512, "k": 128}
+    kinds = dict.fromkeys(("x", "kv", "table"), "float16")
+    return [
+        *_named("rows of latents and of q", latent_kv_write.kernels({**rows, "q_columns": 192}, kinds, sm)),
+        *(
+            (f"products of heads, {dict(spec.constants)['ROWS']} rows", spec)
+            for spec in head_products.kernels(absorbed, kinds, sm)
+        ),
+        ("attention over latents, decodes", decodes),
+        ("attention over latents, prompts", prompts),
+    ]
 
 
 def _named(name: str, specs: tuple[KernelSpec, ...]) -> list[tuple[str, KernelSpec]]:

@@ -38,11 +38,10 @@ class Form:
     @staticmethod
     def of(fmt: WeightFormat) -> Form:
         """Returns the form of a format. Raises KernelError for one that has no kernel."""
-        plain = WeightFormat(fmt.bits, fmt.group, fmt.kind)
-        names = {("int", 8): INT8, ("int", 4): INT4, ("fp", 8): FP8}
-        if plain != fmt or (fmt.kind, fmt.bits) not in names:
+        name = {("int", 8): INT8, ("int", 4): INT4, ("fp", 8): FP8}.get((fmt.kind, fmt.bits))
+        if name is None:
             raise KernelError(f"weights of the format {fmt} have no kernel on a GPU; use int4, int8 or fp8")
-        return Form(names[fmt.kind, fmt.bits], fmt.group)
+        return Form(name, fmt.group)
 
     @property
     def scaled(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from tolerances import gpu_attention_tolerance
@@ -46,6 +46,7 @@ class Step:
     has_slopes: bool = False
     chunked: bool = False
     rng: np.random.Generator = field(init=False)
+    launch: ClassVar[Any] = launch
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -107,21 +108,25 @@ class Step:
         for name, vector in self.vectors().items():
             if vector is not None:
                 inputs[name] = memory.put(name, vector, "float32")
-        size = launch.workspace_bytes(self.attrs, {"block_tables": self.block_tables.shape}) // 4
+        size = self.launch.workspace_bytes(self.attrs, {"block_tables": self.block_tables.shape}) // 4
         workspace = memory.empty("workspace", (size,), "float32") if size else None
-        return memory, inputs, memory.empty("out", self.q.shape, self.dtype), workspace
+        return memory, inputs, memory.empty("out", (self.tokens, self.out_columns), self.dtype), workspace
+
+    @property
+    def out_columns(self) -> int:
+        return self.heads * self.head_dim
 
     def vectors(self) -> dict[str, np.ndarray | None]:
         """The operands with one number for each head."""
         return {"sinks": self.sinks if self.has_sinks else None, "slopes": self.slopes if self.has_slopes else None}
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        return launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
+        return self.launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
 
     def run(self, interpreter: Interpreter, change: Any = None) -> np.ndarray:
         """What the launches write; `change` may alter their list first."""
         memory, inputs, out, workspace = self.memory()
-        started: list[Launch] = launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
+        started: list[Launch] = self.launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
         interpreter.run(self.specs(), change(started) if change else started, memory)
         return memory.array("out").astype(np.float32)
 
@@ -129,12 +134,15 @@ class Step:
         # the definition multiplies what no query sees by zero, so there it must not be NaN
         arrays = [self.k, self.v, *((self.k_scales, self.v_scales) if self.int8_kv else ())]
         k, v, *scales = (np.nan_to_num(x) for x in arrays)
-        cache = PagedCache(k, v, "int8" if self.int8_kv else "float32", *scales)
+        cache = self.cache(k, v, *scales)
         some = np.diff(self.seq_starts) > 0  # the definition does not know sequences without a token
         starts = np.append(self.seq_starts[:-1][some], self.tokens)
         operands = [self.q, cache, starts, self.context_lens[some], self.block_tables[some]]
         attrs = {**self.attrs, "layer": 0}
         return op.reference([*operands, *self.vectors().values()], attrs, "float32")[0]
+
+    def cache(self, k: np.ndarray, v: np.ndarray, *scales: np.ndarray) -> PagedCache:
+        return PagedCache(k, v, "int8" if self.int8_kv else "float32", *scales)
 
     def tolerance(self) -> float:
         q, (k, v) = np.abs(self.q).max(initial=0), (np.nanmax(np.abs(x), initial=0) for x in self._values())

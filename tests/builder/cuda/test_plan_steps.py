@@ -11,6 +11,16 @@ from support.plugin_form import lower
 from support.ptx.emulator import SMS, Emulator
 
 BLOCK = 16
+OVERRIDES: dict[str, dict] = {
+    "gpt2": {"hidden_size": 64, "num_hidden_layers": 1},
+    "bloom": {"hidden_size": 96, "num_hidden_layers": 1},
+    "gemma2": {"head_dim": 16},  # two kinds of layers
+    "llama4_text_some": {"head_dim": 16},
+    "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
+    "minicpm3": {"num_hidden_layers": 1},
+    "deepseek_v2_experts": {},
+}
+"""What models need in place of heads of 16 columns and one layer."""
 
 
 @pytest.mark.parametrize(
@@ -19,6 +29,13 @@ BLOCK = 16
         pytest.param("gpt2", "float32", None, "auto", marks=pytest.mark.slow),
         pytest.param("qwen3_moe", "float32", None, "auto", marks=pytest.mark.slow),
         ("gemma2", "bfloat16", None, "auto"),
+        ("bloom", "bfloat16", None, "auto"),
+        ("llama4_text_some", "bfloat16", None, "auto"),
+        pytest.param("gemma4_shared", "bfloat16", None, "int8", marks=pytest.mark.slow),
+        ("minicpm3", "bfloat16", None, "auto"),
+        pytest.param("deepseek_v2_experts", "float16", "int4", "auto", marks=pytest.mark.slow),
+        ("mixtral", "float16", "int4", "auto"),
+        pytest.param("mixtral", "bfloat16", "fp8", "auto", marks=pytest.mark.slow),
         ("qwen2", "float16", "int4", "auto"),
         ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
         ("qwen3", "bfloat16", None, "int8"),
@@ -27,9 +44,7 @@ BLOCK = 16
 def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize, kv) -> None:
     """The kernels round where the interpreter does, but the sums between are in another order: two results of equal
     rounding that share none of it are apart by root two of what each is from the exact one."""
-    wide = {"hidden_size": 64} if variant == "gpt2" else {"head_dim": 16}
-    layers = {} if variant == "gemma2" else {"num_hidden_layers": 1}  # gemma2 has two kinds of layers
-    made = case(variant, **wide, **layers)
+    made = case(variant, **OVERRIDES.get(variant, {"head_dim": 16, "num_hidden_layers": 1}))
     graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)
 
