@@ -90,19 +90,20 @@ class Latent:
         return max(min(bound, self.most_splits), 1)
 
 
-def tile(op: Latent, decodes: bool) -> Tile:
+def tile(op: Latent, decodes: bool, sm: int) -> Tile:
     """Returns rows, positions, heads, warps and stages. A row of q and of acc takes 512 columns in registers, so rows
-    are few: 16 where each sequence has one token, else 32. float32 has no tensor cores."""
+    are few: 16 where each sequence has one token, else 32. float32 has no tensor cores, and SM 75 has not the shared
+    memory for two stages."""
     if op.dtype == "float32":
         return Tile(16, 16, min(op.heads, 16), 8, 1)
     rows = 16 if decodes else 32
-    return Tile(rows, 32, min(op.heads, rows), 4 if decodes else 8, 2)
+    return Tile(rows, 32, min(op.heads, rows), 4 if decodes else 8, 1 if sm == 75 else 2)
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
     """Returns the kernel for steps of decodes and for others, and combine. Only q's type of `dtypes` is needed."""
     op = Latent.of(attrs, dtypes["q"])
-    return tuple(dict.fromkeys((_spec(op, True), _spec(op, False), _combine_spec(op))))
+    return tuple(dict.fromkeys((_spec(op, True, sm), _spec(op, False, sm), _combine_spec(op))))
 
 
 def launches(
@@ -127,14 +128,14 @@ def launches(
     # Without several splits the workspace is not written, and any address will do.
     partials = workspace if needed and workspace else Tensor.dense("partials", out.address, (0,), WORKSPACE_DTYPE)
     decodes = bool(tokens == seqs)
-    chosen = tile(op, decodes)
+    chosen = tile(op, decodes, sm)
     values: dict[str, Any] = {
         **inputs, "out": out, "partials": partials, "seqs": seqs, "splits": splits, "max_blocks": max_blocks,
         "scale": op.scale, "softcap": op.softcap, "window": op.window, "out_stride": out.strides[0],
     }  # fmt: skip
     tiles = tokens // (chosen.block_m // chosen.heads) + seqs
     grid = grid_of(tiles, ceil_div(op.heads, chosen.heads), splits)
-    work = [(_spec(op, decodes), grid)]
+    work = [(_spec(op, decodes, sm), grid)]
     if splits > 1:
         work.append((_combine_spec(op), grid_of(seqs, op.heads)))
     return [make_launch(spec, size, {name: values[name] for name, _ in spec.signature}) for spec, size in work]
@@ -171,8 +172,8 @@ def _check_operands(op: Latent, inputs: Mapping[str, Tensor], out: Tensor) -> No
 
 
 @functools.cache
-def _spec(op: Latent, decodes: bool) -> KernelSpec:
-    chosen, kind = tile(op, decodes), POINTERS[op.dtype]
+def _spec(op: Latent, decodes: bool, sm: int) -> KernelSpec:
+    chosen, kind = tile(op, decodes, sm), POINTERS[op.dtype]
     wide = all(columns * ITEM_BYTES[op.dtype] % 16 == 0 for columns in (op.head_dim, op.v_dim))
     return KernelSpec(
         kernel="attention_latent_kernel",
