@@ -11,7 +11,6 @@ from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS,
 from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
-from tensorwright.builder.emit.onnx.refuse_states import refuse_recurrences
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
@@ -64,6 +63,7 @@ class PlannedGraph:
             expressions=tuple(emitter.expressions.items),
             instructions=instructions,
             logits_slot=self.logits_slot,
+            states=tuple(layer.bytes for layer in facts.state_layers),
         )
 
 
@@ -73,7 +73,6 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     dtype: the type A. max_step: the most tokens, rows of logits and sequences. Raises LoweringError for an op without a
     kernel, and for caches that only target cpu keeps.
     """
-    refuse_recurrences(graph)
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
     logits = wide_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS, elementwise_tree), graph.outputs[0])
     uses = [buffers_of(call) for call in emitter.calls]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tensorwright.builder.emit.cuda.addresses import METADATA, PAGES, PAGES_OF_A_LAYER, SLOT, Address
+from tensorwright.builder.emit.cuda.addresses import METADATA, PAGES, PAGES_OF_A_LAYER, SLOT, STATES, Address
 from tensorwright.builder.emit.cuda.calls import Call, LaunchModule, OpCall, ProductCall
 from tensorwright.builder.emit.cuda.plan_file import ROW_KINDS, variable_names
 from tensorwright.builder.emit.cuda.sizes import Expressions, Size, Variable
@@ -29,7 +29,8 @@ from tensorwright.passes.rewriting.elementwise_trees import Tree, Trees
 from tensorwright.plugins.gpu.launch import MAX_BLOCKS, Tensor, ceil_div
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
-"""The metadata of a step, by number. Behind these are the slots of each cache group, and then their block tables."""
+"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, and
+last, where layers are recurrent, the slots of states."""
 WIDE_OPS = frozenset(("slice", "cast", "clamp"))
 """Ops beside those on each element through which logits go without a rounding."""
 
@@ -149,14 +150,28 @@ class CudaEmitter:
             found[name] = Tensor.dense(name, address, shape if name.endswith("pages") else shape[:3], dtype)
         return found
 
+    def state(self, layer: int) -> Tensor:
+        """Returns the state of a recurrent layer in the first slot, float32."""
+        address: Any = Address(STATES, layer)
+        numbers = self.graph.facts.state_layers[layer].bytes // ITEM_BYTES["float32"]
+        return Tensor.dense("states", address, (numbers,), "float32")
+
+    @property
+    def slot_numbers(self) -> int:
+        """The float32 numbers from the states of one slot to those of the next."""
+        return sum(layer.bytes for layer in self.graph.facts.state_layers) // ITEM_BYTES["float32"]
+
     def metadata(self, name: str, group: int = 0) -> Tensor:
-        """Returns a metadata tensor: one of STEP_METADATA, or slots or block_tables of a cache group."""
+        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, or state_slots."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
         shapes = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
-            "logit_rows": (rows,), "slots": (tokens,), "block_tables": (seqs, self.sizes[f"max_blocks.{group}"]),
+            "logit_rows": (rows,), "slots": (tokens,), "state_slots": (seqs,),
         }  # fmt: skip
-        places = {"slots": len(STEP_METADATA) + group, "block_tables": len(STEP_METADATA) + len(self.groups) + group}
+        if name == "block_tables":
+            shapes[name] = (seqs, self.sizes[f"max_blocks.{group}"])
+        behind, groups = len(STEP_METADATA), len(self.groups)
+        places = {"slots": behind + group, "block_tables": behind + groups + group, "state_slots": behind + 2 * groups}
         number = places[name] if name in places else STEP_METADATA.index(name)
         address: Any = Address(METADATA, number)
         return Tensor.dense(name, address, shapes[name], "int32")

@@ -14,26 +14,33 @@ from tensorwright.errors import KernelError
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.ops import ELEMENTWISE
 from tensorwright.passes.rewriting.elementwise_trees import Tree, number_of, words_around
+from tensorwright.plugins.causal_conv import launch as causal_conv
 from tensorwright.plugins.concat import launch as concat
+from tensorwright.plugins.delta_rule import launch as delta_rule
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
 from tensorwright.plugins.experts import launch as experts_launch
 from tensorwright.plugins.gather_rows import launch as gather_rows
+from tensorwright.plugins.gpu.carried import BATCH
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.head_products import launch as head_products
 from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.layer_norm import launch as layer_norm
+from tensorwright.plugins.linear_attention import launch as linear_attention
 from tensorwright.plugins.paged_attention import latent_launch as latent_attention
 from tensorwright.plugins.paged_attention import launch as paged_attention
 from tensorwright.plugins.quantized_matmul import bytes_launch as byte_product
 from tensorwright.plugins.quantized_matmul import launch as int4_product
 from tensorwright.plugins.quantized_matmul.rows_launch import Form
+from tensorwright.plugins.rg_lru import launch as rg_lru
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary_kv_write
 from tensorwright.plugins.rotary import table_launch as rotary_table
 from tensorwright.plugins.route import launch as route
+from tensorwright.plugins.selective_scan import launch as selective_scan
+from tensorwright.plugins.state_space_scan import launch as state_space_scan
 from tensorwright.plugins.swiglu import launch as gate
 from tensorwright.plugins.take_columns import slice_launch as slice_columns
 
@@ -242,6 +249,20 @@ def _head_products(e: CudaEmitter, node: Node) -> Results:
     return [y]
 
 
+def _carried(e: CudaEmitter, node: Node) -> Results:
+    """Calls an op that carries a state per sequence: rows, the batch, the state, weights."""
+    launch, rows, sizes = CARRIED[node.op]
+    inputs = {name: e.activation(node.operand(i), name) for i, name in enumerate(rows)}
+    weights = {"w": node.operand(len(rows) + len(BATCH) + 1), "bias": node.optional(len(rows) + len(BATCH) + 2)}
+    inputs |= {name: e.plain(v, name, "float32") for name, v in weights.items() if v is not None}
+    inputs |= {name: e.metadata(name) for name in BATCH}
+    y = e.result(node.outputs[0], "y")
+    known = {name: inputs[operand].shape[dim] for name, (operand, dim) in sizes.items()}
+    attrs = {**node.attrs, **known, "slot_numbers": e.slot_numbers}
+    e.call(node, launch, attrs, {**inputs, "states": e.state(node.attrs["state"])}, {"y": y})
+    return [y, None]
+
+
 def _form(e: CudaEmitter, node: Node) -> dict[str, Any]:
     """Returns the attributes of a launch.py that say how matrices are stored. Raises LoweringError."""
     if "format" not in node.attrs:
@@ -360,6 +381,15 @@ def wide_logits(e: CudaEmitter, logits: Tensor, value: Value) -> Tensor:
     return y
 
 
+CARRIED: dict[str, tuple[Any, tuple[str, ...], dict[str, tuple[str, int]]]] = {
+    "carried_conv": (causal_conv, ("x",), {"width": ("w", 0), "channels": ("w", 1)}),
+    "carried_scan": (state_space_scan, ("row", "dt"), {"columns": ("row", 1)}),
+    "carried_selective_scan": (selective_scan, ("x", "dt", "b", "c"), {"channels": ("x", 1)}),
+    "carried_delta_rule": (delta_rule, ("row", "dt", "beta"), {"columns": ("row", 1), "steps": ("dt", 1)}),
+    "carried_linear_attention": (linear_attention, ("row",), {"columns": ("row", 1)}),
+    "carried_rg_lru": (rg_lru, ("x", "input", "decay"), {"channels": ("x", 1)}),
+}
+"""Of each op with a state: its launch.py, its rows, and the attributes of its kernels that are sizes of operands."""
 HANDLERS: dict[str, Handler] = {
     "embedding": _embedding,
     "rms_norm": _rms_norm,
@@ -373,6 +403,7 @@ HANDLERS: dict[str, Handler] = {
     "paged_attention": _paged_attention,
     "latent_kv_write": _latent_kv_write,
     "gather_rows": _gather_rows,
+    **dict.fromkeys(CARRIED, _carried),
     "linear": _linear,
     "weight_only_linear": _weight_only_linear,
     "quantized_embedding": _quantized_embedding,

@@ -7,7 +7,7 @@ from tensorwright.ir.graph import Graph
 
 
 def refuse_states(graph: Graph) -> None:
-    """Raises LoweringError for layers that only targets cpu and cuda run, and for those of `refuse_recurrences`."""
+    """Raises LoweringError if a layer of the graph has a state, no keys and values of its own, or attends in chunks."""
     readers = sum(node.attrs["kv_heads"] == 0 for node in graph.find("rotary_kv_write"))
     if readers:
         raise LoweringError(
@@ -20,14 +20,9 @@ def refuse_states(graph: Graph) -> None:
             f"some layers attend within chunks of {chunks[0]} positions, which only targets cpu and cuda can; build with "
             f"one of these, or with a --max-seq-len of at most {chunks[0]}"
         )
-    refuse_recurrences(graph)
-
-
-def refuse_recurrences(graph: Graph) -> None:
-    """Raises LoweringError if a layer of the graph has a state for each sequence."""
     layers = len(graph.facts.state_layers)
     if layers:
         raise LoweringError(
-            f"{layers} recurrent layers keep a state for each sequence, which only target cpu can; build with target "
-            "cpu"
+            f"{layers} recurrent layers keep a state for each sequence, which only targets cpu and cuda can; build with "
+            "one of these"
         )
