@@ -12,10 +12,12 @@ import numpy as np
 from support.cuda_plan import (
     ABSENT,
     FLOAT,
+    INTEGER,
     METADATA,
     METADATA_NAMES,
     PAGES,
     SLOT,
+    STATES,
     WEIGHT,
     WORKSPACE,
     Argument,
@@ -114,17 +116,19 @@ class CudaSteps:
         for layer, (group, tensors) in enumerate(self.plan.layers):
             for place, block_bytes in enumerate(tensors):
                 self.memory.empty(f"{PAGES} {layer * 256 + place}", (self.blocks[group] * block_bytes,), "int8")
+        self.memory.empty(f"{STATES} 0", (len(SEQUENCES) * sum(self.plan.states),), "int8")
         self.memory.empty(f"{WORKSPACE} 0", (self.plan.facts["workspace_bytes"],), "int8")
 
     def _put_metadata(self, given: dict[str, np.ndarray]) -> None:
         names = [*METADATA_NAMES, *(f"slots.{g}" for g in range(self.groups))]
         names += [f"block_tables.{g}" for g in range(self.groups)]
+        names += ["state_slots"] if self.plan.states else []
         for number, name in enumerate(names):
             self.memory.blocks.pop(f"{METADATA} {number}", None)
             self.memory.put(f"{METADATA} {number}", given[name], "int32")
 
     def _block(self, arg: Argument) -> Block:
-        return self.memory.blocks[f"{arg.kind} {arg.a}"]
+        return self.memory.blocks[f"{arg.kind} {0 if arg.kind == STATES else arg.a}"]
 
     def _launches(self, instruction: Instruction, values: Sequence[int]) -> list[Launch]:
         return [
@@ -140,10 +144,11 @@ class CudaSteps:
     def _value(self, arg: Argument) -> Any:
         if arg.kind == FLOAT:
             return arg.b
-        if arg.kind > WORKSPACE:
+        if arg.kind == INTEGER:
             return arg.a
-        address = self._block(arg).tensor.address + int(arg.b)
-        return Tensor(f"{arg.kind} {arg.a}", address, (), (), "int8")
+        tensor = self._block(arg).tensor
+        layers = sum(self.plan.states[: arg.a]) if arg.kind == STATES else 0
+        return Tensor(tensor.name, tensor.address + layers + int(arg.b), (), (), "int8")
 
     def _start(self, launches: list[Launch]) -> None:
         """Runs launches, with the memory that they name alone."""
