@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.errors import KernelError
+from tensorwright.plugins.causal_conv import launch as causal_conv
+from tensorwright.plugins.delta_rule import launch as delta_rule
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
@@ -22,11 +24,14 @@ from tensorwright.plugins.paged_attention import latent_launch
 from tensorwright.plugins.paged_attention import launch as attention
 from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.quantized_matmul import launch as int4
+from tensorwright.plugins.rg_lru import launch as rg_lru
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
 from tensorwright.plugins.rotary import table_launch
 from tensorwright.plugins.route import launch as route
+from tensorwright.plugins.selective_scan import launch as selective_scan
+from tensorwright.plugins.state_space_scan import launch as state_space_scan
 from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import launch as take_columns
 from tensorwright.plugins.take_columns import slice_launch
@@ -82,6 +87,12 @@ BUDGETS = {
     "attention_prefill_kernel": Budget(255, 192 * 1024, 448),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
+    # Recurrences: a state of up to 4096 numbers in the registers of 128 threads.
+    "carried_conv_kernel": Budget(80, 1024),
+    "carried_selective_scan_kernel": Budget(96, 1024),
+    "carried_scan_kernel": Budget(128, 4096),
+    "carried_delta_rule_kernel": Budget(128, 4096),
+    "carried_rg_lru_kernel": Budget(80, 0),
     # A row of q and of the sum over latents is 512 columns wide, in registers both.
     "attention_latent_kernel": Budget(255, 99 * 1024, 256),
 }
@@ -129,6 +140,7 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
         *_mixture(half),
         *_attention(sm),
         *_latents(sm),
+        *_recurrences(sm),
     ]
 
 
@@ -219,6 +231,23 @@ def _latents(sm: int) -> list[tuple[str, KernelSpec]]:
         ),
         ("attention over latents, decodes", decodes),
         ("attention over latents, prompts", prompts),
+    ]
+
+
+def _recurrences(sm: int) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of published sizes: Mamba 2.8B, Mamba-2 2.7B, Qwen3-Next and RecurrentGemma 2B."""
+    kinds = {**dict.fromkeys(("x", "row"), "bfloat16"), **dict.fromkeys(("w", "bias"), "float32")}
+    slot = {"slot_numbers": 1 << 20}
+    conv = {**slot, "activation": "silu", "channels": 5120, "width": 4}
+    selective = {**slot, "states": 16, "channels": 5120}
+    scan = {**slot, "heads": 80, "groups": 1, "states": 128, "dt_min": 0.0, "dt_max": 1e38, "columns": 5376}
+    delta = {**slot, "heads": 32, "key_heads": 16, "width": 128, "beta_scale": 1.0, "columns": 8192, "steps": 32}
+    return [
+        *_named("convolution of 4, with states", causal_conv.kernels(conv, kinds, sm)),
+        *_named("selective scan, 16 states", selective_scan.kernels(selective, kinds, sm)),
+        *_named("scan, 128 x 64 states", state_space_scan.kernels(scan, kinds, sm)),
+        *_named("delta rule, 128 x 128 states", delta_rule.kernels(delta, kinds, sm)),
+        *_named("gated linear recurrence", rg_lru.kernels({**slot, "channels": 2560}, kinds, sm)),
     ]
 
 

@@ -17,7 +17,6 @@ from tensorwright.errors import InvalidOptionError, LoweringError
     [
         ("minicpm3", {"kv_lora_rank": 12}, "a latent row must have 16 to 512 columns, got 12; build with target cpu"),
         ("llama", {}, "head_dim must be 16 to 256, got 8; build with target cpu"),
-        ("mamba", {}, "recurrent layers keep a state for each sequence, which only target cpu can"),
     ],
 )
 def test_graphs_without_kernels(case, variant: str, config: dict, message: str) -> None:
