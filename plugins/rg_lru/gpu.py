@@ -34,6 +34,7 @@ def carried_rg_lru_kernel(
     rates = rate * activate(tl.load(w + column, mask=inside, other=0.0), "softplus")
     input_bias = tl.load(w + C + column, mask=inside, other=0.0)
     decay_bias = tl.load(w + 2 * C + column, mask=inside, other=0.0)
+    first = tl.where(carried, -1, 0)  # the first token of a sequence enters whole
     for t in range(count):
         row = (start + t) * C + column
         value = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
@@ -41,7 +42,7 @@ def carried_rg_lru_kernel(
         kept = activate(tl.load(decay + row, mask=inside, other=0.0).to(tl.float32) + decay_bias, "sigmoid")
         log_a = rates * kept
         share = tl.sqrt(_minus_expm1(2.0 * log_a))
-        share = tl.where((t == 0) & (carried == 0), 1.0, share)
+        share = tl.where(t == first, 1.0, share)
         h = tl.exp(log_a) * h + share * (value * gate)
         tl.store(y + row, h.to(y.dtype.element_ty), mask=inside)
     tl.debug_barrier()  # every thread has read the state before any writes it

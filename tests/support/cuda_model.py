@@ -38,7 +38,21 @@ from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor
 
 MAX_STEP = (64, 64, 8)
 """The most tokens, rows and sequences of the engines of tests."""
+WIDTHS: dict[str, dict[str, int]] = {
+    "gpt2": {"hidden_size": 64},
+    "gpt_neox": {"hidden_size": 64},
+    "bloom": {"hidden_size": 96},
+    "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
+    "recurrent_gemma": {"num_attention_heads": 2},
+    "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    **dict.fromkeys(("minicpm3", "deepseek_v2_experts", "mamba", "mamba2", "qwen3_next", "kimi_linear"), {}),
+}
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def wide_enough(variant: str) -> dict[str, int]:
+    """What a tiny model's config needs so that its heads have the 16 columns that kernels take."""
+    return WIDTHS.get(variant, {"head_dim": 16})
 
 
 def uncompiled(spec: KernelSpec, sm: int) -> CompiledKernel:

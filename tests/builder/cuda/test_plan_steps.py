@@ -6,28 +6,16 @@ import math
 
 import pytest
 
-from support.cuda_model import CudaModel
+from support.cuda_model import CudaModel, wide_enough
 from support.plugin_form import lower
 from support.ptx.emulator import SMS, Emulator
 
 BLOCK = 16
-OVERRIDES: dict[str, dict] = {
-    "gpt2": {"hidden_size": 64, "num_hidden_layers": 1},
-    "bloom": {"hidden_size": 96, "num_hidden_layers": 1},
-    "gemma2": {"head_dim": 16},  # two kinds of layers
-    "llama4_text_some": {"head_dim": 16},
-    "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
-    "minicpm3": {"num_hidden_layers": 1},
-    "mamba": {"num_hidden_layers": 1},
-    "mamba2": {"num_hidden_layers": 1},
-    "recurrent_gemma": {"num_attention_heads": 2, "lru_width": 48},
-    "qwen3_next": {},
-    "kimi_linear": {},
-    "minimax": {"head_dim": 16},
-    "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "deepseek_v2_experts": {},
-}
-"""What models need in place of heads of 16 columns and one layer."""
+SEVERAL = (
+    "gemma2", "llama4_text_some", "gemma4_shared", "deepseek_v2_experts", "recurrent_gemma", "qwen3_next", "kimi_linear",
+    "minimax", "lfm2",
+)  # fmt: skip
+"""Models with layers of several kinds. One layer does of the others."""
 
 
 @pytest.mark.parametrize(
@@ -59,7 +47,7 @@ OVERRIDES: dict[str, dict] = {
 def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize, kv) -> None:
     """The kernels round where the interpreter does, but the sums between are in another order: two results of equal
     rounding that share none of it are apart by root two of what each is from the exact one."""
-    made = case(variant, **OVERRIDES.get(variant, {"head_dim": 16, "num_hidden_layers": 1}))
+    made = case(variant, **wide_enough(variant), **({} if variant in SEVERAL else {"num_hidden_layers": 1}))
     graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)
 
