@@ -18,7 +18,6 @@ from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
-
 ROUNDED, KEPT = "quantized_", "weight_only_"
 """The beginnings of the names of products that round x, and of those that do not."""
 PRODUCTS = ("linear", "experts", "head_products")

@@ -27,13 +27,14 @@ VARIANTS: tuple[tuple[str, str, str | None, str], ...] = (
     ("gemma3", "bfloat16", None, "auto"), ("gpt2", "float32", None, "auto"), ("gpt_neox", "float16", None, "auto"),
     ("phi3", "float16", None, "auto"), ("cohere", "float16", None, "auto"), ("olmo2", "bfloat16", None, "auto"),
     ("granite", "bfloat16", None, "auto"), ("glm4", "bfloat16", None, "auto"), ("qwen3_moe", "float32", None, "auto"),
-    ("mixtral", "bfloat16", None, "auto"), ("gpt_oss", "bfloat16", None, "auto"), ("mixtral", "float16", "int4", "auto"),
-    ("mixtral", "bfloat16", "fp8", "auto"), ("bloom", "bfloat16", None, "auto"),
+    ("mixtral", "bfloat16", None, "auto"), ("gpt_oss", "bfloat16", None, "auto"),
+    ("mixtral", "float16", "int4", "auto"), ("mixtral", "bfloat16", "fp8", "auto"), ("bloom", "bfloat16", None, "auto"),
     ("llama4_text_some", "bfloat16", None, "auto"), ("gemma4_shared", "bfloat16", None, "int8"),
     ("minicpm3", "bfloat16", None, "auto"), ("deepseek_v2_experts", "float16", "int4", "auto"),
     ("mamba", "bfloat16", None, "auto"), ("mamba2", "float32", None, "auto"), ("falcon_h1", "bfloat16", None, "auto"),
     ("recurrent_gemma", "bfloat16", None, "auto"), ("qwen3_next", "bfloat16", None, "auto"),
-    ("kimi_linear", "bfloat16", "int8", "auto"), ("minimax", "bfloat16", None, "auto"), ("lfm2", "float16", "int4", "auto"),
+    ("kimi_linear", "bfloat16", "int8", "auto"), ("minimax", "bfloat16", None, "auto"),
+    ("lfm2", "float16", "int4", "auto"),
 )  # fmt: skip
 """(variant of tests/support/tiny_families.py, type, formats of weights, type of the KV cache)"""
 BLOCK = 16

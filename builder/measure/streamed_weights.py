@@ -211,7 +211,6 @@ class StreamedMatrix:
             self.of.on_product(node, expr, _squares(torch.from_numpy(got) - exact), _squares(exact))
         return got
 
-
     def _rounded(self, x: np.ndarray) -> np.ndarray:
         """Returns the product of a target that rounds x too."""
         expr, fmt = stored(self.of.operand), self.of.node.attrs["format"]

@@ -13,9 +13,7 @@ from tensorwright.plugins.gpu.sequences import sequence_of
 
 
 @triton.jit
-def _inputs(
-    x, states, source, wanted, inside, column, start, carried, C: tl.constexpr, WIDTH: tl.constexpr
-):
+def _inputs(x, states, source, wanted, inside, column, start, carried, C: tl.constexpr, WIDTH: tl.constexpr):
     """Returns inputs [rows, BLOCK] by their numbers in the step; those below 0 are in the state, or 0."""
     now = wanted & (source >= 0)
     mask = now[:, None] & inside[None, :]

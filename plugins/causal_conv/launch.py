@@ -34,9 +34,7 @@ def launches(
     dtypes = {name: tensor.dtype for name, tensor in inputs.items()}
     shapes = {"x": (x.shape[0], channels), "w": (width, channels), "bias": (channels,), "y": (x.shape[0], channels)}
     spec = _spec(attrs, dtypes, channels, width)
-    return carried_launch(
-        spec, (ceil_div(channels, BLOCK),), inputs, outputs["y"], shapes, (width - 1) * channels
-    )
+    return carried_launch(spec, (ceil_div(channels, BLOCK),), inputs, outputs["y"], shapes, (width - 1) * channels)
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:

@@ -139,7 +139,8 @@ def experts_down_kernel(
     ROW: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (b, c) computes COLUMNS columns of parts [pairs, H] for the pairs of tile b: the pair's weight times
-    (down inner + bias). down [E, H, ROW], and scales of GROUPS columns; bias [E, H] float32 may be absent, and so may weights [T, K], 1 then.
+    (down inner + bias). down [E, H, ROW], and scales of GROUPS columns; bias [E, H] float32 may be absent, and
+    so may weights [T, K], 1 then.
     """
     expert, pair, valid = _tile(starts, order, tl.program_id(0), E, E_BLOCK, ORDER_STRIDE, ROWS)
     if expert == E:

@@ -4,8 +4,9 @@
              up_bias [E, 2 I] or [E, I] and down_bias [E, H] float32 (either may be absent)
     outputs  y [T, H]; x, up, down and y are of one type
 Quantized matrices have the form that rows_launch.py of quantized_matmul gives of these shapes, with up_scales and
-down_scales beside them. attrs: those of the op, and optional form and group of the matrices; for `kernels`, which sees no tensor, also `experts` (E), `hidden` (H), `inner` (I) and `k`. What
-lies between the products, and what each slot gives, are rounded to that type; both go through the workspace.
+down_scales beside them. attrs: those of the op, and optional form and group of the matrices; for `kernels`, which sees
+no tensor, also `experts` (E), `hidden` (H), `inner` (I) and `k`. What lies between the products, and what each slot
+gives, are rounded to that type; both go through the workspace.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from tensorwright.plugins.gpu.launch import (
     require_dense,
     require_shape,
 )
-
 from tensorwright.plugins.quantized_matmul.rows_launch import FLOAT, Form
 
 MODULE = "tensorwright.plugins.experts.gpu"

@@ -13,7 +13,6 @@ import numpy as np
 from tensorwright.ir.records import Op
 from tensorwright.plugins.head_products import op as head_products
 from tensorwright.plugins.quantized_matmul.weight_only import restored
-from tensorwright.plugins.rounding import round_to
 
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:

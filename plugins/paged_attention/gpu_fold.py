@@ -24,11 +24,7 @@ LOWEST = tl.constexpr(-1e30)
 def first_seen(position, window, CHUNKED: tl.constexpr):
     """Returns the first position that a position sees through its window; below 0 it sees all from 0 on. A chunk begins
     at a multiple of its length, and other windows end at the position."""
-    if CHUNKED:
-        first = position - position % window
-    else:
-        first = position - window + 1
-    return first
+    return position - position % window if CHUNKED else position - window + 1
 
 
 @triton.jit
@@ -123,8 +119,8 @@ def fold_all(
     """Folds positions [begin, end) in order. All rows see the tiles of [inner, edge), which need no mask."""
     if HAS_WINDOW:
         acc, top, total = fold(
-            acc, top, total, q, position, slope, begin, inner, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,
-            v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED,
+            acc, top, total, q, position, slope, begin, inner, seen_from, end, table, kv_head, k_pages, v_pages,
+            k_scales, v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED,
             HAS_SOFTCAP, HAS_SLOPES, INT8, True,
         )  # fmt: skip
     acc, top, total = fold(

@@ -30,9 +30,7 @@ def launches(
     tokens, channels = inputs["x"].shape
     shapes = {**dict.fromkeys(("x", "input", "decay", "y"), (tokens, channels)), "w": (3, channels)}
     spec = _spec(attrs, {name: tensor.dtype for name, tensor in inputs.items()}, channels)
-    return carried_launch(
-        spec, (ceil_div(channels, BLOCK),), inputs, outputs["y"], shapes, channels, {"rate": RATE}
-    )
+    return carried_launch(spec, (ceil_div(channels, BLOCK),), inputs, outputs["y"], shapes, channels, {"rate": RATE})
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:

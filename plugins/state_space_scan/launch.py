@@ -69,6 +69,4 @@ def scan_spec(
     }  # fmt: skip
     rows, limits = (("row", "dt"), ("dt_min", "dt_max")) if stepped else (("row",), ())
     absent = {} if stepped else dict.fromkeys(("dt", "dt_min", "dt_max"))
-    return carried_spec(
-        "carried_scan_kernel", MODULE, rows, ("w",), dtypes, {**absent, **constants}, numbers=limits
-    )
+    return carried_spec("carried_scan_kernel", MODULE, rows, ("w",), dtypes, {**absent, **constants}, numbers=limits)

@@ -158,9 +158,7 @@ void bind_cuda(nb::module_& m) {
           "group"_a, "source"_a, "target"_a, "Copies one KV block in all layers of a cache group.")
       .def(
           "copy_state",
-          [](PyCudaExecutor& self, int32_t source, int32_t target) {
-            self.get().copy_state(source, target);
-          },
+          [](PyCudaExecutor& self, int32_t source, int32_t target) { self.get().copy_state(source, target); },
           "source"_a, "target"_a, "Copies the states of all recurrent layers from one slot to another.")
       .def("close", &PyCudaExecutor::close,
            "Frees the GPU's memory, unless an engine has taken the executor.");

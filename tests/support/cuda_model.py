@@ -45,7 +45,7 @@ WIDTHS: dict[str, dict[str, int]] = {
     "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
     "recurrent_gemma": {"num_attention_heads": 2},
     "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    **dict.fromkeys(("minicpm3", "deepseek_v2_experts", "mamba", "mamba2", "qwen3_next", "kimi_linear"), {}),
+    **{name: {} for name in ("minicpm3", "deepseek_v2_experts", "mamba", "mamba2", "qwen3_next", "kimi_linear")},
 }
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

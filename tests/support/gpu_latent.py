@@ -16,8 +16,8 @@ from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.head_products import launch as head_products
 from tensorwright.plugins.head_products.op import heads_of
-from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.latent_attention import latent_kv_write as definition
+from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.paged_attention import latent_launch
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.quantized_matmul.rows_launch import Form

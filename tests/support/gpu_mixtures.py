@@ -104,7 +104,8 @@ def experts_case(
 
     form = "-".join(f"{name}:{value}" for name, value in attrs.items()) + "-biases" * biases
     return Case(
-        f"experts-{dtype}-{tokens}x{hidden}-{count}x{inner}-{k}-{form}" + f"-{only}" * (only is not None)
+        f"experts-{dtype}-{tokens}x{hidden}-{count}x{inner}-{k}-{form}"
+        + f"-{only}" * (only is not None)
         + f"-{fmt}" * (fmt is not None),
         experts,
         {**attrs, **stored},

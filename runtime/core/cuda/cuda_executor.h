@@ -110,9 +110,9 @@ class CudaExecutor : public Executor {
   Products products_;
   DeviceMemory weights_, workspace_, activations_, metadata_;
   PinnedMemory packed_, logits_;
-  std::vector<PageTensor> pages_;        // [layer, tensor], one behind the other
-  std::vector<size_t> first_page_;       // [layers]: its first tensor
-  std::vector<DevicePointer> slots_;     // [slots]
+  std::vector<PageTensor> pages_;     // [layer, tensor], one behind the other
+  std::vector<size_t> first_page_;    // [layers]: its first tensor
+  std::vector<DevicePointer> slots_;  // [slots]
   DeviceMemory states_;  // [state slots, and one of padding]: for each the states of all recurrent layers
   std::vector<uint64_t> state_offsets_;  // [recurrent layers]: in a slot
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding

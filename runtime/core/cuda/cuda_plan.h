@@ -25,8 +25,8 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 // What the rows of an activation belong to.
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
-// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then, if
-// the model has states, the slots of the sequences' states.
+// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then,
+// if the model has states, the slots of the sequences' states.
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.

@@ -48,7 +48,8 @@ void pack_step(const Step& step, const StepShape& shape, const std::vector<int32
     if (i < shape.rows - step.rows()) rows[i] = step.tokens() + i;
   }
   const size_t groups = step.groups.size();
-  if (shape.states) std::fill_n(put(at(Metadata::kGroups, 2 * groups), step.state_slots), missing, spare_state);
+  if (shape.states)
+    std::fill_n(put(at(Metadata::kGroups, 2 * groups), step.state_slots), missing, spare_state);
   for (size_t g = 0; g < groups; ++g) {
     const GroupTables& tables = step.groups[g];
     std::fill_n(put(at(Metadata::kGroups, g), tables.slots), missing, spare[g] * block_size);

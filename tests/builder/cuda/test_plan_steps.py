@@ -12,8 +12,8 @@ from support.ptx.emulator import SMS, Emulator
 
 BLOCK = 16
 SEVERAL = (
-    "gemma2", "llama4_text_some", "gemma4_shared", "deepseek_v2_experts", "recurrent_gemma", "qwen3_next", "kimi_linear",
-    "minimax", "lfm2",
+    "gemma2", "llama4_text_some", "gemma4_shared", "deepseek_v2_experts", "recurrent_gemma", "qwen3_next",
+    "kimi_linear", "minimax", "lfm2",
 )  # fmt: skip
 """Models with layers of several kinds. One layer does of the others."""
 

@@ -106,18 +106,16 @@ def test_what_does_not_fit_is_refused() -> None:
         head_products.kernels({"heads": 1, "columns": 8, "n": 8, "k": 8, "form": "int4"}, {"x": "float16"}, 80)
     with pytest.raises(KernelError, match="3 heads of 4 columns must have the 8"):
         head_products.kernels({"heads": 3, "columns": 4, "n": 8, "k": 8}, {"x": "float16"}, 80)
+    kinds = {**dict.fromkeys(("x", "row", "kv"), "float16"), "w": "float32", "table": "float32"}
     with pytest.raises(KernelError, match="of which an even number rotates"):
-        odd = {"heads": 1, "head_dim": 21, "v_dim": 16, "q_columns": 8}
-        latent_kv_write.kernels(odd, {"kv": "float16", "table": "float32"}, 80)
+        latent_kv_write.kernels({"heads": 1, "head_dim": 21, "v_dim": 16, "q_columns": 8}, kinds, 80)
+    slot = {"slot_numbers": 16, "channels": 8}
     with pytest.raises(KernelError, match="there must be 1 to 16 inputs"):
-        run_spec = {"activation": "silu", "slot_numbers": 16, "channels": 8, "width": 17}
-        causal_conv.kernels(run_spec, {"x": "float16", "w": "float32"}, 80)
+        causal_conv.kernels({**slot, "activation": "silu", "width": 17}, kinds, 80)
     with pytest.raises(KernelError, match="states must be 1 to 256"):
-        wide = {"states": 257, "slot_numbers": 16, "channels": 8}
-        selective_scan.kernels(wide, {"x": "float16", "w": "float32"}, 80)
+        selective_scan.kernels({**slot, "states": 257}, kinds, 80)
     with pytest.raises(KernelError, match="a row hold 3 heads"):
-        odd = {"heads": 3, "states": 4, "slot_numbers": 16, "columns": 40}
-        linear_attention.kernels(odd, {"row": "float16", "w": "float32"}, 80)
+        linear_attention.kernels({**slot, "heads": 3, "states": 4, "columns": 40}, kinds, 80)
     with pytest.raises(KernelError, match="the score must be one of softmax, sigmoid"):
         route.kernels({"k": 2, "normalise": True, "score": "sparsemixer", "experts": 8}, {"logits": "float32"}, 80)
     product = gpu_rows.bytes_case("bfloat16", 2, 48, 1080, WeightFormat(8, 32), split=True)
