@@ -90,8 +90,9 @@ def gpu_attention_tolerance(
     """plugins/paged_attention/gpu*.py against the definition; q, k, v and bias: the largest magnitudes.
 
     Scores are float32 sums, a soft cap adds its cancellation and a bias its roundings; over int8 the definition rounds
-    q to 15 bits, which the GPU does not. A score off by e moves weights by e^(2 e). Each weight is rounded to `dtype`, over int8 with V's
-    scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more than half a spacing of v.
+    q to 15 bits, which the GPU does not. A score off by e moves weights by e^(2 e). Each weight is rounded to `dtype`,
+    over int8 with V's scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more than half a
+    spacing of v.
     """
     score = scale * sum_tolerance("float32", head_dim, head_dim * q * k) + 4 * EPSILON["float32"] * (softcap + bias)
     if int8_kv:

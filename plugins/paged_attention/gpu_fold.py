@@ -120,8 +120,8 @@ def fold_all(
     if HAS_WINDOW:
         acc, top, total = fold(
             acc, top, total, q, position, slope, begin, inner, seen_from, end, table, kv_head, k_pages, v_pages,
-            k_scales, v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED,
-            HAS_SOFTCAP, HAS_SLOPES, INT8, True,
+            k_scales, v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
+            CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8, True,
         )  # fmt: skip
     acc, top, total = fold(
         acc, top, total, q, position, slope, inner, edge, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,

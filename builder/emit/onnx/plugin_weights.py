@@ -3,7 +3,7 @@
 matrix          [K, N] of the activation type
 dequantizable   int4 and int8: [K', N] and scales [K' / group, N], K' whole groups; fp8: [K, N] and scales [N]
 words           int4: int32 [ceil(K / 8), N], element k in bits 4 (k % 8), and scales [ceil(K / group), N]
-grouped_rows    int8 [..., V, K'] and scales [..., V, K' / group]: an embedding, or matrices that are not turned; of int4
+grouped_rows    int8 [..., V, K'] and scales [..., V, K' / group]: an embedding, or matrices that are not turned; int4:
                 two integers in a byte, the first of neighbours along K in the lower half
 fp8_rows        int8 [..., N, K], the bytes of E4M3, and scales [..., N, 1]
 """
