@@ -71,7 +71,7 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     """Returns the calls of a graph after the passes of target cuda. No weight is read.
 
     dtype: the type A. max_step: the most tokens, rows of logits and sequences. Raises LoweringError for an op without a
-    kernel, and for caches that only target cpu keeps.
+    kernel.
     """
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
     logits = wide_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS, elementwise_tree), graph.outputs[0])

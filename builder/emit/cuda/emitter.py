@@ -50,8 +50,6 @@ class CudaEmitter:
         self.buffers: list[Buffer] = []
         self.tensors: dict[Value, Tensor] = {}
         """The tensor of each computed value, and of each input."""
-        self.caches: dict[Value, int] = {}
-        """The layer of each kv value."""
         self.users = graph.users()
         self.wide = self._wide_values()
 
@@ -187,9 +185,7 @@ class CudaEmitter:
 
     def _inputs(self) -> None:
         for value in self.graph.inputs:
-            if value.is_cache:
-                self.caches[value] = int(value.name.removeprefix("kv_cache."))
-            elif value.name in STEP_METADATA:
+            if value.name in STEP_METADATA:
                 self.tensors[value] = self.metadata(value.name)
 
     def _largest(self, tensor: Tensor) -> tuple[int, ...]:
