@@ -148,8 +148,8 @@ def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) ->
     require_shape(index, (tokens, k), "int32")
     require_shape(inputs["weights"], (tokens, k), "float32")
     form = _form(attrs)
-    for name, shape in (("up", (experts, halves * inner, hidden)), ("down", (experts, hidden, inner))):
-        form.check(inputs[name], inputs.get(f"{name}_scales"), shape, x.dtype)
+    for name, whole in (("up", (experts, halves * inner, hidden)), ("down", (experts, hidden, inner))):
+        form.check(inputs[name], inputs.get(f"{name}_scales"), whole, x.dtype)
     require_shape(y, (tokens, hidden), x.dtype)
     for name, shape in (("up_bias", (experts, halves * inner)), ("down_bias", (experts, hidden))):
         if name in inputs:

@@ -162,7 +162,7 @@ class CudaEmitter:
     def metadata(self, name: str, group: int = 0) -> Tensor:
         """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, or state_slots."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
-        shapes = {
+        shapes: dict[str, tuple[Any, ...]] = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
             "logit_rows": (rows,), "slots": (tokens,), "state_slots": (seqs,),
         }  # fmt: skip
