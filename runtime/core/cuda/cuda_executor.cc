@@ -1,3 +1,5 @@
+// Over 500 lines: memory, steps and copies of blocks and states are the parts of one class, which share its
+// stream and its members.
 #include "runtime/core/cuda/cuda_executor.h"
 
 #include <fcntl.h>
