@@ -1,10 +1,11 @@
-"""lower_weight_only:  quantized_linear(x, w, b?){format}  ->  weight_only_linear(x, w, b?){format}
+"""lower_weight_only:  quantized_linear(x, w, b?){format}  ->  weight_only_linear(x, w, b?){format},  and likewise
+quantized_experts and quantized_head_products
 
 T tokens, K inner, N outer.  x: [T, K], w: [N, K].  This pass is for targets whose products keep activations (all but
 cpu): the weights are rounded alike, but x is not rounded to integers. Their embedding has rows of int8.
 
-With the fact "activations" = "int8", which target onnx allows, linears stay: x is rounded as the weights are. Products
-of w8a8, which is the rounding of both, stay on targets that have a kernel for it (`keep_rounded`); others refuse it.
+With the fact "activations" = "int8", which target onnx allows, all stay: x is rounded as the weights are. Linears of
+w8a8, which is the rounding of both, stay on targets that have a kernel for it (`keep_rounded`); others refuse it.
 
 This pass is the last one of these targets. Their emitters follow.
 """
@@ -18,9 +19,13 @@ from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
+ROUNDED, KEPT = "quantized_", "weight_only_"
+"""The beginnings of the names of products that round x, and of those that do not."""
+PRODUCTS = ("linear", "experts", "head_products")
+
 
 def lower_weight_only(graph: Graph, *, keep_rounded: bool = False) -> int:
-    """Returns how many products were rewritten. keep_rounded: products of w8a8 stay.
+    """Returns how many products were rewritten. keep_rounded: linears of w8a8 stay.
 
     Raises LoweringError for a format that rounds activations, unless it stays, and UnsupportedModelError for matrices
     that must stay float32 beside narrower activations.
@@ -36,16 +41,17 @@ def lower_weight_only(graph: Graph, *, keep_rounded: bool = False) -> int:
     for node in graph.nodes:
         if node.op == "quantized_embedding" and node.attrs["format"].dtype != "int8":
             raise refusal(graph, node, "must have rows of int8 or of the activation type here")
-        if node.op != "quantized_linear":
+        product = node.op.removeprefix(ROUNDED)
+        if node.op != f"{ROUNDED}{product}" or product not in PRODUCTS:
             continue
-        if node.attrs["format"] == W8A8 and keep_rounded:
+        if node.attrs["format"] == W8A8 and keep_rounded and product == "linear":
             continue
         if node.attrs["format"] == W8A8:
             raise refusal(graph, node, "rounds its activations, and only weights can be rounded here; use int8")
         if graph.facts.activations == "int8":
             continue
         kind = (node.output.dtype, node.output.shape)
-        new = make_node(graph, "weight_only_linear", node.inputs, dict(node.attrs), [kind], node.scope)
+        new = make_node(graph, f"{KEPT}{product}", node.inputs, dict(node.attrs), [kind], node.scope)
         inserted[id(node)] = [new]
         forward[node.output] = new.output
     splice(graph, inserted, forward)

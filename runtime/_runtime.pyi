@@ -161,10 +161,12 @@ class CudaExecutor:
     def step_bytes(self, max_tokens: int, max_rows: int, max_seqs: int) -> int:
         """The bytes of the GPU that steps of these sizes take beside the cache."""
 
-    def allocate(self, blocks: Sequence[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
-        """Makes room, once: blocks is a list with one count per cache group."""
+    def allocate(self, blocks: Sequence[int], max_tokens: int, max_rows: int, max_seqs: int, state_slots: int = 0) -> None:
+        """
+        Makes room, once: blocks is a list with one count per cache group, state_slots how many sequences have states.
+        """
 
-    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], state_slots: object = ()) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
         """
         Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.
         """
@@ -181,6 +183,9 @@ class CudaExecutor:
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copies one KV block in all layers of a cache group."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies the states of all recurrent layers from one slot to another."""
 
     def close(self) -> None:
         """Frees the GPU's memory, unless an engine has taken the executor."""

@@ -76,15 +76,25 @@ def kv_attention_tolerance(kv: str, q: float, k: float, v: float, head_dim: int,
 
 
 def gpu_attention_tolerance(
-    dtype: str, q: float, k: float, v: float, head_dim: int, positions: int, scale: float, softcap: float, int8_kv: bool
+    dtype: str,
+    q: float,
+    k: float,
+    v: float,
+    head_dim: int,
+    positions: int,
+    scale: float,
+    softcap: float,
+    int8_kv: bool,
+    bias: float = 0.0,
 ) -> float:
-    """plugins/paged_attention/gpu*.py against the definition; q, k and v: the largest magnitudes.
+    """plugins/paged_attention/gpu*.py against the definition; q, k, v and bias: the largest magnitudes.
 
-    Scores are float32 sums, and a soft cap adds its cancellation; over int8 the definition rounds q to 15 bits, which
-    the GPU does not. A score off by e moves weights by e^(2 e). Each weight is rounded to `dtype`, over int8 with V's
-    scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more than half a spacing of v.
+    Scores are float32 sums, a soft cap adds its cancellation and a bias its roundings; over int8 the definition rounds
+    q to 15 bits, which the GPU does not. A score off by e moves weights by e^(2 e). Each weight is rounded to `dtype`,
+    over int8 with V's scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more than half a
+    spacing of v.
     """
-    score = scale * sum_tolerance("float32", head_dim, head_dim * q * k) + 4 * EPSILON["float32"] * softcap
+    score = scale * sum_tolerance("float32", head_dim, head_dim * q * k) + 4 * EPSILON["float32"] * (softcap + bias)
     if int8_kv:
         score += scale * head_dim * q * k / 32512
     weights = "bfloat16" if int8_kv and dtype == "float16" else dtype

@@ -28,6 +28,13 @@ VARIANTS: tuple[tuple[str, str, str | None, str], ...] = (
     ("phi3", "float16", None, "auto"), ("cohere", "float16", None, "auto"), ("olmo2", "bfloat16", None, "auto"),
     ("granite", "bfloat16", None, "auto"), ("glm4", "bfloat16", None, "auto"), ("qwen3_moe", "float32", None, "auto"),
     ("mixtral", "bfloat16", None, "auto"), ("gpt_oss", "bfloat16", None, "auto"),
+    ("mixtral", "float16", "int4", "auto"), ("mixtral", "bfloat16", "fp8", "auto"), ("bloom", "bfloat16", None, "auto"),
+    ("llama4_text_some", "bfloat16", None, "auto"), ("gemma4_shared", "bfloat16", None, "int8"),
+    ("minicpm3", "bfloat16", None, "auto"), ("deepseek_v2_experts", "float16", "int4", "auto"),
+    ("mamba", "bfloat16", None, "auto"), ("mamba2", "float32", None, "auto"), ("falcon_h1", "bfloat16", None, "auto"),
+    ("recurrent_gemma", "bfloat16", None, "auto"), ("qwen3_next", "bfloat16", None, "auto"),
+    ("kimi_linear", "bfloat16", "int8", "auto"), ("minimax", "bfloat16", None, "auto"),
+    ("lfm2", "float16", "int4", "auto"),
 )  # fmt: skip
 """(variant of tests/support/tiny_families.py, type, formats of weights, type of the KV cache)"""
 BLOCK = 16
@@ -37,7 +44,7 @@ LIMITS = (64, 64, 8)
 def make(folder: Path, sm: int, only: list[str]) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
     from support.cached_graphs import cached_case
-    from support.cuda_model import MAX_STEP
+    from support.cuda_model import MAX_STEP, wide_enough
     from support.plugin_form import SEQUENCES, STEPS, PluginModel, lower, step_metadata
     from tensorwright.builder.emit.cuda.emit import plan_graph
     from tensorwright.builder.emit.cuda.plan_file import to_bytes
@@ -59,8 +66,7 @@ def make(folder: Path, sm: int, only: list[str]) -> None:
         name = "-".join(filter(None, (variant, dtype, (quantize or "").partition(",")[0], kv.replace("auto", ""))))
         try:
             with tempfile.TemporaryDirectory() as place:
-                wide = {"hidden_size": 64} if variant in ("gpt2", "gpt_neox") else {"head_dim": 16}
-                case = cached_case(_Folders(Path(place)), variant, **wide)
+                case = cached_case(_Folders(Path(place)), variant, **wide_enough(variant))
                 graph = lower(case.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
                 planned = plan_graph(graph, case.checkpoint, graph.facts.dtype, MAX_STEP)
                 planner, instructions = planned.traced(sm)
@@ -115,7 +121,8 @@ def check(folder: Path, report: str | None) -> float:
             executor = _runtime.CudaExecutor(
                 str(path), str(path.with_suffix(".weights")), 0, cublaslt=cublaslt_names(), graphs=True
             )
-            executor.allocate([int(count) for count in held["blocks"]], *LIMITS)
+            slots = held["counts"].shape[1] if "0.state_slots" in held else 0
+            executor.allocate([int(count) for count in held["blocks"]], *LIMITS, slots)
             row = {"model": path.stem, **_excess(executor, held)}
             executor.close()
         except TensorwrightError as error:
@@ -134,7 +141,8 @@ def _excess(executor: Any, held: dict[str, np.ndarray]) -> dict[str, Any]:
         names = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
         tables = [(held[f"{number}.block_tables.{g}"], held[f"{number}.slots.{g}"]) for g in range(groups)]
         tables = [(np.ascontiguousarray(table), slots) for table, slots in tables]
-        logits = executor.step(*(held[f"{number}.{name}"].astype(np.int32) for name in names), tables)
+        states = held.get(f"{number}.state_slots", np.zeros(0, np.int32))
+        logits = executor.step(*(held[f"{number}.{name}"].astype(np.int32) for name in names), tables, states)
         for piece, part in zip(pieces, np.split(logits.astype(np.float64), np.cumsum(counts)[:-1]), strict=True):
             piece.append(part)
     got = [np.concatenate(piece) for piece in pieces]

@@ -203,18 +203,29 @@ class StreamedMatrix:
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """Returns float32 [T, N] for x [T, K]."""
-        node, expr, fmt = self.of.node, stored(self.of.operand), self.of.node.attrs["format"]
-        runs = self.of.quantized.halves(expr, fmt)
-        rows = int(self.of.operand.shape[1]) // runs
+        node, expr = self.of.node, stored(self.of.operand)
         x = np.ascontiguousarray(x, np.float32)
-        multiplier = Multiplier(x, fmt)
-        starts = range(0, runs * rows, rows)
-        panels = (self.of.quantized.panels(expr, fmt, start, start + rows, self.expert) for start in starts)
-        got = np.concatenate([multiplier.product(run, rows) for run in panels], axis=1)
+        got = self._kept(x) if node.op.startswith("weight_only") else self._rounded(x)
         if self.of.on_product is not None:
             exact = torch.from_numpy(x) @ self.of.floats(self.expert).T
             self.of.on_product(node, expr, _squares(torch.from_numpy(got) - exact), _squares(exact))
         return got
+
+    def _rounded(self, x: np.ndarray) -> np.ndarray:
+        """Returns the product of a target that rounds x too."""
+        expr, fmt = stored(self.of.operand), self.of.node.attrs["format"]
+        runs = self.of.quantized.halves(expr, fmt)
+        rows = int(self.of.operand.shape[1]) // runs
+        multiplier = Multiplier(x, fmt)
+        starts = range(0, runs * rows, rows)
+        panels = (self.of.quantized.panels(expr, fmt, start, start + rows, self.expert) for start in starts)
+        return np.concatenate([multiplier.product(run, rows) for run in panels], axis=1)
+
+    def _kept(self, x: np.ndarray) -> np.ndarray:
+        """Returns the product of a target that leaves x as it is."""
+        w, fmt = self.of.floats(self.expert).numpy(), self.of.node.attrs["format"]
+        product: np.ndarray = x @ restored(w, fmt, x.shape[-1], self.of.node.output.dtype).T
+        return product
 
 
 def stored(value: Value) -> WeightExpr:

@@ -4,7 +4,8 @@ A pair is the number t K + s of token t and slot s. `order` lists the pairs of e
 on; `starts` [E + 1] says where each expert's begin. A tile is ROWS pairs of one expert, so that a matrix is read once
 for each tile. Which tiles there are is known on the GPU alone: the grid is a bound, and programs beyond it end at once.
 No sum depends on the order of pairs, so that a row's result does not depend on the rows beside it, but for the tile's
-size. What lies between the products, and what each slot gives, are rounded to the activation type.
+size. What lies between the products, and what each slot gives, are rounded to the activation type. Matrices may be
+quantized: gpu_rows.py of quantized_matmul has their forms.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 from tensorwright.plugins.elementwise.gpu import activate
+from tensorwright.plugins.quantized_matmul.gpu_rows import add_product, in_scale, load_weights, scales_of
 
 
 @triton.jit
@@ -68,15 +70,17 @@ def _sloped(x, slope, ACTIVATION: tl.constexpr, SLOPED: tl.constexpr):
 
 @triton.jit
 def experts_up_kernel(
-    x, weights, up, bias, starts, order, inner, slope, limit, up_offset,
+    x, weights, up, scales, bias, starts, order, inner, slope, limit, up_offset,
     E: tl.constexpr, E_BLOCK: tl.constexpr, K: tl.constexpr, H: tl.constexpr, INNER: tl.constexpr,
     ORDER_STRIDE: tl.constexpr, INNER_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPED: tl.constexpr,
     GATED: tl.constexpr, SQUARED: tl.constexpr, LIMITED: tl.constexpr, LIMITS_ACTIVATED: tl.constexpr,
+    FORM: tl.constexpr, GROUP: tl.constexpr, ROW: tl.constexpr, GROUPS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (b, c) computes COLUMNS columns of inner [pairs, INNER] for the pairs of tile b: the gate of up x + bias.
 
-    x [T, H], up [E, 2 INNER, H] with the gate's rows first, or [E, INNER, H]; bias likewise, float32, or absent.
+    x [T, H], up [E, 2 INNER, ROW] with the gate's rows first, or [E, INNER, ROW], and scales of GROUPS columns; bias
+    likewise, float32, or absent.
     weights [T, K] are multiplied into x unless they are absent.
     """
     expert, pair, valid = _tile(starts, order, tl.program_id(0), E, E_BLOCK, ORDER_STRIDE, ROWS)
@@ -87,7 +91,9 @@ def experts_up_kernel(
     element: tl.constexpr = x.dtype.element_ty
     matrix = expert.to(tl.int64) * ((2 if GATED else 1) * INNER)
     rows_of_x = x + (pair // K).to(tl.int64)[:, None] * H
-    rows_of_w = up + (matrix + column)[:, None] * H
+    rows_of_w = up + (matrix + column)[:, None] * ROW
+    first_scales = scales_of(scales, matrix + column, GROUPS)
+    second_scales = scales_of(scales, matrix + INNER + column, GROUPS)
     if weights is not None:
         share = tl.load(weights + pair, mask=valid, other=0.0)
     first = tl.zeros((COLUMNS, ROWS), tl.float32)
@@ -98,11 +104,14 @@ def experts_up_kernel(
         if weights is not None:
             a = (a.to(tl.float32) * share[:, None]).to(element)
         a = tl.trans(a)
-        mask = inside[:, None] & (k < H)[None, :]
-        first = tl.dot(tl.load(rows_of_w + k[None, :], mask=mask, other=0.0), a, first, input_precision="ieee")
+        w = load_weights(rows_of_w, begin, inside, H, FORM, COLUMNS, DEPTH, element)
+        first = add_product(first, w, a, first_scales, begin, inside, GROUP)
         if GATED:
-            w = tl.load(rows_of_w + INNER * H + k[None, :], mask=mask, other=0.0)
-            second = tl.dot(w, a, second, input_precision="ieee")
+            w = load_weights(rows_of_w + INNER * ROW, begin, inside, H, FORM, COLUMNS, DEPTH, element)
+            second = add_product(second, w, a, second_scales, begin, inside, GROUP)
+    first = in_scale(first, first_scales, inside, FORM, GROUP)
+    if GATED:
+        second = in_scale(second, second_scales, inside, FORM, GROUP)
     if bias is not None:
         first += tl.load(bias + matrix + column, mask=inside, other=0.0)[:, None]
         if GATED:
@@ -124,13 +133,14 @@ def experts_up_kernel(
 
 @triton.jit
 def experts_down_kernel(
-    inner, weights, down, bias, starts, order, parts,
+    inner, weights, down, scales, bias, starts, order, parts,
     E: tl.constexpr, E_BLOCK: tl.constexpr, H: tl.constexpr, INNER: tl.constexpr, ORDER_STRIDE: tl.constexpr,
-    INNER_STRIDE: tl.constexpr, PARTS_STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    INNER_STRIDE: tl.constexpr, PARTS_STRIDE: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
+    ROW: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (b, c) computes COLUMNS columns of parts [pairs, H] for the pairs of tile b: the pair's weight times
-    (down inner + bias). down [E, H, INNER]; bias [E, H] float32 may be absent, and so may weights [T, K], 1 then.
+    (down inner + bias). down [E, H, ROW], and scales of GROUPS columns; bias [E, H] float32 may be absent, and
+    so may weights [T, K], 1 then.
     """
     expert, pair, valid = _tile(starts, order, tl.program_id(0), E, E_BLOCK, ORDER_STRIDE, ROWS)
     if expert == E:
@@ -138,15 +148,18 @@ def experts_down_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < H
     wide = pair.to(tl.int64)
-    rows_of_w = down + (expert.to(tl.int64) * H + column)[:, None] * INNER
+    element: tl.constexpr = inner.dtype.element_ty
+    rows_of_w = down + (expert.to(tl.int64) * H + column)[:, None] * ROW
+    row_scales = scales_of(scales, expert.to(tl.int64) * H + column, GROUPS)
     acc = tl.zeros((COLUMNS, ROWS), tl.float32)
     for begin in range(0, INNER, DEPTH):
         k = begin + tl.arange(0, DEPTH)
         a = tl.load(
             inner + wide[:, None] * INNER_STRIDE + k[None, :], mask=valid[:, None] & (k < INNER)[None, :], other=0.0
         )
-        w = tl.load(rows_of_w + k[None, :], mask=inside[:, None] & (k < INNER)[None, :], other=0.0)
-        acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
+        w = load_weights(rows_of_w, begin, inside, INNER, FORM, COLUMNS, DEPTH, element)
+        acc = add_product(acc, w, tl.trans(a), row_scales, begin, inside, GROUP)
+    acc = in_scale(acc, row_scales, inside, FORM, GROUP)
     if bias is not None:
         acc += tl.load(bias + expert * H + column, mask=inside, other=0.0)[:, None]
     if weights is not None:

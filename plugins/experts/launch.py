@@ -3,8 +3,10 @@
     inputs   x [T, H], index [T, k] int32, weights [T, k] float32, up [E, 2 I, H] or [E, I, H], down [E, H, I],
              up_bias [E, 2 I] or [E, I] and down_bias [E, H] float32 (either may be absent)
     outputs  y [T, H]; x, up, down and y are of one type
-attrs: those of the op; for `kernels`, which sees no tensor, also `experts` (E), `hidden` (H), `inner` (I) and `k`. What
-lies between the products, and what each slot gives, are rounded to that type; both go through the workspace.
+Quantized matrices have the form that rows_launch.py of quantized_matmul gives of these shapes, with up_scales and
+down_scales beside them. attrs: those of the op, and optional form and group of the matrices; for `kernels`, which sees
+no tensor, also `experts` (E), `hidden` (H), `inner` (I) and `k`. What lies between the products, and what each slot
+gives, are rounded to that type; both go through the workspace.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from tensorwright.plugins.gpu.launch import (
     require_dense,
     require_shape,
 )
+from tensorwright.plugins.quantized_matmul.rows_launch import FLOAT, Form
 
 MODULE = "tensorwright.plugins.experts.gpu"
 MAX_EXPERTS = 2048
@@ -37,8 +40,6 @@ ROWS = (16, 64)
 """The pairs of a tile, in each specialisation. Experts with more pairs than the first, on average, get the second."""
 COLUMNS = 64
 WARPS = {16: 4, 64: 8}
-DEPTH = {16: 64, 64: 64}
-FLOAT32_DEPTH = 32
 STAGES = 3
 ORDER_BLOCK = 1024
 SUM_BLOCK = 1024
@@ -108,10 +109,11 @@ def launches(
         (_down(attrs, sizes, dtypes, rows), grid_of(tiles, ceil_div(sizes.hidden, COLUMNS))),
         (_sum(attrs, sizes), grid_of(tokens, ceil_div(sizes.hidden, SUM_BLOCK))),
     )
-    biases = {"experts_up_kernel": "up_bias", "experts_down_kernel": "down_bias"}
+    matrices = {"experts_up_kernel": "up", "experts_down_kernel": "down"}
     made = []
     for spec, grid in work:
-        values = {**known, "bias": known.get(biases.get(spec.kernel, ""))}
+        matrix = matrices.get(spec.kernel, "")
+        values = {**known, **{name: known.get(f"{matrix}_{name}") for name in ("bias", "scales")}}
         made.append(make_launch(spec, grid, {name: values[name] for name, _ in spec.signature}))
     return made
 
@@ -120,9 +122,10 @@ def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int
     """Returns enough for every number of tokens up to that of shapes_max["x"].
 
     shapes_max has the shapes of x, index and down. attrs["dtype"]: the type of x; absent, it is taken for float32.
+    attrs["inner"] may be absent if the matrices are not quantized.
     """
-    (tokens, hidden), (experts, _, inner) = shapes_max["x"], shapes_max["down"]
-    sizes = Sizes(experts, hidden, inner, shapes_max["index"][1], attrs.get("dtype", "float32"))
+    (tokens, hidden), (experts, _, row) = shapes_max["x"], shapes_max["down"]
+    sizes = Sizes(experts, hidden, attrs.get("inner", row), shapes_max["index"][1], attrs.get("dtype", "float32"))
     return sizes.starts_bytes + tokens * sizes.k * sizes.record_bytes
 
 
@@ -140,12 +143,13 @@ def _parts_of(workspace: Tensor, sizes: Sizes, pairs: int) -> dict[str, Tensor]:
 
 def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> Sizes:
     x, index, down = inputs["x"], inputs["index"], inputs["down"]
-    (tokens, hidden), k, (experts, _, inner) = x.shape, index.shape[1], down.shape
+    (tokens, hidden), k, experts, inner = x.shape, index.shape[1], down.shape[0], attrs.get("inner", down.shape[2])
     halves = 2 if _gate(attrs)["gated"] else 1
     require_shape(index, (tokens, k), "int32")
     require_shape(inputs["weights"], (tokens, k), "float32")
-    require_shape(inputs["up"], (experts, halves * inner, hidden), x.dtype)
-    require_shape(down, (experts, hidden, inner), x.dtype)
+    form = _form(attrs)
+    for name, whole in (("up", (experts, halves * inner, hidden)), ("down", (experts, hidden, inner))):
+        form.check(inputs[name], inputs.get(f"{name}_scales"), whole, x.dtype)
     require_shape(y, (tokens, hidden), x.dtype)
     for name, shape in (("up_bias", (experts, halves * inner)), ("down_bias", (experts, hidden))):
         if name in inputs:
@@ -157,6 +161,10 @@ def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) ->
 def _gate(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what gate.py knows of the attributes, with the values of those that are absent."""
     return check_gate({name: attrs[name] for name in ("activation", *OPTIONAL_ATTRS) if name in attrs})
+
+
+def _form(attrs: Mapping[str, Any]) -> Form:
+    return Form(attrs.get("form", FLOAT), attrs.get("group", 0))
 
 
 def _numbers(attrs: Mapping[str, Any]) -> dict[str, float]:
@@ -183,7 +191,9 @@ def _order(attrs: Mapping[str, Any], sizes: Sizes) -> KernelSpec:
 
 def _up(attrs: Mapping[str, Any], sizes: Sizes, dtypes: Mapping[str, str], rows: int) -> KernelSpec:
     gate = _gate(attrs)
-    names = ("x", *(("weights",) if gate["scales_input"] else ()), "up", *(("bias",) if "up_bias" in dtypes else ()))
+    form = _form(attrs)
+    more = (*(("scales",) if form.scaled else ()), *(("bias",) if "up_bias" in dtypes else ()))
+    names = ("x", *(("weights",) if gate["scales_input"] else ()), "up", *more)
     constants = {
         "K": sizes.k,
         "ACTIVATION": gate["activation"],
@@ -192,35 +202,41 @@ def _up(attrs: Mapping[str, Any], sizes: Sizes, dtypes: Mapping[str, str], rows:
         "SQUARED": bool(gate["squared"]),
         "LIMITED": isfinite(gate["limit"]),
         "LIMITS_ACTIVATED": bool(gate["limits_activated"]),
+        **form.constants(sizes.hidden),
     }
     numbers = (("slope", "fp32"), ("limit", "fp32"), ("up_offset", "fp32"))
-    return _product("experts_up_kernel", sizes, (*names, "starts", "order", "inner"), numbers, constants, rows)
+    return _product("experts_up_kernel", sizes, form, (*names, "starts", "order", "inner"), numbers, constants, rows)
 
 
 def _down(attrs: Mapping[str, Any], sizes: Sizes, dtypes: Mapping[str, str], rows: int) -> KernelSpec:
-    scaled = _gate(attrs)["scales_input"]
-    names = ("inner", *(() if scaled else ("weights",)), "down", *(("bias",) if "down_bias" in dtypes else ()))
-    constants = {"PARTS_STRIDE": sizes.record_bytes // ITEM_BYTES[sizes.dtype]}
-    return _product("experts_down_kernel", sizes, (*names, "starts", "order", "parts"), (), constants, rows)
+    form = _form(attrs)
+    more = (*(("scales",) if form.scaled else ()), *(("bias",) if "down_bias" in dtypes else ()))
+    names = ("inner", *(() if _gate(attrs)["scales_input"] else ("weights",)), "down", *more)
+    constants = {"PARTS_STRIDE": sizes.record_bytes // ITEM_BYTES[sizes.dtype], **form.constants(sizes.inner)}
+    return _product("experts_down_kernel", sizes, form, (*names, "starts", "order", "parts"), (), constants, rows)
 
 
 def _product(
     kernel: str,
     sizes: Sizes,
+    form: Form,
     names: tuple[str, ...],
     numbers: tuple[tuple[str, str], ...],
     constants: Mapping[str, Constant],
     rows: int,
 ) -> KernelSpec:
     item = ITEM_BYTES[sizes.dtype]
-    kinds = {"weights": "float32", "bias": "float32", "starts": "int32", "order": "int32"}
-    wide = all(size * item % 16 == 0 for size in (sizes.hidden, sizes.inner))
+    matrix = form.dtype(sizes.dtype)
+    small = {"weights": "float32", "bias": "float32", "starts": "int32", "order": "int32"}
+    kinds = {**small, "up": matrix, "down": matrix}
+    columns = (sizes.hidden, sizes.inner)
+    wide = all(size * item % 16 == 0 and form.aligns(size, sizes.dtype) for size in columns)
     return KernelSpec(
         kernel=kernel,
         module=MODULE,
         signature=(*((name, POINTERS[kinds.get(name, sizes.dtype)]) for name in names), *numbers),
         constants=(
-            *((name, None) for name in ("weights", "bias") if name not in names),
+            *((name, None) for name in ("weights", "scales", "bias") if name not in names),
             ("E", sizes.experts),
             ("E_BLOCK", next_power_of_2(sizes.experts)),
             ("H", sizes.hidden),
@@ -230,9 +246,9 @@ def _product(
             *constants.items(),
             ("ROWS", rows),
             ("COLUMNS", COLUMNS),
-            ("DEPTH", FLOAT32_DEPTH if sizes.dtype == "float32" else DEPTH[rows]),
+            ("DEPTH", form.depth(sizes.dtype)),
         ),
-        aligned=tuple(name for name in names if name not in kinds) if wide else (),
+        aligned=tuple(name for name in names if name not in (*small, "scales")) if wide else (),
         num_warps=WARPS[rows],
         num_stages=STAGES,
     )

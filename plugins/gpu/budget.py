@@ -9,21 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.errors import KernelError
+from tensorwright.plugins.causal_conv import launch as causal_conv
+from tensorwright.plugins.delta_rule import launch as delta_rule
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
 from tensorwright.plugins.experts import launch as experts
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
+from tensorwright.plugins.head_products import launch as head_products
+from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.layer_norm import launch as layer_norm
+from tensorwright.plugins.paged_attention import latent_launch
 from tensorwright.plugins.paged_attention import launch as attention
 from tensorwright.plugins.quantized_matmul import bytes_launch, rounded_launch
 from tensorwright.plugins.quantized_matmul import launch as int4
+from tensorwright.plugins.rg_lru import launch as rg_lru
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
 from tensorwright.plugins.rotary import table_launch
 from tensorwright.plugins.route import launch as route
+from tensorwright.plugins.selective_scan import launch as selective_scan
+from tensorwright.plugins.state_space_scan import launch as state_space_scan
 from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import launch as take_columns
 from tensorwright.plugins.take_columns import slice_launch
@@ -57,6 +65,7 @@ BUDGETS = {
     "columns_norm_kernel": Budget(96, 1024),
     "add_layer_norm_kernel": Budget(96, 1024),
     "rotary_kv_write_kernel": Budget(64, 4096),
+    "latent_kv_write_kernel": Budget(64, 0),
     # A multiprocessor holds 3 blocks of 128 threads, of the GEMM 1 of 256. Where ptxas spills it does so for one block
     # more: 4 bytes are one register, written and read once for each tile.
     "int4_gemv_kernel": Budget(152, 33792, 32),
@@ -71,9 +80,11 @@ BUDGETS = {
     "route_kernel": Budget(64, 1024),
     "expert_order_kernel": Budget(64, 1024),
     # A multiprocessor holds 3 blocks of 128 threads, or 1 of 256; two stages of two matrices wait in shared memory.
-    "experts_up_kernel": Budget(184, 81920, 64),
+    # Over int4 the two of a gate take most registers, where one block of 256 threads fits.
+    "experts_up_kernel": Budget(255, 81920, 64),
     "experts_down_kernel": Budget(168, 49152, 32),
     "experts_sum_kernel": Budget(40, 0),
+    "head_products_kernel": Budget(128, 81920),
     "int4_reduce_kernel": Budget(64, 0),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
@@ -81,6 +92,14 @@ BUDGETS = {
     "attention_prefill_kernel": Budget(255, 192 * 1024, 448),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
+    # Recurrences: a state of up to 4096 numbers in the registers of 128 threads.
+    "carried_conv_kernel": Budget(80, 1024),
+    "carried_selective_scan_kernel": Budget(96, 8192),
+    "carried_scan_kernel": Budget(128, 4096),
+    "carried_delta_rule_kernel": Budget(128, 4096),
+    "carried_rg_lru_kernel": Budget(80, 0),
+    # A row of q and of the sum over latents is 512 columns wide, in registers both.
+    "attention_latent_kernel": Budget(255, 99 * 1024, 256),
 }
 """The budget of each kernel, by name. A kernel without a budget may not be shown or shipped."""
 
@@ -125,6 +144,8 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
         *_bytes(half),
         *_mixture(half),
         *_attention(sm),
+        *_latents(sm),
+        *_recurrences(sm),
     ]
 
 
@@ -186,6 +207,10 @@ def _mixture(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
         *_named("route, 8 of 128 experts", route.kernels(chosen, {"logits": "float32"}, 80)),
         ("experts, order of the pairs", order),
         *((f"experts, {stage[spec.kernel]}, {dict(spec.constants)['ROWS']} rows", spec) for spec in products),
+        *(
+            (f"experts of int4, {stage[spec.kernel]}, {dict(spec.constants)['ROWS']} rows", spec)
+            for spec in experts.kernels({**attrs, "form": "int4", "group": 128}, half, 80)[1:-1]
+        ),
         ("experts, sum of the slots", total),
     ]
 
@@ -198,12 +223,48 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
         "heads of 128": llama,
         "int8 cache, window, sinks": {**llama, "int8_kv": 1, "window": 4096, "has_sinks": 1},
         "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
+        "slopes, chunks": {**llama, "kv_heads": 32, "has_slopes": 1, "window": 8192, "chunked": True},
     }
     found = []
     for name, attrs in forms.items():
         prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
     return [*found, ("attention, sum of decode's splits", combine)]
+
+
+def _latents(sm: int) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of a DeepSeek-V2-Lite: 16 heads over latents of 512 columns beside 64 that rotate."""
+    rows = {"heads": 16, "head_dim": 576, "v_dim": 512}
+    attrs = {**rows, "scale": 0.1147, "window": 0, "softcap": 0.0}
+    decodes, prompts, _ = latent_launch.kernels(attrs, {"q": "float16"}, sm)
+    absorbed = {"heads": 16, "columns": 192, "n": 512, "k": 128}
+    kinds = dict.fromkeys(("x", "kv", "table"), "float16")
+    return [
+        *_named("rows of latents and of q", latent_kv_write.kernels({**rows, "q_columns": 192}, kinds, sm)),
+        *(
+            (f"products of heads, {dict(spec.constants)['ROWS']} rows", spec)
+            for spec in head_products.kernels(absorbed, kinds, sm)
+        ),
+        ("attention over latents, decodes", decodes),
+        ("attention over latents, prompts", prompts),
+    ]
+
+
+def _recurrences(sm: int) -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels of published sizes: Mamba 2.8B, Mamba-2 2.7B, Qwen3-Next and RecurrentGemma 2B."""
+    kinds = {**dict.fromkeys(("x", "row"), "bfloat16"), **dict.fromkeys(("w", "bias"), "float32")}
+    slot = {"slot_numbers": 1 << 20}
+    conv = {**slot, "activation": "silu", "channels": 5120, "width": 4}
+    selective = {**slot, "states": 16, "channels": 5120}
+    scan = {**slot, "heads": 80, "groups": 1, "states": 128, "dt_min": 0.0, "dt_max": 1e38, "columns": 5376}
+    delta = {**slot, "heads": 32, "key_heads": 16, "width": 128, "beta_scale": 1.0, "columns": 8192, "steps": 32}
+    return [
+        *_named("convolution of 4, with states", causal_conv.kernels(conv, kinds, sm)),
+        *_named("selective scan, 16 states", selective_scan.kernels(selective, kinds, sm)),
+        *_named("scan, 128 x 64 states", state_space_scan.kernels(scan, kinds, sm)),
+        *_named("delta rule, 128 x 128 states", delta_rule.kernels(delta, kinds, sm)),
+        *_named("gated linear recurrence", rg_lru.kernels({**slot, "channels": 2560}, kinds, sm)),
+    ]
 
 
 def _named(name: str, specs: tuple[KernelSpec, ...]) -> list[tuple[str, KernelSpec]]:

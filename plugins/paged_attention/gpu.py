@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_all
+from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, first_seen, fold_all
 
 
 @triton.jit
@@ -30,11 +30,11 @@ def find_sequence(seq_starts, seqs, tile, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def attention_prefill_kernel(
-    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, out, seqs, max_blocks,
-    q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    INT8: tl.constexpr,
+    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, slopes, out, seqs,
+    max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """The grid is: tiles, KV heads * parts of a group of HEADS heads.
 
@@ -70,8 +70,8 @@ def attention_prefill_kernel(
     seen_from = 0
     inner = 0
     if HAS_WINDOW:
-        seen_from = tl.maximum(first + first_token - window + 1, 0)
-        inner = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, end)
+        seen_from = tl.maximum(first_seen(first + first_token, window, CHUNKED), 0)
+        inner = tl.minimum(tl.cdiv(tl.maximum(first_seen(end - 1, window, CHUNKED), 0), BLOCK_N) * BLOCK_N, end)
     begin = seen_from // BLOCK_N * BLOCK_N
     causal = tl.maximum((first + first_token + 1) // BLOCK_N * BLOCK_N, inner)
 
@@ -81,13 +81,16 @@ def attention_prefill_kernel(
     if HAS_SINKS:
         top = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
         total = total + 1.0
+    slope = top
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head, mask=valid, other=0.0) * LOG2E
     table = block_tables + seq.to(tl.int64) * max_blocks
     factor = scale * LOG2E
     position = first + token
     acc, top, total = fold_all(
-        acc, top, total, rows_of_q, position, begin, inner, causal, end, seen_from, table, kv_head, k_pages, v_pages,
-        k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
-        HAS_SOFTCAP, INT8,
+        acc, top, total, rows_of_q, position, slope, begin, inner, causal, end, seen_from, table, kv_head, k_pages,
+        v_pages, k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8,
     )  # fmt: skip
     y = acc / total[:, None]
     tl.store(out + at * out_stride + column, y.to(out.dtype.element_ty), mask=mask)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_all
+from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, first_seen, fold_all
 
 
 @triton.jit
-def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def plan_splits(
+    context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr
+):
     """Returns (start of the first split, positions of a split, splits): at most MOST_SPLITS, of a multiple of SPLIT."""
     visible = context
     if HAS_WINDOW:
-        visible = tl.minimum(context, window)
+        visible = context - tl.maximum(first_seen(context - 1, window, CHUNKED), 0)
     # A window may start anywhere in the first split, so the window may touch one more split.
     length = SPLIT * tl.cdiv(visible, SPLIT * (MOST_SPLITS - 1 if HAS_WINDOW else MOST_SPLITS))
     first = (context - visible) // length * length
@@ -28,11 +30,12 @@ def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
 
 @triton.jit
 def attention_decode_kernel(
-    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, out, partials, splits,
-    max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, slopes, out, partials,
+    splits, max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """The grid is: sequences, KV heads * parts of a group of HEADS heads, splits.
 
@@ -45,7 +48,7 @@ def attention_decode_kernel(
     if tl.load(seq_starts + seq + 1) - token != 1:
         return
     context = tl.load(context_lens + seq)
-    first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+    first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW, CHUNKED)
     if split >= count:
         return
     kv_head = tl.program_id(1) // PARTS
@@ -64,7 +67,7 @@ def attention_decode_kernel(
     seen_from = begin
     inner = begin
     if HAS_WINDOW:
-        seen_from = tl.maximum(begin, context - window)
+        seen_from = tl.maximum(begin, first_seen(context - 1, window, CHUNKED))
         begin = seen_from // BLOCK_N * BLOCK_N
         inner = tl.minimum(tl.cdiv(seen_from, BLOCK_N) * BLOCK_N, end)
     full = tl.maximum(end // BLOCK_N * BLOCK_N, inner)
@@ -76,13 +79,16 @@ def attention_decode_kernel(
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, 1.0, total)
+    slope = top
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head, mask=valid, other=0.0) * LOG2E
     table = block_tables + seq.to(tl.int64) * max_blocks
     factor = scale * LOG2E
     position = tl.full([BLOCK_M], 0, tl.int32) + (context - 1)
     acc, top, total = fold_all(
-        acc, top, total, rows_of_q, position, begin, inner, full, end, seen_from, table, kv_head, k_pages, v_pages,
-        k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
-        HAS_SOFTCAP, INT8,
+        acc, top, total, rows_of_q, position, slope, begin, inner, full, end, seen_from, table, kv_head, k_pages,
+        v_pages, k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8,
     )  # fmt: skip
     if count == 1:
         y = acc / total[:, None]
@@ -110,7 +116,7 @@ def rounded_product(x, y):
 def attention_combine_kernel(
     partials, seq_starts, context_lens, out, splits, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The grid is: sequences, heads. The kernel loads AT_ONCE splits at a time and adds them in order."""
     seq = tl.program_id(0)
@@ -119,7 +125,7 @@ def attention_combine_kernel(
     if tl.load(seq_starts + seq + 1) - token != 1:
         return
     context = tl.load(context_lens + seq)
-    _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+    _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW, CHUNKED)
     if count == 1:
         return
     heads = KV_HEADS * GROUP

@@ -21,6 +21,13 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
+def first_seen(position, window, CHUNKED: tl.constexpr):
+    """Returns the first position that a position sees through its window; below 0 it sees all from 0 on. A chunk begins
+    at a multiple of its length, and other windows end at the position."""
+    return position - position % window if CHUNKED else position - window + 1
+
+
+@triton.jit
 def load_pages(table, start, seen_from, seen_to, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Returns the pages of the BLOCK_N positions from `start`, a multiple of BLOCK_N: a scalar if one page holds them,
     else [BLOCK_N]. Reads only entries of positions in [seen_from, seen_to): others may be -1."""
@@ -58,13 +65,14 @@ def cap(score, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 @triton.jit
 def fold(
-    acc, top, total, q, position, begin, end, seen_from, seen_to, table, kv_head, k_pages, v_pages, k_scales, v_scales,
-    scale, softcap, window, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    INT8: tl.constexpr, MASKED: tl.constexpr,
+    acc, top, total, q, position, slope, begin, end, seen_from, seen_to, table, kv_head, k_pages, v_pages, k_scales,
+    v_scales, scale, softcap, window, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr, INT8: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Folds tiles of [begin, end), begin a multiple of BLOCK_N. MASKED: `position` [M] decides what each row sees, and
-    no position outside [seen_from, seen_to) is read. Otherwise every row sees every position."""
+    no position outside [seen_from, seen_to) is read. Otherwise every row sees every position. slope: [M] times log2 e,
+    what a score loses for each position between the row's own and the key's."""
     pages = load_pages(table, begin, seen_from, seen_to, BLOCK_SIZE, BLOCK_N)
     for start in tl.range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
@@ -78,10 +86,12 @@ def fold(
         if INT8:
             score *= tl.load(k_scales + rows, mask=seen, other=0.0)[None, :]
         score = cap(score, scale, softcap, HAS_SOFTCAP)
+        if HAS_SLOPES:
+            score += slope[:, None] * (n[None, :] - position[:, None]).to(tl.float32)
         if MASKED:
             visible = seen[None, :] & (n[None, :] <= position[:, None])
             if HAS_WINDOW:
-                visible = visible & (n[None, :] > position[:, None] - window)
+                visible = visible & (n[None, :] >= first_seen(position, window, CHUNKED)[:, None])
             score = tl.where(visible, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         p = tl.exp2(score - higher[:, None])
@@ -101,26 +111,26 @@ def fold(
 
 @triton.jit
 def fold_all(
-    acc, top, total, q, position, begin, inner, edge, end, seen_from, table, kv_head, k_pages, v_pages, k_scales,
-    v_scales, scale, softcap, window, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    INT8: tl.constexpr,
+    acc, top, total, q, position, slope, begin, inner, edge, end, seen_from, table, kv_head, k_pages, v_pages,
+    k_scales, v_scales, scale, softcap, window, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """Folds positions [begin, end) in order. All rows see the tiles of [inner, edge), which need no mask."""
     if HAS_WINDOW:
         acc, top, total = fold(
-            acc, top, total, q, position, begin, inner, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,
-            v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
-            HAS_SOFTCAP, INT8, True,
+            acc, top, total, q, position, slope, begin, inner, seen_from, end, table, kv_head, k_pages, v_pages,
+            k_scales, v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
+            CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8, True,
         )  # fmt: skip
     acc, top, total = fold(
-        acc, top, total, q, position, inner, edge, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,
-        v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
-        HAS_SOFTCAP, INT8, False,
+        acc, top, total, q, position, slope, inner, edge, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,
+        v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED,
+        HAS_SOFTCAP, HAS_SLOPES, INT8, False,
     )  # fmt: skip
     acc, top, total = fold(
-        acc, top, total, q, position, edge, end, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,
-        v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
-        HAS_SOFTCAP, INT8, True,
+        acc, top, total, q, position, slope, edge, end, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,
+        v_scales, scale, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED,
+        HAS_SOFTCAP, HAS_SLOPES, INT8, True,
     )  # fmt: skip
     return acc, top, total

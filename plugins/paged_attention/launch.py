@@ -54,7 +54,7 @@ def launches(
     workspace: Tensor | None,
     sm: int,
 ) -> list[Launch]:
-    """Makes the launches. Operands have the node's names: q, k_pages, v_pages, k_scales, ..., sinks; out."""
+    """Makes the launches. Operands have the node's names: q, k_pages, v_pages, k_scales, ..., sinks, slopes; out."""
     op = Attention.of(attrs, inputs["q"].dtype)
     _check_operands(op, inputs, outputs)
     tokens, seqs = inputs["q"].shape[0], inputs["context_lens"].shape[0]
@@ -97,7 +97,8 @@ def _operand_types(op: Attention) -> dict[str, str | None]:
     scales = "*fp32" if op.int8_kv else None
     return {
         "q": own, "k_pages": pages, "v_pages": pages, "k_scales": scales, "v_scales": scales, "seq_starts": "*i32",
-        "context_lens": "*i32", "block_tables": "*i32", "sinks": "*fp32" if op.has_sinks else None, "out": own,
+        "context_lens": "*i32", "block_tables": "*i32", "sinks": "*fp32" if op.has_sinks else None,
+        "slopes": "*fp32" if op.has_slopes else None, "out": own,
     }  # fmt: skip
 
 
@@ -109,7 +110,8 @@ def _constants(op: Attention, tile: Tile) -> dict[str, Any]:
     return {
         "HEADS": tile.heads, "GROUP": op.group, "KV_HEADS": op.kv_heads, "HEAD_DIM": op.head_dim,
         "BLOCK_SIZE": op.block_size, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": op.block_d,
-        "HAS_WINDOW": op.window > 0, "HAS_SOFTCAP": op.softcap > 0, "HAS_SINKS": op.has_sinks, "INT8": op.int8_kv,
+        "HAS_WINDOW": op.window > 0, "CHUNKED": op.chunked, "HAS_SOFTCAP": op.softcap > 0, "HAS_SINKS": op.has_sinks,
+        "HAS_SLOPES": op.has_slopes, "INT8": op.int8_kv,
     }  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def _combine_spec(op: Attention) -> KernelSpec:
     }  # fmt: skip
     constants = {
         "KV_HEADS": op.kv_heads, "GROUP": op.group, "HEAD_DIM": op.head_dim, "BLOCK_D": op.block_d, "SPLIT": SPLIT,
-        "MOST_SPLITS": op.most_splits, "HAS_WINDOW": op.window > 0, "AT_ONCE": AT_ONCE,
+        "MOST_SPLITS": op.most_splits, "HAS_WINDOW": op.window > 0, "CHUNKED": op.chunked, "AT_ONCE": AT_ONCE,
     }  # fmt: skip
     return _spec("attention_combine_kernel", "gpu_decode", types, constants, Tile(1, AT_ONCE, 1, 4, 1))
 
@@ -193,8 +195,7 @@ def _check_operands(op: Attention, inputs: Mapping[str, Tensor], outputs: Mappin
     }  # fmt: skip
     if op.int8_kv:
         wanted |= {"k_scales": (page[:3], "float32"), "v_scales": (page[:3], "float32")}
-    if op.has_sinks:
-        wanted["sinks"] = ((op.heads,), "float32")
+    wanted |= {name: ((op.heads,), "float32") for name, there in op.vectors.items() if there}
     require(set(inputs) == set(wanted), f"operands must be {', '.join(wanted)}", ", ".join(inputs))
     for name, tensor in inputs.items():
         require_shape(tensor, *wanted[name])

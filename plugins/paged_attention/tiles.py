@@ -46,10 +46,14 @@ class Attention:
     int8_kv: bool
     block_size: int
     dtype: str
+    has_slopes: bool = False
+    chunked: bool = False
+    """Whether the window begins at a multiple of its length, and does not slide."""
 
     @staticmethod
     def of(attrs: Mapping[str, Any], dtype: str) -> Attention:
-        """Reads the attributes of a PagedAttention node, with an optional block_size. `dtype` is q's."""
+        """Reads the attributes of a PagedAttention node; block_size, has_slopes and chunked are optional. `dtype` is
+        q's."""
         self = Attention(
             heads=int(attrs["heads"]),
             kv_heads=int(attrs["kv_heads"]),
@@ -61,6 +65,8 @@ class Attention:
             int8_kv=bool(attrs["int8_kv"]),
             block_size=int(attrs.get("block_size", BLOCK_SIZE)),
             dtype=dtype,
+            has_slopes=bool(attrs.get("has_slopes", False)),
+            chunked=bool(attrs.get("chunked", False)),
         )
         self._check()
         return self
@@ -73,10 +79,16 @@ class Attention:
         require(grouped, f"{self.heads} heads must be a multiple of the KV heads", self.kv_heads)
         require(self.scale > 0, "scale must be positive", self.scale)
         require(self.window >= 0 and self.softcap >= 0, "window and softcap must not be negative", self)
+        require(self.window > 0 or not self.chunked, "chunks must have a length", self.window)
 
     @property
     def group(self) -> int:
         return self.heads // self.kv_heads
+
+    @property
+    def vectors(self) -> dict[str, bool]:
+        """Whether there are the operands that have one number for each head."""
+        return {"sinks": self.has_sinks, "slopes": self.has_slopes}
 
     @property
     def width(self) -> int:

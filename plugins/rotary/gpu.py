@@ -122,7 +122,8 @@ def rotary_kv_write_kernel(
 ):
     """qkv [T, (H + 2 KV) D], table [T, 2 HALF] float32, slots [T], q [T, H D], pages [P, KV, block_size, D], scales
     [P, KV, block_size]. Program (t, i) takes the i-th HEADS heads, of q first, then of k, then of v. HALF_BLOCK and
-    REST_BLOCK are powers of two that hold HALF and D - 2 HALF, or 0 for none. A slot below 0 is not written."""
+    REST_BLOCK are powers of two that hold HALF and D - 2 HALF, or 0 for none. A slot below 0 is not written. With KV 0
+    there are neither slots nor pages."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     q_parts: tl.constexpr = (H + HEADS - 1) // HEADS
@@ -139,7 +140,7 @@ def rotary_kv_write_kernel(
             row, angles, q, token * (H * D) + heads * D, q, heads, heads, inside, inside,
             D, HALF, HALF_BLOCK, REST_BLOCK, False,
         )  # fmt: skip
-    else:
+    elif KV > 0:
         slot = tl.load(slots + token)
         page = (slot // block_size).to(tl.int64)
         offset = slot % block_size

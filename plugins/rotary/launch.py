@@ -4,7 +4,7 @@
              k_pages, v_pages [P, Hkv, block_size, D], for int8 also k_scales, v_scales [P, Hkv, block_size] float32
     outputs  q [T, H D]; k_pages, v_pages, k_scales, v_scales: the same memory as the inputs of these names
 attrs: heads, kv_heads, head_dim, rotary_dim. Pages are of qkv's type or int8. A token whose slot is negative is not
-written to the cache.
+written to the cache. With kv_heads 0, of a layer that reads what another one wrote, there are no slots and no pages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_HEAD_DIM = 1024
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
-    return (_spec(attrs, dtypes["qkv"], dtypes["k_pages"]),)
+    return (_spec(attrs, dtypes["qkv"], dtypes.get("k_pages", "")),)
 
 
 def launches(
@@ -44,19 +44,19 @@ def launches(
     sm: int,
 ) -> list[Launch]:
     """Makes no launch for no tokens."""
-    qkv, pages = inputs["qkv"], inputs["k_pages"]
+    qkv, pages = inputs["qkv"], inputs.get("k_pages")
     _check(attrs, inputs, outputs)
     tokens = qkv.shape[0]
     if tokens == 0:
         return []
-    spec = _spec(attrs, qkv.dtype, pages.dtype)
+    spec = _spec(attrs, qkv.dtype, "" if pages is None else pages.dtype)
     values: dict[str, Any] = {
         **{name: inputs[name] for name, _ in spec.signature if name in inputs},
         "q": outputs["q"],
-        "page_stride": pages.strides[0],
-        "head_stride": pages.strides[1],
-        "block_size": pages.shape[2],
     }
+    if pages is not None:
+        page_stride, head_stride, *_ = pages.strides
+        values |= {"page_stride": page_stride, "head_stride": head_stride, "block_size": pages.shape[2]}
     block = _heads_of_a_program(attrs)
     parts = ceil_div(attrs["heads"], block) + 2 * ceil_div(attrs["kv_heads"], block)
     return [make_launch(spec, grid_of(tokens, parts), values)]
@@ -68,13 +68,20 @@ def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int
 
 def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
     heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
-    qkv, pages = inputs["qkv"], inputs["k_pages"]
+    qkv = inputs["qkv"]
     tokens, dtype = qkv.shape[0], qkv.dtype
     require_shape(qkv, (tokens, (heads + 2 * kv_heads) * head_dim), dtype)
     require_shape(outputs["q"], (tokens, heads * head_dim), dtype)
-    require_shape(inputs["slots"], (tokens,), "int32")
     if attrs["rotary_dim"]:
         require_shape(inputs["table"], (tokens, attrs["rotary_dim"]), "float32")
+    require_dense(*inputs.values(), outputs["q"])
+    if kv_heads:
+        _check_pages(attrs, inputs, outputs)
+
+
+def _check_pages(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+    pages, kv_heads, head_dim = inputs["k_pages"], attrs["kv_heads"], attrs["head_dim"]
+    require_shape(inputs["slots"], inputs["qkv"].shape[:1], "int32")
     cached = (pages.shape[0], kv_heads, pages.shape[2], head_dim)
     for name in ("k_pages", "v_pages"):
         require_shape(inputs[name], cached, pages.dtype)
@@ -86,7 +93,6 @@ def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], outputs: Mapp
     for name in names:
         if outputs[name].address != inputs[name].address:
             raise KernelError(f"rotary_kv_write writes {name} in place: the output must have the input's address")
-    require_dense(*inputs.values(), outputs["q"])
 
 
 def _heads_of_a_program(attrs: Mapping[str, Any]) -> int:
@@ -96,7 +102,8 @@ def _heads_of_a_program(attrs: Mapping[str, Any]) -> int:
 
 def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
     head_dim, rotary_dim = attrs["head_dim"], attrs["rotary_dim"]
-    if cache_dtype not in (dtype, "int8"):
+    kv_heads = attrs["kv_heads"]
+    if kv_heads and cache_dtype not in (dtype, "int8"):
         raise KernelError(f"rotary_kv_write: pages must be {dtype} or int8, got {cache_dtype}")
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim or not 1 <= head_dim <= MAX_HEAD_DIM:
         raise KernelError(
@@ -104,21 +111,17 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
             f"got rotary_dim {rotary_dim}, head_dim {head_dim}"
         )
     quantized, half, rest = cache_dtype == "int8", rotary_dim // 2, head_dim - rotary_dim
-    page = POINTERS[cache_dtype]
-    scales = (("k_scales", "*fp32"), ("v_scales", "*fp32"))
-    tensors = (
-        ("qkv", POINTERS[dtype]),
-        *((("table", "*fp32"),) if rotary_dim else ()),
-        ("slots", "*i32"),
-        ("q", POINTERS[dtype]),
-        ("k_pages", page),
-        ("v_pages", page),
-        *(scales if quantized else ()),
-    )
-    absent = [*([] if rotary_dim else ["table"]), *([] if quantized else ["k_scales", "v_scales"])]
+    page = POINTERS[cache_dtype] if kv_heads else None
+    scales = "*fp32" if quantized else None
+    kinds = {
+        "qkv": POINTERS[dtype], "table": "*fp32" if rotary_dim else None, "slots": "*i32" if kv_heads else None,
+        "q": POINTERS[dtype], "k_pages": page, "v_pages": page, "k_scales": scales, "v_scales": scales,
+        "page_stride": "i64" if kv_heads else None, "head_stride": "i32" if kv_heads else None,
+        "block_size": "i32" if kv_heads else None,
+    }  # fmt: skip
     sizes = {
         "H": attrs["heads"],
-        "KV": attrs["kv_heads"],
+        "KV": kv_heads,
         "D": head_dim,
         "HALF": half,
         "HALF_BLOCK": next_power_of_2(half) if half else 0,
@@ -128,13 +131,14 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
     }
     # Heads begin at multiples of 16 bytes if this holds. Page and head strides are then multiples of 16 elements too.
     wide = head_dim % 16 == 0
-    pointers = tuple(name for name, _ in tensors if name != "slots")
+    signature = tuple((name, kind) for name, kind in kinds.items() if kind)
+    aligned = tuple(name for name, _ in signature if name not in ("slots", "block_size"))
     return KernelSpec(
         kernel="rotary_kv_write_kernel",
         module=MODULE,
-        signature=(*tensors, ("page_stride", "i64"), ("head_stride", "i32"), ("block_size", "i32")),
-        constants=(*((name, None) for name in absent), *sizes.items()),
-        aligned=(*pointers, "page_stride", "head_stride") if wide else (),
+        signature=signature,
+        constants=(*((name, None) for name, kind in kinds.items() if kind is None), *sizes.items()),
+        aligned=aligned if wide else (),
         num_warps=2,
         fp_fusion=False,
     )

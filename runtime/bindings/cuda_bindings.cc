@@ -45,6 +45,7 @@ Facts executor_facts(const PyCudaExecutor& self) {
   result["block_size"] = facts.block_size;
   result["block_bytes"] = facts.block_bytes;
   result["group_windows"] = facts.group_windows;
+  result["state_bytes"] = facts.state_bytes;
   result["device"] = executor.device().name;
   result["sm"] = executor.device().sm;
   result["max_num_tokens"] = executor.plan().max_tokens;
@@ -63,9 +64,10 @@ Facts executor_counters(const PyCudaExecutor& self) {
 }
 
 Logits run_step(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
-                nb::handle context_lens, nb::handle logit_rows, const Groups& groups) {
+                nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
+                nb::handle state_slots) {
   CudaExecutor& executor = self.get();
-  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
   LogitRows rows;
   {
     const nb::gil_scoped_release release;
@@ -134,11 +136,13 @@ void bind_cuda(nb::module_& m) {
       .def(
           "allocate",
           [](PyCudaExecutor& self, const std::vector<int32_t>& blocks, int32_t tokens, int32_t rows,
-             int32_t seqs) { self.get().allocate(blocks, tokens, rows, seqs, 0); },
-          "blocks"_a, "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
-          "Makes room, once: blocks is a list with one count per cache group.")
+             int32_t seqs,
+             int32_t state_slots) { self.get().allocate(blocks, tokens, rows, seqs, state_slots); },
+          "blocks"_a, "max_tokens"_a, "max_rows"_a, "max_seqs"_a, "state_slots"_a = 0,
+          "Makes room, once: blocks is a list with one count per cache group, state_slots how many sequences "
+          "have states.")
       .def("step", &run_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a, "logit_rows"_a,
-           "groups"_a,
+           "groups"_a, "state_slots"_a = nb::tuple(),
            "Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.")
       .def("step_seconds", &step_seconds, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "repeats"_a,
@@ -152,6 +156,10 @@ void bind_cuda(nb::module_& m) {
             self.get().copy_block(group, source, target);
           },
           "group"_a, "source"_a, "target"_a, "Copies one KV block in all layers of a cache group.")
+      .def(
+          "copy_state",
+          [](PyCudaExecutor& self, int32_t source, int32_t target) { self.get().copy_state(source, target); },
+          "source"_a, "target"_a, "Copies the states of all recurrent layers from one slot to another.")
       .def("close", &PyCudaExecutor::close,
            "Frees the GPU's memory, unless an engine has taken the executor.");
 }

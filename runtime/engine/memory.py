@@ -93,6 +93,18 @@ def share_cache(engine: EngineDir, size: int, max_batch_size: int, snapshots: in
     return CacheShares(size - (sequences + snapshots) * state, sequences, snapshots)
 
 
+def useful_bytes(held: int, state: int, max_batch_size: int, *, prefixes: bool) -> int:
+    """Returns the bytes that a full batch of the longest sequences can use, with snapshots of states for prefixes.
+
+    held: the bytes of KV blocks that the longest sequence holds. state: the bytes of its states.
+    """
+    states = state * max_batch_size
+    useful = held * max_batch_size + states
+    if prefixes:
+        useful += min(SNAPSHOTS_PER_SEQUENCE * states, int(useful * SNAPSHOT_SHARE / (1 - SNAPSHOT_SHARE)))
+    return useful
+
+
 def default_kv_bytes(
     engine: EngineDir, max_batch_size: int, available: int | None = None, *, prefixes: bool = True
 ) -> int:
@@ -103,11 +115,10 @@ def default_kv_bytes(
     """
     if available is None:
         available = available_memory()
-    least, states = engine.kv_block_bytes + engine.state_bytes, engine.state_bytes * max_batch_size
+    least = engine.kv_block_bytes + engine.state_bytes
     weights = engine.weights.stat().st_size
-    useful = engine.kv_block_bytes * (-(-engine.most_held // engine.block_size)) * max_batch_size + states
-    if prefixes:
-        useful += min(SNAPSHOTS_PER_SEQUENCE * states, int(useful * SNAPSHOT_SHARE / (1 - SNAPSHOT_SHARE)))
+    held = engine.kv_block_bytes * -(-engine.most_held // engine.block_size)
+    useful = useful_bytes(held, engine.state_bytes, max_batch_size, prefixes=prefixes)
     # Mapped weights are page cache, which counts as available, but the engine needs them in memory while it runs.
     room = int((available - weights) * SHARE)
     if room < least:

@@ -71,20 +71,7 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
             size = default_kv_bytes(engine, batch, free, prefixes=prefixes)
         else:
             size = check_kv_bytes(asked, engine, free)
-        shares = share_cache(engine, size, batch, options.state_snapshots if prefixes else 0)
-        if shares.sequences < batch:
-            warnings.warn(
-                f"kv_cache_memory of {format_size(size)} holds the states of {shares.sequences} completions of "
-                f"{format_size(engine.state_bytes)} each, so no more run at once, where max_batch_size is {batch}",
-                TensorwrightWarning,
-                stacklevel=2,
-            )
-        resolved = replace(
-            resolved,
-            kv_cache_bytes=shares.kv_bytes,
-            max_batch_size=shares.sequences,
-            state_snapshots=shares.snapshots,
-        )
+        resolved = _with_shares(engine, resolved, size, options.state_snapshots)
         return create_engine(engine, resolved), resolved
     with _opened_executor(engine, resolved) as (executor, ranks):
         size = executor.kv_cache_bytes(
@@ -93,8 +80,25 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
             max_num_tokens=tokens,
             max_rows=min(batch + resolved.max_prompt_logprob_rows, tokens),
         )
-        resolved = replace(resolved, kv_cache_bytes=size)
+        resolved = _with_shares(engine, resolved, size, options.state_snapshots)
         return create_engine(engine, resolved, executor, ranks), resolved
+
+
+def _with_shares(engine: EngineDir, resolved: EngineOptions, size: int, snapshots: int | None) -> EngineOptions:
+    """Returns the options with the parts of a cache of `size` bytes; snapshots: how many the user asks for. Warns where
+    fewer completions have states than a batch may hold."""
+    batch = resolved.max_batch_size
+    shares = share_cache(engine, size, batch, snapshots if resolved.enable_prefix_caching else 0)
+    if shares.sequences < batch:
+        warnings.warn(
+            f"kv_cache_memory of {format_size(size)} holds the states of {shares.sequences} completions of "
+            f"{format_size(engine.state_bytes)} each, so no more run at once, where max_batch_size is {batch}",
+            TensorwrightWarning,
+            stacklevel=3,
+        )
+    return replace(
+        resolved, kv_cache_bytes=shares.kv_bytes, max_batch_size=shares.sequences, state_snapshots=shares.snapshots
+    )
 
 
 def start_again(engine: EngineDir, options: EngineOptions) -> _runtime.Engine:

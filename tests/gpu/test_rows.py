@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_mixtures, gpu_rows
+from support import gpu_carried, gpu_latent, gpu_mixtures, gpu_rows
 
 pytestmark = pytest.mark.gpu
 LARGE = [
@@ -22,6 +22,8 @@ LARGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*gpu_rows.CASES, *gpu_mixtures.CASES, *LARGE], ids=str)
+@pytest.mark.parametrize(
+    "case", [*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES, *LARGE], ids=str
+)
 def test_equals_the_definition(device: Any, case: gpu_rows.Case) -> None:
     gpu_rows.run(device, case)

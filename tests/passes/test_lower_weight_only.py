@@ -29,6 +29,13 @@ LINEAR = f"""
   %b: float32[{N}] = weight() {{expr = @"b"}} in layers.0.mlp.up
   %y: float32[tokens, {N}] = quantized_linear(%x, %w, %b) {{format = "FORMAT"}} in layers.0.mlp.up
   return %y"""
+HEADS = f"""
+  %positions: int32[tokens] = input()
+  %t: float32[9, {3 * K}] = weight() {{expr = @"t"}} in wpe
+  %x: float32[tokens, {3 * K}] = embedding(%t, %positions) {{scale = 1.0}} in wpe
+  %w: float32[3, {N}, {K}] = weight() {{expr = @"w"}} in layers.0.attn
+  %y: float32[tokens, {3 * N}] = quantized_head_products(%x, %w) {{format = "FORMAT"}} in layers.0.attn
+  return %y"""
 FLOAT = LINEAR.replace("quantized_linear", "linear").replace(' {format = "FORMAT"}', "")
 EMBEDDING = f"""
   %token_ids: int32[tokens] = input()
@@ -72,6 +79,29 @@ def test_fires_once_and_rounds_weights_only(name: str) -> None:
     assert np.abs(output(after) - (x @ stored.T + arrays["b"])).max() <= bound
     if name != "fp8":  # there is no quantized_linear of it that rounds activations to integers
         assert np.abs(output(after) - output(before)).max() > bound
+
+
+@pytest.mark.parametrize("name", ["int4:g32", "int8:g64"])
+def test_each_head_has_a_matrix_of_its_own(name: str) -> None:
+    before = made(HEADS, name)
+    after = fire(before, 1)
+    assert ops(after) == ["embedding", "weight_only_head_products"]
+    arrays = source_of(before).arrays
+    x = arrays["t"][POSITIONS].astype(np.float64).reshape(-1, 3, K)
+    stored = np.stack([dequantized(quantize_weights(w, parse_format(name)), K) for w in arrays["w"]])
+    bound = sum_tolerance("float32", K, float(np.einsum("thk,hnk->thn", np.abs(x), np.abs(stored)).max()))
+    wanted = np.einsum("thk,hnk->thn", x, stored.astype(np.float64)).reshape(len(x), -1)
+    assert np.abs(output(after) - wanted).max() <= bound
+    assert np.abs(output(after) - output(before)).max() > bound
+
+
+@pytest.mark.parametrize(("variant", "product"), [("mixtral", "experts"), ("minicpm3", "head_products")])
+def test_other_products_keep_activations_too(rewritten, variant: str, product: str) -> None:
+    traced = rewritten(variant).traced.clone()
+    traced.facts.quantize = parse_spec("int4,embedding=none")
+    graph = run_pipeline(traced, pipeline=WEIGHT_ONLY_PIPELINE).graph
+    assert len(graph.find(f"weight_only_{product}")) == len(graph.facts.kv_layers) * (1 + (product != "experts"))
+    assert not graph.find(f"quantized_{product}")
 
 
 @pytest.mark.parametrize("body", [FLOAT, EMBEDDING.replace("FORMAT", "int8:g32")])

@@ -14,9 +14,10 @@ from support.plan_writer import BF16, F32
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import EngineError, GraphError
 from tensorwright.ir.graph import Value
-from tensorwright.plugins.experts import op, quantized
+from tensorwright.plugins.experts import op, quantized, weight_only
 from tensorwright.plugins.experts.gate import apply_gate
 from tensorwright.plugins.gated import ACTIVATIONS
+from tensorwright.plugins.quantized_matmul.weight_only import restored
 
 pytestmark = pytest.mark.computes
 
@@ -246,3 +247,17 @@ def test_operands_that_do_not_fit(at: int, value: Value, message: str) -> None:
     operands[at] = value
     with pytest.raises(GraphError, match=message):
         op.infer(operands, attrs)
+
+
+@pytest.mark.parametrize("name", ["int4:g32", "int8:g64", "fp8"])
+def test_weight_only_experts_are_experts_of_the_restored_matrices(name: str) -> None:
+    rng, fmt = np.random.default_rng(0), parse_format(name)
+    x, weights = rng.standard_normal((5, 40)).astype(np.float32), rng.random((5, 2)).astype(np.float32)
+    index = np.stack([rng.permutation(3)[:2] for _ in range(5)])
+    up, down = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 48, 40), (3, 40, 24)))
+    (got,) = weight_only.reference([x, index, weights, up, down], {"activation": "silu", "format": fmt}, "float32")
+    kept = [np.stack([restored(w, fmt, w.shape[1], "float32") for w in matrices]) for matrices in (up, down)]
+    (wanted,) = op.reference([x, index, weights, *kept], {"activation": "silu"}, "float32")
+    np.testing.assert_array_equal(got, wanted)
+    (exact,) = op.reference([x, index, weights, up, down], {"activation": "silu"}, "float32")
+    assert np.abs(got - exact).max() > 0

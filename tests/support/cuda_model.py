@@ -12,10 +12,12 @@ import numpy as np
 from support.cuda_plan import (
     ABSENT,
     FLOAT,
+    INTEGER,
     METADATA,
     METADATA_NAMES,
     PAGES,
     SLOT,
+    STATES,
     WEIGHT,
     WORKSPACE,
     Argument,
@@ -36,7 +38,21 @@ from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor
 
 MAX_STEP = (64, 64, 8)
 """The most tokens, rows and sequences of the engines of tests."""
+WIDTHS: dict[str, dict[str, int]] = {
+    "gpt2": {"hidden_size": 64},
+    "gpt_neox": {"hidden_size": 64},
+    "bloom": {"hidden_size": 96},
+    "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
+    "recurrent_gemma": {"num_attention_heads": 2},
+    "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    **{name: {} for name in ("minicpm3", "deepseek_v2_experts", "mamba", "mamba2", "qwen3_next", "kimi_linear")},
+}
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def wide_enough(variant: str) -> dict[str, int]:
+    """What a tiny model's config needs so that its heads have the 16 columns that kernels take."""
+    return WIDTHS.get(variant, {"head_dim": 16})
 
 
 def uncompiled(spec: KernelSpec, sm: int) -> CompiledKernel:
@@ -114,17 +130,19 @@ class CudaSteps:
         for layer, (group, tensors) in enumerate(self.plan.layers):
             for place, block_bytes in enumerate(tensors):
                 self.memory.empty(f"{PAGES} {layer * 256 + place}", (self.blocks[group] * block_bytes,), "int8")
+        self.memory.empty(f"{STATES} 0", (len(SEQUENCES) * sum(self.plan.states),), "int8")
         self.memory.empty(f"{WORKSPACE} 0", (self.plan.facts["workspace_bytes"],), "int8")
 
     def _put_metadata(self, given: dict[str, np.ndarray]) -> None:
         names = [*METADATA_NAMES, *(f"slots.{g}" for g in range(self.groups))]
         names += [f"block_tables.{g}" for g in range(self.groups)]
+        names += ["state_slots"] if self.plan.states else []
         for number, name in enumerate(names):
             self.memory.blocks.pop(f"{METADATA} {number}", None)
             self.memory.put(f"{METADATA} {number}", given[name], "int32")
 
     def _block(self, arg: Argument) -> Block:
-        return self.memory.blocks[f"{arg.kind} {arg.a}"]
+        return self.memory.blocks[f"{arg.kind} {0 if arg.kind == STATES else arg.a}"]
 
     def _launches(self, instruction: Instruction, values: Sequence[int]) -> list[Launch]:
         return [
@@ -140,10 +158,11 @@ class CudaSteps:
     def _value(self, arg: Argument) -> Any:
         if arg.kind == FLOAT:
             return arg.b
-        if arg.kind > WORKSPACE:
+        if arg.kind == INTEGER:
             return arg.a
-        address = self._block(arg).tensor.address + int(arg.b)
-        return Tensor(f"{arg.kind} {arg.a}", address, (), (), "int8")
+        tensor = self._block(arg).tensor
+        layers = sum(self.plan.states[: arg.a]) if arg.kind == STATES else 0
+        return Tensor(tensor.name, tensor.address + layers + int(arg.b), (), (), "int8")
 
     def _start(self, launches: list[Launch]) -> None:
         """Runs launches, with the memory that they name alone."""

@@ -11,7 +11,7 @@ from typing import Any
 
 MAGIC = b"TWCUDAPL"
 DTYPES = ("float32", "bfloat16", "float16")
-SLOT, WEIGHT, METADATA, PAGES, WORKSPACE, INTEGER, FLOAT, ABSENT = 0, 1, 2, 3, 4, 5, 6, 255
+SLOT, WEIGHT, METADATA, PAGES, WORKSPACE, INTEGER, FLOAT, STATES, ABSENT = 0, 1, 2, 3, 4, 5, 6, 7, 255
 METADATA_NAMES = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
 
 
@@ -72,6 +72,7 @@ class CudaPlan:
     facts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[tuple[int, int], ...] = ()
     layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    states: tuple[int, ...] = ()
     slots: tuple[tuple[int, int], ...] = ()
     weights: tuple[tuple[int, int], ...] = ()
     kernels: tuple[Kernel, ...] = ()
@@ -108,7 +109,7 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     data = source if isinstance(source, bytes) else source.read_bytes()
     r = _Reader(data)
     assert r.take("8s") == MAGIC
-    assert r.take("I") == 1
+    assert r.take("I") == 2
     assert r.take("Q") == len(data)
     assert r.take("I") == zlib.crc32(data[r.at :])
     plan = CudaPlan()
@@ -120,6 +121,7 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     plan.facts["workspace_bytes"] = r.take("Q")
     plan.groups = r.list(lambda: r.take("2I"))
     plan.layers = r.list(lambda: (r.take("I"), r.list(lambda: r.take("Q"))))
+    plan.states = r.list(lambda: r.take("Q"))
     plan.slots = r.list(lambda: r.take("IQ"))
     plan.weights = r.list(lambda: r.take("2Q"))
     plan.kernels = r.list(lambda: Kernel(r.text(), *r.take("2I"), r.list(lambda: r.take("I")), r.bytes()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from tolerances import gpu_attention_tolerance
@@ -11,6 +11,7 @@ from tolerances import gpu_attention_tolerance
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 from tensorwright.plugins.paged_attention import launch, op
+from tensorwright.plugins.paged_attention.attention import first_seen
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
@@ -42,7 +43,10 @@ class Step:
     sm: int = 80
     seed: int = 0
     more_blocks: int = 1
+    has_slopes: bool = False
+    chunked: bool = False
     rng: np.random.Generator = field(init=False)
+    launch: ClassVar[Any] = launch
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -51,6 +55,7 @@ class Step:
         q = self.rng.standard_normal((self.tokens, self.heads * self.head_dim))
         self.q = rounded(q, self.dtype)
         self.sinks = self.rng.standard_normal(self.heads).astype(np.float32) * 2
+        self.slopes = (2.0 ** -self.rng.uniform(0, 8, self.heads)).astype(np.float32)
         self.seq_starts = np.cumsum([0, *(queries for queries, _ in self.sequences)]).astype(np.int32)
         self.context_lens = np.array([context for _, context in self.sequences], np.int32)
         self._make_pages()
@@ -63,7 +68,7 @@ class Step:
         self.k, self.v = np.full((2, *page), NAN)
         self.block_tables = np.full((len(counts), width), -1, np.int32)
         for seq, (queries, context) in enumerate(self.sequences):
-            dropped = max(0, context - queries - self.window + 1) // self.block_size if self.window else 0
+            dropped = int(first_seen(np.int64(context - queries), self.window, self.chunked)) // self.block_size
             for i in range(counts[seq]):
                 if i < dropped:
                     self.block_tables[seq, i] = 0
@@ -81,7 +86,8 @@ class Step:
         return {
             "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "scale": self.scale,
             "window": self.window, "softcap": self.softcap, "has_sinks": int(self.has_sinks),
-            "int8_kv": int(self.int8_kv), "block_size": self.block_size,
+            "int8_kv": int(self.int8_kv), "block_size": self.block_size, "has_slopes": int(self.has_slopes),
+            "chunked": self.chunked,
         }  # fmt: skip
 
     def memory(self) -> tuple[Memory, dict[str, Tensor], Tensor, Tensor | None]:
@@ -99,19 +105,28 @@ class Step:
         if self.int8_kv:
             inputs["k_scales"] = memory.put("k_scales", self.k_scales, "float32")
             inputs["v_scales"] = memory.put("v_scales", self.v_scales, "float32")
-        if self.has_sinks:
-            inputs["sinks"] = memory.put("sinks", self.sinks, "float32")
-        size = launch.workspace_bytes(self.attrs, {"block_tables": self.block_tables.shape}) // 4
+        for name, vector in self.vectors().items():
+            if vector is not None:
+                inputs[name] = memory.put(name, vector, "float32")
+        size = self.launch.workspace_bytes(self.attrs, {"block_tables": self.block_tables.shape}) // 4
         workspace = memory.empty("workspace", (size,), "float32") if size else None
-        return memory, inputs, memory.empty("out", self.q.shape, self.dtype), workspace
+        return memory, inputs, memory.empty("out", (self.tokens, self.out_columns), self.dtype), workspace
+
+    @property
+    def out_columns(self) -> int:
+        return self.heads * self.head_dim
+
+    def vectors(self) -> dict[str, np.ndarray | None]:
+        """The operands with one number for each head."""
+        return {"sinks": self.sinks if self.has_sinks else None, "slopes": self.slopes if self.has_slopes else None}
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        return launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
+        return self.launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
 
     def run(self, interpreter: Interpreter, change: Any = None) -> np.ndarray:
         """What the launches write; `change` may alter their list first."""
         memory, inputs, out, workspace = self.memory()
-        started: list[Launch] = launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
+        started: list[Launch] = self.launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
         interpreter.run(self.specs(), change(started) if change else started, memory)
         return memory.array("out").astype(np.float32)
 
@@ -119,19 +134,23 @@ class Step:
         # the definition multiplies what no query sees by zero, so there it must not be NaN
         arrays = [self.k, self.v, *((self.k_scales, self.v_scales) if self.int8_kv else ())]
         k, v, *scales = (np.nan_to_num(x) for x in arrays)
-        cache = PagedCache(k, v, "int8" if self.int8_kv else "float32", *scales)
+        cache = self.cache(k, v, *scales)
         some = np.diff(self.seq_starts) > 0  # the definition does not know sequences without a token
         starts = np.append(self.seq_starts[:-1][some], self.tokens)
         operands = [self.q, cache, starts, self.context_lens[some], self.block_tables[some]]
         attrs = {**self.attrs, "layer": 0}
-        return op.reference([*operands, self.sinks] if self.has_sinks else operands, attrs, "float32")[0]
+        return op.reference([*operands, *self.vectors().values()], attrs, "float32")[0]
+
+    def cache(self, k: np.ndarray, v: np.ndarray, *scales: np.ndarray) -> PagedCache:
+        return PagedCache(k, v, "int8" if self.int8_kv else "float32", *scales)
 
     def tolerance(self) -> float:
         q, (k, v) = np.abs(self.q).max(initial=0), (np.nanmax(np.abs(x), initial=0) for x in self._values())
         longest = int(self.context_lens.max(initial=1))
         return gpu_attention_tolerance(
-            self.dtype, q, k, v, self.head_dim, longest, self.scale, self.softcap, self.int8_kv
-        )
+            self.dtype, q, k, v, self.head_dim, longest, self.scale, self.softcap, self.int8_kv,
+            longest if self.has_slopes else 0.0,
+        )  # fmt: skip
 
     def _values(self) -> tuple[np.ndarray, np.ndarray]:
         if not self.int8_kv:

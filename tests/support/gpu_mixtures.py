@@ -8,9 +8,12 @@ import numpy as np
 from tolerances import rounding_tolerance, sum_tolerance
 
 from support.gpu_rows import DTYPES, Arrays, Case
+from support.gpu_stored import numbers_of, stacked
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.plugins.experts import launch as experts
 from tensorwright.plugins.experts.gate import check_gate
 from tensorwright.plugins.experts.op import compute, multiply_floats, own_experts
+from tensorwright.plugins.quantized_matmul.rows_launch import Form
 from tensorwright.plugins.route import launch as route
 from tensorwright.plugins.route import op as route_op
 
@@ -53,10 +56,11 @@ def experts_case(
     identities: int = 0,
     part: tuple[int, int] = (0, 0),
     only: int | None = None,
+    fmt: WeightFormat | None = None,
     **attrs: Any,
 ) -> Case:
-    """part: (first, total) of a rank's experts. only: the expert that every slot takes. Weights are powers of two, so
-    that products of them round nothing."""
+    """part: (first, total) of a rank's experts. only: the expert that every slot takes. fmt: of quantized
+    matrices. Weights are powers of two, so that products of them round nothing."""
     rng = np.random.default_rng(tokens + hidden + count)
     first, total = part
     attrs = {"activation": "silu", **attrs}
@@ -66,7 +70,7 @@ def experts_case(
     numbers = total or count + identities
     index = np.stack([rng.permutation(numbers)[:k] for _ in range(tokens)]) if tokens else np.zeros((0, k), np.int64)
     index = index if only is None else np.full((tokens, k), only)
-    rows = (2 if every["gated"] else 1) * inner
+    rows, stored = (2 if every["gated"] else 1) * inner, dict[str, Any]()
     inputs: dict[str, tuple[np.ndarray, str]] = {
         "x": (rng.standard_normal((tokens, hidden)), dtype),
         "index": (index, "int32"),
@@ -74,12 +78,22 @@ def experts_case(
         "up": (rng.standard_normal((count, rows, hidden)) / np.sqrt(hidden), dtype),
         "down": (rng.standard_normal((count, hidden, inner)) / np.sqrt(inner), dtype),
     }
+    if fmt is not None:
+        for name in ("up", "down"):
+            values, scales = stacked(fmt, inputs[name][0].shape)
+            inputs |= {name: (values, "int8"), f"{name}_scales": (scales, dtype)}
+        form = Form.of(fmt)
+        stored = {"form": form.name, "group": form.group, "inner": inner}
     if biases:
         inputs["up_bias"] = (rng.standard_normal((count, rows)), "float32")
         inputs["down_bias"] = (rng.standard_normal((count, hidden)), "float32")
 
     def operands(x: Arrays) -> list[Any]:
-        return [*(x[name] for name in ("x", "index", "weights", "up", "down")), x.get("up_bias"), x.get("down_bias")]
+        up, down = (
+            x[name] if fmt is None else numbers_of(x[name], x[f"{name}_scales"], fmt, columns)
+            for name, columns in (("up", hidden), ("down", inner))
+        )
+        return [*(x[name] for name in ("x", "index", "weights")), up, down, x.get("up_bias"), x.get("down_bias")]
 
     def expected(x: Arrays) -> Arrays:
         y = compute(operands(x), {**attrs, "inner": dtype}, multiply_floats) if tokens else np.zeros((0, hidden))
@@ -90,9 +104,11 @@ def experts_case(
 
     form = "-".join(f"{name}:{value}" for name, value in attrs.items()) + "-biases" * biases
     return Case(
-        f"experts-{dtype}-{tokens}x{hidden}-{count}x{inner}-{k}-{form}" + f"-{only}" * (only is not None),
+        f"experts-{dtype}-{tokens}x{hidden}-{count}x{inner}-{k}-{form}"
+        + f"-{only}" * (only is not None)
+        + f"-{fmt}" * (fmt is not None),
         experts,
-        attrs,
+        {**attrs, **stored},
         {"experts": count, "hidden": hidden, "inner": inner, "k": k},
         inputs,
         {"y": ((tokens, hidden), dtype)},
@@ -146,5 +162,9 @@ CASES = [
     experts_case("bfloat16", 4, 32, 16, 4, 3, identities=3),
     experts_case("float16", 6, 32, 16, 3, 2, part=(2, 7)),
     experts_case("float16", 40, 72, 70, 2, 1, only=1),
+    *(experts_case(dtype, 5, 72, 40, 6, 2, fmt=WeightFormat(4, 32)) for dtype in DTYPES),
+    experts_case("bfloat16", 3, 130, 70, 4, 2, fmt=WeightFormat(8, 64), biases=True),
+    experts_case("float16", 3, 48, 37, 4, 2, fmt=WeightFormat(8, 0, "fp"), activation="gelu"),
+    experts_case("bfloat16", 40, 72, 70, 2, 1, only=1, fmt=WeightFormat(4, 128)),
     experts_case("float32", 0, 16, 16, 4, 2),
 ]  # fmt: skip

@@ -19,20 +19,20 @@ Case = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def make(memory: Memory, tokens: int, attrs: dict[str, Any], dtype: str, cache: str, seed: int = 0) -> Case:
-    """Tokens of several sequences: slots in no order, in several blocks."""
+    """Tokens of several sequences: slots in no order, in several blocks. Without KV heads there are neither."""
     rng = np.random.default_rng(seed)
     heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
     pages = (BLOCKS, kv_heads, BLOCK_SIZE, head_dim)
     inputs = {
         "qkv": memory.put("qkv", rng.standard_normal((tokens, (heads + 2 * kv_heads) * head_dim)), dtype),
-        "slots": memory.put("slots", rng.permutation(BLOCKS * BLOCK_SIZE)[:tokens], "int32"),
-        "k_pages": memory.empty("k_pages", pages, cache),
-        "v_pages": memory.empty("v_pages", pages, cache),
     }
+    if kv_heads:
+        inputs["slots"] = memory.put("slots", rng.permutation(BLOCKS * BLOCK_SIZE)[:tokens], "int32")
+        inputs |= {name: memory.empty(name, pages, cache) for name in ("k_pages", "v_pages")}
     if attrs["rotary_dim"]:
         angles = rng.uniform(-9, 9, (tokens, attrs["rotary_dim"] // 2))
         inputs["table"] = memory.put("table", np.concatenate([np.cos(angles), np.sin(angles)], axis=1), "float32")
-    if cache == "int8":
+    if cache == "int8" and kv_heads:
         inputs |= {name: memory.empty(name, pages[:3], "float32") for name in ("k_scales", "v_scales")}
     outputs = {name: inputs[name] for name in inputs if name[1:] in ("_pages", "_scales")}
     return inputs, {**outputs, "q": memory.empty("q", (tokens, heads * head_dim), dtype)}
@@ -52,6 +52,8 @@ def check(memory: Memory, attrs: dict[str, Any]) -> None:
     parts = qkv.reshape(tokens, heads + 2 * kv_heads, head_dim)
     table = memory.array("table") if attrs["rotary_dim"] else np.zeros((tokens, 0), np.float32)
     near(memory.array("q").reshape(tokens, heads, head_dim), rotate(parts[:, :heads], table), dtype)
+    if not kv_heads:
+        return
     slots = memory.array("slots")
     for name, values in (
         ("k", rotate(parts[:, heads : heads + kv_heads], table)),

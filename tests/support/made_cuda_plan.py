@@ -27,7 +27,7 @@ VOCAB, BLOCK, MAX_SEQ_LEN, WIDTH = 8, 4, 64, 16
 MAX_TOKENS, MAX_SEQS = 64, 32
 EQUAL, LESS = 12, 10
 """Numbers of operations of expressions."""
-SLOT, WEIGHT, METADATA, PAGES, WORKSPACE = range(5)
+SLOT, WEIGHT, METADATA, PAGES, WORKSPACE, STATES = 0, 1, 2, 3, 4, 7
 PARAMETERS = ("*bf16", "*i32", "*i32", "*i8", "*fp32", "i32", "i64", "fp32", SCRATCH, SCRATCH)
 DECODE, PREFILL = 3, 5
 """The numbers that the launches of the two paths get as their argument i32."""
@@ -38,8 +38,9 @@ def kernel(number: int, parameters: tuple[str, ...]) -> CompiledKernel:
     return CompiledKernel(f"k{number}", "v", 90, f"k{number}", 4, 65536, 32, 0, parameters, code, "")
 
 
-def made_plan(sm: int = 90) -> Plan:
-    """Two instructions: a launch that depends on whether all sequences decode, and the product of the logits."""
+def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
+    """Two instructions: a launch that depends on whether all sequences decode, and the product of the logits. states:
+    the bytes of recurrent layers' states, of which the launch gets the last one's and the slots."""
     expressions = (
         (VARIABLE, 0, 0), (VARIABLE, 1, 0), (VARIABLE, 2, 0), (VARIABLE, 3, 0), (VARIABLE, 4, 0), (CONSTANT, 1, 0),
         (EQUAL, 0, 2), (CONSTANT, DECODE, 0), (CONSTANT, PREFILL, 0), (CONSTANT, 60, 0), (LESS, 9, 0),
@@ -47,8 +48,9 @@ def made_plan(sm: int = 90) -> Plan:
     tokens, rows, seqs, max_blocks, blocks, one, decodes, decode, prefill, _, many = range(11)
 
     def launch(grid: tuple[int, int, int], number: int) -> PlannedLaunch:
+        read = Argument(STATES, len(states) - 1) if states else Argument(SLOT, 0, 64.0)
         args = (
-            Argument(SLOT, 0, 64.0), Argument(METADATA, 0), Argument(METADATA, 6), Argument(PAGES, 1),
+            read, Argument(METADATA, 0), Argument(METADATA, 7 if states else 6), Argument(PAGES, 1),
             Argument(WORKSPACE, 0, 256.0), Argument(INTEGER, number), Argument(INTEGER, blocks),
             Argument(FLOAT, 0, 0.5),
         )  # fmt: skip
@@ -71,6 +73,7 @@ def made_plan(sm: int = 90) -> Plan:
         instructions=(Launches("layer.0 made", nodes),
                       Product("head", rows, VOCAB, WIDTH, "bfloat16", "float32", operands)),
         logits_slot=2,
+        states=states,
     )  # fmt: skip
 
 

@@ -157,6 +157,7 @@ def step_metadata(adapter: RaggedAdapter, counts: Sequence[int], groups: int) ->
     present = [i for i, n in enumerate(counts) if n]
     spans = [range(adapter.done[i], adapter.done[i] + counts[i]) for i in present]
     found = {name: given.get(name, np.zeros(0, np.int32)) for name in step}
+    found |= {name: given[name] for name in ("state_slots",) if name in given}
     found["positions"] = np.array([p for span in spans for p in span], np.int32)
     tables, block = adapter.tables[present], adapter.block_size
     for group in range(groups):

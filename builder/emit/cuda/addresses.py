@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from tensorwright.errors import KernelError
 
-SLOT, WEIGHT, METADATA, PAGES, WORKSPACE = range(5)
-"""The kinds of memory, by the numbers that a plan has. While a graph is read, SLOT counts buffers (slots.py)."""
+SLOT, WEIGHT, METADATA, PAGES, WORKSPACE, STATES = 0, 1, 2, 3, 4, 7
+"""The kinds of memory, by the numbers that a plan has, in which 5 and 6 are no memory (plan_file.py). While a graph is
+read, SLOT counts buffers (slots.py)."""
 ALIGNMENT = 256
 """Each such memory begins at a multiple of this many bytes."""
 PAGES_OF_A_LAYER = 256

@@ -11,9 +11,7 @@ from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS,
 from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
-from tensorwright.builder.emit.onnx.refuse_states import refuse_states
 from tensorwright.engine_format.dtypes import ITEM_BYTES
-from tensorwright.errors import LoweringError
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
@@ -65,6 +63,7 @@ class PlannedGraph:
             expressions=tuple(emitter.expressions.items),
             instructions=instructions,
             logits_slot=self.logits_slot,
+            states=tuple(layer.bytes for layer in facts.state_layers),
         )
 
 
@@ -72,11 +71,8 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     """Returns the calls of a graph after the passes of target cuda. No weight is read.
 
     dtype: the type A. max_step: the most tokens, rows of logits and sequences. Raises LoweringError for an op without a
-    kernel, and for caches that only target cpu keeps.
+    kernel.
     """
-    refuse_states(graph)
-    if any(layer.v_dim for layer in graph.facts.kv_layers):
-        raise LoweringError("latent attention has no kernel for target cuda; build with target cpu")
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
     logits = wide_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS, elementwise_tree), graph.outputs[0])
     uses = [buffers_of(call) for call in emitter.calls]
@@ -92,7 +88,7 @@ def kv_layers(facts: Facts, dtype: str) -> tuple[KvLayerPages, ...]:
         vectors = layer.kv_heads * facts.block_size
         sizes = [
             vectors * (layer.head_dim if name.endswith("pages") else 1) * ITEM_BYTES[kind]
-            for name, kind in page_kinds(layer.dtype_or(dtype))
+            for name, kind in page_kinds(layer, dtype)
         ]
         found.append(KvLayerPages(layer.group, tuple(sizes)))
     return tuple(found)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tensorwright.builder.emit.cuda.addresses import METADATA, PAGES, PAGES_OF_A_LAYER, SLOT, Address
+from tensorwright.builder.emit.cuda.addresses import METADATA, PAGES, PAGES_OF_A_LAYER, SLOT, STATES, Address
 from tensorwright.builder.emit.cuda.calls import Call, LaunchModule, OpCall, ProductCall
 from tensorwright.builder.emit.cuda.plan_file import ROW_KINDS, variable_names
 from tensorwright.builder.emit.cuda.sizes import Expressions, Size, Variable
@@ -21,6 +21,7 @@ from tensorwright.builder.emit.onnx.plugin_io import groups_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError, LoweringError
+from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import ELEMENTWISE, kind_of
 from tensorwright.models.checkpoint import Checkpoint
@@ -28,7 +29,8 @@ from tensorwright.passes.rewriting.elementwise_trees import Tree, Trees
 from tensorwright.plugins.gpu.launch import MAX_BLOCKS, Tensor, ceil_div
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
-"""The metadata of a step, by number. Behind these are the slots of each cache group, and then their block tables."""
+"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, and
+last, where layers are recurrent, the slots of states."""
 WIDE_OPS = frozenset(("slice", "cast", "clamp"))
 """Ops beside those on each element through which logits go without a rounding."""
 
@@ -48,8 +50,6 @@ class CudaEmitter:
         self.buffers: list[Buffer] = []
         self.tensors: dict[Value, Tensor] = {}
         """The tensor of each computed value, and of each input."""
-        self.caches: dict[Value, int] = {}
-        """The layer of each kv value."""
         self.users = graph.users()
         self.wide = self._wide_values()
 
@@ -138,24 +138,38 @@ class CudaEmitter:
         return computed and len(readers) == 1 and readers[0].inputs.count(value) == 1
 
     def pages(self, layer: int) -> dict[str, Tensor]:
-        """Returns the page tensors of a layer by name: k_pages, v_pages, and for int8 k_scales and v_scales."""
+        """Returns the page tensors of a layer by name, those of `page_kinds`."""
         about = self.graph.facts.kv_layers[layer]
         shape = (self.sizes[f"blocks.{about.group}"], about.kv_heads, self.graph.facts.block_size, about.head_dim)
-        kinds = page_kinds(about.dtype_or(self.dtype))
+        kinds = page_kinds(about, self.dtype)
         found = {}
         for place, (name, dtype) in enumerate(kinds):
             address: Any = Address(PAGES, layer * PAGES_OF_A_LAYER + place)
             found[name] = Tensor.dense(name, address, shape if name.endswith("pages") else shape[:3], dtype)
         return found
 
+    def state(self, layer: int) -> Tensor:
+        """Returns the state of a recurrent layer in the first slot, float32."""
+        address: Any = Address(STATES, layer)
+        numbers = self.graph.facts.state_layers[layer].bytes // ITEM_BYTES["float32"]
+        return Tensor.dense("states", address, (numbers,), "float32")
+
+    @property
+    def slot_numbers(self) -> int:
+        """The float32 numbers from the states of one slot to those of the next."""
+        return sum(layer.bytes for layer in self.graph.facts.state_layers) // ITEM_BYTES["float32"]
+
     def metadata(self, name: str, group: int = 0) -> Tensor:
-        """Returns a metadata tensor: one of STEP_METADATA, or slots or block_tables of a cache group."""
+        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, or state_slots."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
-        shapes = {
+        shapes: dict[str, tuple[Any, ...]] = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
-            "logit_rows": (rows,), "slots": (tokens,), "block_tables": (seqs, self.sizes[f"max_blocks.{group}"]),
+            "logit_rows": (rows,), "slots": (tokens,), "state_slots": (seqs,),
         }  # fmt: skip
-        places = {"slots": len(STEP_METADATA) + group, "block_tables": len(STEP_METADATA) + len(self.groups) + group}
+        if name == "block_tables":
+            shapes[name] = (seqs, self.sizes[f"max_blocks.{group}"])
+        behind, groups = len(STEP_METADATA), len(self.groups)
+        places = {"slots": behind + group, "block_tables": behind + groups + group, "state_slots": behind + 2 * groups}
         number = places[name] if name in places else STEP_METADATA.index(name)
         address: Any = Address(METADATA, number)
         return Tensor.dense(name, address, shapes[name], "int32")
@@ -171,9 +185,7 @@ class CudaEmitter:
 
     def _inputs(self) -> None:
         for value in self.graph.inputs:
-            if value.is_cache:
-                self.caches[value] = int(value.name.removeprefix("kv_cache."))
-            elif value.name in STEP_METADATA:
+            if value.name in STEP_METADATA:
                 self.tensors[value] = self.metadata(value.name)
 
     def _largest(self, tensor: Tensor) -> tuple[int, ...]:
@@ -199,7 +211,11 @@ Handlers = Mapping[str, Handler]
 TreeHandler = Callable[[CudaEmitter, Node, Tree], "list[Tensor | None]"]
 
 
-def page_kinds(dtype: str) -> list[tuple[str, str]]:
-    """Returns the name and type of each page tensor of a layer, for the type of its cache."""
+def page_kinds(layer: KvLayer, activations: str) -> list[tuple[str, str]]:
+    """Returns the name and type of each page tensor of a layer: k_pages, v_pages unless V is a part of K, and for int8
+    k_scales and v_scales."""
+    dtype = layer.dtype_or(activations)
+    if layer.v_dim:
+        return [("k_pages", dtype)]
     pages = [("k_pages", dtype), ("v_pages", dtype)]
     return pages + [("k_scales", "float32"), ("v_scales", "float32")] * (dtype == "int8")

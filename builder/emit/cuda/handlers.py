@@ -10,26 +10,38 @@ from typing import Any
 
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, Handler
 from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.errors import KernelError
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.ops import ELEMENTWISE
 from tensorwright.passes.rewriting.elementwise_trees import Tree, number_of, words_around
+from tensorwright.plugins.causal_conv import launch as causal_conv
 from tensorwright.plugins.concat import launch as concat
+from tensorwright.plugins.delta_rule import launch as delta_rule
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
 from tensorwright.plugins.experts import launch as experts_launch
 from tensorwright.plugins.gather_rows import launch as gather_rows
+from tensorwright.plugins.gpu.carried import BATCH
 from tensorwright.plugins.gpu.launch import Tensor
+from tensorwright.plugins.head_products import launch as head_products
+from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.layer_norm import launch as layer_norm
+from tensorwright.plugins.linear_attention import launch as linear_attention
+from tensorwright.plugins.paged_attention import latent_launch as latent_attention
 from tensorwright.plugins.paged_attention import launch as paged_attention
 from tensorwright.plugins.quantized_matmul import bytes_launch as byte_product
 from tensorwright.plugins.quantized_matmul import launch as int4_product
 from tensorwright.plugins.quantized_matmul import rounded_launch as rounded_product
+from tensorwright.plugins.quantized_matmul.rows_launch import Form
+from tensorwright.plugins.rg_lru import launch as rg_lru
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary_kv_write
 from tensorwright.plugins.rotary import table_launch as rotary_table
 from tensorwright.plugins.route import launch as route
+from tensorwright.plugins.selective_scan import launch as selective_scan
+from tensorwright.plugins.state_space_scan import launch as state_space_scan
 from tensorwright.plugins.swiglu import launch as gate
 from tensorwright.plugins.take_columns import slice_launch as slice_columns
 
@@ -47,7 +59,7 @@ def _quantized_embedding(e: CudaEmitter, node: Node) -> Results:
     """Restores rows of int8 when they are gathered."""
     fmt: WeightFormat = node.attrs["format"]
     values, scales = e.weights.grouped_rows(node.operand(0), fmt)
-    y, rest = e.result(node.output, "y"), {key: value for key, value in node.attrs.items() if key != "format"}
+    y, rest = e.result(node.output, "y"), _without_format(node)
     inputs = {"values": e.file.tensor(values, "values"), "scales": e.file.tensor(scales, "scales")}
     inputs["ids"] = e.activation(node.operand(1), "ids")
     e.call(node, quantized_embedding, {**rest, "group": fmt.group, "channels": y.shape[-1]}, inputs, {"y": y})
@@ -128,27 +140,41 @@ def _rotary_table(e: CudaEmitter, node: Node) -> Results:
 
 
 def _rotary_kv_write(e: CudaEmitter, node: Node) -> Results:
-    layer = node.attrs["layer"]
-    pages, group = e.pages(layer), e.graph.facts.kv_layers[layer].group
-    table = node.optional(1)
-    inputs = {"qkv": e.activation(node.operand(0), "qkv")}
+    """Rotates q, and writes K and V. A layer without heads of its own for these reads what another one wrote."""
+    layer, table = node.attrs["layer"], node.optional(1)
+    writes = node.attrs["kv_heads"] > 0
+    pages = e.pages(layer) if writes else {}
+    inputs = {"qkv": e.activation(node.operand(0), "qkv"), **pages}
     inputs |= {} if table is None else {"table": e.activation(table, "table")}
+    inputs |= {"slots": e.metadata("slots", e.graph.facts.kv_layers[layer].group)} if writes else {}
     q = e.result(node.outputs[0], "q")
-    e.call(
-        node, rotary_kv_write, node.attrs, {**inputs, "slots": e.metadata("slots", group), **pages}, {"q": q, **pages}
-    )
+    e.call(node, rotary_kv_write, node.attrs, inputs, {"q": q, **pages})
     return [q, None]
 
 
+def _latent_kv_write(e: CudaEmitter, node: Node) -> Results:
+    layer, table = node.attrs["layer"], node.optional(3)
+    pages, group = e.pages(layer), e.graph.facts.kv_layers[layer].group
+    inputs = {name: e.activation(node.operand(i), name) for i, name in enumerate(("q_latent", "q", "kv"))}
+    inputs |= {} if table is None else {"table": e.activation(table, "table")}
+    y = e.result(node.outputs[0], "y")
+    attrs = {**node.attrs, "q_columns": inputs["q"].shape[1] // node.attrs["heads"]}
+    e.call(node, latent_kv_write, attrs, {**inputs, "slots": e.metadata("slots", group), **pages}, {"y": y, **pages})
+    return [y, None]
+
+
 def _paged_attention(e: CudaEmitter, node: Node) -> Results:
-    if node.optional(6) is not None:
-        raise e.refusal(node, "attention with slopes (alibi) has no kernel for target cuda")
-    layer, sinks = node.attrs["layer"], node.optional(5)
+    layer = node.attrs["layer"]
     pages, group = e.pages(layer), e.graph.facts.kv_layers[layer].group
     inputs = {"q": e.activation(node.operand(0), "q"), **pages}
     inputs |= {name: e.metadata(name, group) for name in ("seq_starts", "context_lens", "block_tables")}
-    inputs |= {} if sinks is None else {"sinks": e.plain(sinks, "sinks", "float32")}
-    flags = {"has_sinks": int(sinks is not None), "int8_kv": int(len(pages) > 2)}
+    if "v_dim" in node.attrs:
+        out, attrs = e.result(node.output, "out"), {**node.attrs, "block_size": e.graph.facts.block_size}
+        e.call(node, latent_attention, attrs, inputs, {"out": out})
+        return [out]
+    vectors = {"sinks": node.optional(5), "slopes": node.optional(6)}
+    inputs |= {name: e.plain(v, name, "float32") for name, v in vectors.items() if v is not None}
+    flags = {f"has_{name}": int(v is not None) for name, v in vectors.items()} | {"int8_kv": int(len(pages) > 2)}
     out = e.result(node.output, "out")
     attrs = {**node.attrs, **flags, "block_size": e.graph.facts.block_size}
     e.call(node, paged_attention, attrs, inputs, {"out": out})
@@ -214,16 +240,64 @@ def _route(e: CudaEmitter, node: Node) -> Results:
 
 
 def _experts(e: CudaEmitter, node: Node) -> Results:
-    x, index, weights = (e.activation(node.operand(i), name) for i, name in enumerate(("x", "index", "weights")))
-    up, down = (e.plain(node.operand(i), name) for i, name in ((3, "up"), (4, "down")))
+    inputs = {name: e.activation(node.operand(i), name) for i, name in enumerate(("x", "index", "weights"))}
+    form = _form(e, node)
+    for i, name in ((3, "up"), (4, "down")):
+        inputs |= _matrices(e, node, node.operand(i), name, f"{name}_scales")
     biases = {name: node.optional(i) for i, name in ((5, "up_bias"), (6, "down_bias"))}
-    inputs = {"x": x, "index": index, "weights": weights, "up": up, "down": down}
     inputs |= {name: e.plain(v, name, "float32") for name, v in biases.items() if v is not None}
     y = e.result(node.output, "y")
-    experts, hidden, inner = down.shape
-    sizes = {"experts": experts, "hidden": hidden, "inner": inner, "k": index.shape[-1], "dtype": x.dtype}
-    e.call(node, experts_launch, {**node.attrs, **sizes}, inputs, {"y": y})
+    experts, hidden, inner = (int(size) for size in node.operand(4).shape)
+    sizes = {"experts": experts, "hidden": hidden, "inner": inner, "k": inputs["index"].shape[-1], "dtype": y.dtype}
+    e.call(node, experts_launch, {**_without_format(node), **sizes, **form}, inputs, {"y": y})
     return [y]
+
+
+def _head_products(e: CudaEmitter, node: Node) -> Results:
+    x, y = e.activation(node.operand(0), "x"), e.result(node.output, "y")
+    form, (heads, n, k) = _form(e, node), (int(size) for size in node.operand(1).shape)
+    inputs = {"x": x, **_matrices(e, node, node.operand(1), "w", "scales")}
+    sizes = {"heads": heads, "columns": x.shape[1] // heads, "n": n, "k": k}
+    e.call(node, head_products, {**sizes, **form}, inputs, {"y": y})
+    return [y]
+
+
+def _carried(e: CudaEmitter, node: Node) -> Results:
+    """Calls an op that carries a state per sequence: rows, the batch, the state, weights."""
+    launch, rows, sizes = CARRIED[node.op]
+    inputs = {name: e.activation(node.operand(i), name) for i, name in enumerate(rows)}
+    weights = {"w": node.operand(len(rows) + len(BATCH) + 1), "bias": node.optional(len(rows) + len(BATCH) + 2)}
+    inputs |= {name: e.plain(v, name, "float32") for name, v in weights.items() if v is not None}
+    inputs |= {name: e.metadata(name) for name in BATCH}
+    y = e.result(node.outputs[0], "y")
+    known = {name: inputs[operand].shape[dim] for name, (operand, dim) in sizes.items()}
+    attrs = {**node.attrs, **known, "slot_numbers": e.slot_numbers}
+    e.call(node, launch, attrs, {**inputs, "states": e.state(node.attrs["state"])}, {"y": y})
+    return [y, None]
+
+
+def _form(e: CudaEmitter, node: Node) -> dict[str, Any]:
+    """Returns the attributes of a launch.py that say how matrices are stored. Raises LoweringError."""
+    if "format" not in node.attrs:
+        return {}
+    try:
+        form = Form.of(node.attrs["format"])
+    except KernelError as error:
+        raise e.refusal(node, str(error)) from error
+    return {"form": form.name, "group": form.group}
+
+
+def _matrices(e: CudaEmitter, node: Node, value: Value, name: str, scales: str) -> dict[str, Tensor]:
+    """Returns matrices [..., N, K] in the form of the node, and their scales if it has a format."""
+    fmt: WeightFormat | None = node.attrs.get("format")
+    if fmt is None:
+        return {name: e.plain(value, name)}
+    stored = e.weights.fp8_rows(value, fmt) if fmt.kind == "fp" else e.weights.grouped_rows(value, fmt)
+    return {name: e.file.tensor(stored[0], name), scales: e.file.tensor(stored[1], scales)}
+
+
+def _without_format(node: Node) -> dict[str, Any]:
+    return {key: value for key, value in node.attrs.items() if key != "format"}
 
 
 # -- ops on each element, and copies ----------------------------------------------------------------------------------
@@ -320,6 +394,15 @@ def wide_logits(e: CudaEmitter, logits: Tensor, value: Value) -> Tensor:
     return y
 
 
+CARRIED: dict[str, tuple[Any, tuple[str, ...], dict[str, tuple[str, int]]]] = {
+    "carried_conv": (causal_conv, ("x",), {"width": ("w", 0), "channels": ("w", 1)}),
+    "carried_scan": (state_space_scan, ("row", "dt"), {"columns": ("row", 1)}),
+    "carried_selective_scan": (selective_scan, ("x", "dt", "b", "c"), {"channels": ("x", 1)}),
+    "carried_delta_rule": (delta_rule, ("row", "dt", "beta"), {"columns": ("row", 1), "steps": ("dt", 1)}),
+    "carried_linear_attention": (linear_attention, ("row",), {"columns": ("row", 1)}),
+    "carried_rg_lru": (rg_lru, ("x", "input", "decay"), {"channels": ("x", 1)}),
+}
+"""Of each op with a state: its launch.py, its rows, and the attributes of its kernels that are sizes of operands."""
 HANDLERS: dict[str, Handler] = {
     "embedding": _embedding,
     "rms_norm": _rms_norm,
@@ -331,7 +414,9 @@ HANDLERS: dict[str, Handler] = {
     "rotary_table": _rotary_table,
     "rotary_kv_write": _rotary_kv_write,
     "paged_attention": _paged_attention,
+    "latent_kv_write": _latent_kv_write,
     "gather_rows": _gather_rows,
+    **dict.fromkeys(CARRIED, _carried),
     "linear": _linear,
     "weight_only_linear": _weight_only_linear,
     "quantized_linear": _quantized_linear,
@@ -339,7 +424,8 @@ HANDLERS: dict[str, Handler] = {
     "slice": _slice,
     "concat": _concat,
     "route": _route,
-    "experts": _experts,
+    **dict.fromkeys(("experts", "weight_only_experts"), _experts),
+    **dict.fromkeys(("head_products", "weight_only_head_products"), _head_products),
     **dict.fromkeys((*ELEMENTWISE, "clamp"), _elementwise),
     "cast": _cast,
 }

@@ -8,7 +8,9 @@ items. The file is read strictly in sequence.
         weights.bin
     u32 max_tokens; u32 max_rows; u32 max_seqs: the largest step; u64 bytes of the workspace for it
     list(group): u32 window; u32 chunked
-    list(KV layer): u32 group; list(u64 bytes of one block), one for each page tensor: K, V and, where there are, scales
+    list(KV layer): u32 group; list(u64 bytes of one block), one for each page tensor: K, V unless it is a part of K,
+        and, where there are, scales
+    list(recurrent layer): u64 bytes of the state of one sequence, a multiple of 64
     list(slot): u32 kind (0 a row for each token, 1 for each row of logits, 2 for each sequence); u64 bytes of a row
     list(weight): u64 offset, a multiple of 256; u64 bytes; both of weights.bin
     list(kernel): text entry point; u32 num_warps; u32 shared_bytes; list(u32 parameter: 0 pointer, 1 i32, 2 i64,
@@ -24,8 +26,9 @@ items. The file is read strictly in sequence.
             Node 0 is the root. A branch leads to later nodes.
             arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0
             token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g
-            its block table; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression
-            a; or 6: the number b
+            its block table, and last, where layers are recurrent, the slots of states; int32), 3 page tensor (256 *
+            layer + its place), 4 workspace, 7 the state of recurrent layer a in slot 0; or 5: the integer expression a;
+            or 6: the number b
         kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype
             of D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k],
             bias [n], C [m, n], D [m, n], all dense. With m 0 nothing is computed.
@@ -45,7 +48,7 @@ from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf, Node
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import SCRATCH
 
-MAGIC, VERSION = b"TWCUDAPL", 1
+MAGIC, VERSION = b"TWCUDAPL", 2
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 PARAMETERS = {"i32": 1, "i64": 2, "fp32": 3}
 """The number of a parameter's type; that of a pointer is 0."""
@@ -108,8 +111,8 @@ class KvLayerPages:
 
 @dataclass(frozen=True)
 class Plan:
-    """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); slots: (kind, bytes of
-    a row); weights: (offset, bytes); expressions: as `Expressions.items`."""
+    """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); states: bytes of each
+    recurrent layer's; slots: (kind, bytes of a row); weights: (offset, bytes); expressions: as `Expressions.items`."""
 
     sm: int
     vocab_size: int
@@ -127,6 +130,7 @@ class Plan:
     expressions: tuple[tuple[int, int, int], ...]
     instructions: tuple[Launches | Product, ...]
     logits_slot: int
+    states: tuple[int, ...] = ()
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -138,6 +142,7 @@ def to_bytes(plan: Plan) -> bytes:
         struct.pack("<3IQ", *plan.max_step, plan.workspace_bytes),
         _list(plan.groups, lambda group: struct.pack("<2I", *group)),
         _list(plan.layers, lambda one: _u32(one.group) + _list(one.block_bytes, lambda n: struct.pack("<Q", n))),
+        _list(plan.states, lambda size: struct.pack("<Q", size)),
         _list(plan.slots, lambda slot: struct.pack("<IQ", *slot)),
         _list(plan.weights, lambda weight: struct.pack("<2Q", *weight)),
         _list(plan.kernels, _kernel),

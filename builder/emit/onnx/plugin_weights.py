@@ -3,9 +3,10 @@
 matrix          [K, N] of the activation type
 dequantizable   int4 and int8: [K', N] and scales [K' / group, N], K' whole groups; fp8: [K, N] and scales [N]
 words           int4: int32 [ceil(K / 8), N], element k in bits 4 (k % 8), and scales [ceil(K / group), N]
-grouped_rows    int8 [V, K'] and scales [V, K' / group]: an embedding, or a matrix that is not transposed
+grouped_rows    int8 [..., V, K'] and scales [..., V, K' / group]: an embedding, or matrices that are not turned; int4:
+                two integers in a byte, the first of neighbours along K in the lower half
 whole_rows      int8 [N, K], and scales [N, 1] float32: the weights of w8a8
-fp8_rows        int8 [N, K], the bytes of E4M3, and scales [N, 1]
+fp8_rows        int8 [..., N, K], the bytes of E4M3, and scales [..., N, 1]
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Value
 from tensorwright.ir.weights import WeightExpr
-from tensorwright.models.dtypes import Tensor, convert
+from tensorwright.models.dtypes import Ranges, Tensor, convert
 from tensorwright.models.read_weights import read_part
 from tensorwright.plugins.quantized_matmul.fp8 import from_codes, to_codes
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, fp8_scales, unpack
@@ -35,7 +36,7 @@ _UNIT = 32
 
 Chunks = Iterator[tuple[int, np.ndarray]]
 Pack = Callable[[np.ndarray, int], np.ndarray]
-"""Takes int8 [K of a chunk in whole groups, N] and K without padding; returns the chunk's bytes."""
+"""Takes int8 [K of a chunk in whole groups, N], or rows [N, K], and K without padding; returns the chunk's bytes."""
 
 
 class PluginWeights(Weights):
@@ -72,12 +73,13 @@ class PluginWeights(Weights):
         return values, scales
 
     def grouped_rows(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
-        """Returns an embedding's rows, and their scales."""
-        n, k = (int(d) for d in value.shape)
-        groups = fmt.groups(k)
-        tensors = [(f".{fmt.dtype}.rows", fmt.dtype, (n, groups * fmt.group))]
-        tensors += [(".rows.scales", self.dtype, (n, groups))]
-        chunks = partial(self._by_rows, expression_of(value, "an embedding"), fmt, n, k)
+        """Returns the rows of an embedding or of matrices, as bytes, and their scales."""
+        *outer, k = (int(d) for d in value.shape)
+        groups, pack = fmt.groups(k), nibbles_of_rows if fmt.bits == 4 else keep_bytes
+        row_bytes = groups * fmt.group * fmt.bits // 8
+        tensors = [(f".{fmt.dtype}.rows", "int8", (*outer, row_bytes))]
+        tensors += [(".rows.scales", self.dtype, (*outer, groups))]
+        chunks = partial(self._by_rows, expression_of(value, "an embedding"), fmt, (*outer, k), pack)
         values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
@@ -85,15 +87,16 @@ class PluginWeights(Weights):
         """Returns a matrix whose rows have one scale each, and the scales."""
         n, k = (int(d) for d in value.shape)
         tensors = [(f".{fmt}.rows", fmt.dtype, (n, k)), (".rows.scales", "float32", (n, 1))]
-        chunks = partial(self._by_rows, expression_of(value, "a quantized matrix"), fmt, n, k, "float32")
+        expr = expression_of(value, "a quantized matrix")
+        chunks = partial(self._by_rows, expr, fmt, (n, k), without_padding, "float32")
         values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
     def fp8_rows(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
-        """Returns a weight's bytes of E4M3 as int8 [N, K], and its scales [N, 1]."""
-        n, k = (int(d) for d in value.shape)
-        tensors = [(f".{fmt}.rows", "int8", (n, k)), (".rows.scales", self.dtype, (n, 1))]
-        chunks = partial(self._fp8_by_rows, expression_of(value, "a quantized matrix"), n, k)
+        """Returns the bytes of E4M3 of one or several matrices as int8, and the scale of each row."""
+        *outer, k = (int(d) for d in value.shape)
+        tensors = [(f".{fmt}.rows", "int8", (*outer, k)), (".rows.scales", self.dtype, (*outer, 1))]
+        chunks = partial(self._fp8_by_rows, expression_of(value, "a quantized matrix"), (*outer, k))
         values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
@@ -127,44 +130,42 @@ class PluginWeights(Weights):
         """Yields the packed values, some groups of all rows at a time; then all scales."""
         total, scales = self.errors.setdefault((expr, str(fmt)), RelativeError()), []
         for start, end in column_steps(n, k, fmt.group):
-            block = self._floats(expr, (0, n), (start, end))
+            block = self._floats(expr, ((0, n), (start, end)))
             made = quantized(str(expr), fmt, block, total)
             scales.append(made.scales.T)
             yield 0, pack(made.values.reshape(n, -1).T, end - start)
         yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), self.dtype)
 
-    def _by_rows(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int, scale_dtype: str = "") -> Chunks:
-        """Yields rows of whole groups, or of k elements where a row has one scale; then all scales, of the activation
-        type if scale_dtype says none."""
+    def _by_rows(
+        self, expr: WeightExpr, fmt: WeightFormat, shape: tuple[int, ...], pack: Pack, scale_dtype: str = ""
+    ) -> Chunks:
+        """Yields some packed rows of one matrix at a time; then all scales, of the activation type if scale_dtype says
+        none."""
         total, scales = self.errors.setdefault((expr, str(fmt)), RelativeError()), []
-        step = max(1, _CHUNK_ELEMENTS // k)
-        for start in range(0, n, step):
-            block = self._floats(expr, (start, min(n, start + step)), (0, k))
-            made = quantized(str(expr), fmt, block, total)
+        for ranges in row_steps(shape, max(1, _CHUNK_ELEMENTS // shape[-1])):
+            made = quantized(str(expr), fmt, self._floats(expr, ranges), total)
             scales.append(made.scales)
-            rows = made.values.reshape(len(made.values), -1)
-            yield 0, rows if fmt.group else np.ascontiguousarray(rows[:, :k])
+            yield 0, pack(made.values.reshape(len(made.values), -1), shape[-1])
         yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), scale_dtype or self.dtype)
 
     def _fp8(self, expr: WeightExpr, n: int, k: int) -> Chunks:
         """Reads the matrix twice: first for the scale of each row, then for the elements."""
         total, largest = self.errors.setdefault((expr, "fp8"), RelativeError()), np.zeros(n, np.float32)
         for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
-            block = self._floats(expr, (0, n), (start, end), np.float32)
+            block = self._floats(expr, ((0, n), (start, end)), np.float32)
             largest = np.maximum(largest, np.abs(block).max(axis=1, initial=0))
         scales = _fp8_scales(expr, largest)
         for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
-            block = self._floats(expr, (0, n), (start, end), np.float32)
+            block = self._floats(expr, ((0, n), (start, end)), np.float32)
             codes = to_codes(block / scales[:, None])
             _add_fp8_error(total, codes, scales, block)
             yield 0, codes.T
         yield 1, scales_of(str(expr), scales, self.dtype)
 
-    def _fp8_by_rows(self, expr: WeightExpr, n: int, k: int) -> Chunks:
+    def _fp8_by_rows(self, expr: WeightExpr, shape: tuple[int, ...]) -> Chunks:
         total, scales = self.errors.setdefault((expr, "fp8"), RelativeError()), []
-        step = max(1, _CHUNK_ELEMENTS // (8 * k))
-        for start in range(0, n, step):
-            block = self._floats(expr, (start, min(n, start + step)), (0, k), np.float32)
+        for ranges in row_steps(shape, max(1, _CHUNK_ELEMENTS // (8 * shape[-1]))):
+            block = self._floats(expr, ranges, np.float32)
             found = _fp8_scales(expr, np.abs(block).max(axis=1, initial=0))
             codes = to_codes(block / found[:, None])
             _add_fp8_error(total, codes, found, block)
@@ -172,13 +173,12 @@ class PluginWeights(Weights):
             yield 0, codes
         yield 1, scales_of(str(expr), np.concatenate(scales), self.dtype)
 
-    def _floats(
-        self, expr: WeightExpr, rows: tuple[int, int], columns: tuple[int, int], dtype: type | None = None
-    ) -> np.ndarray:
-        """Returns a contiguous part of a matrix: float32, or bfloat16 bits if stored so and `dtype` is not given."""
-        tensor: Tensor = read_part(expr, self.checkpoint, (rows, columns))
+    def _floats(self, expr: WeightExpr, ranges: Ranges, dtype: type | None = None) -> np.ndarray:
+        """Returns a contiguous part of one matrix: float32, or bfloat16 bits if stored so and `dtype` is not given."""
+        tensor: Tensor = read_part(expr, self.checkpoint, ranges)
         kept = "bfloat16" if tensor.dtype == "bfloat16" and dtype is None else "float32"
-        return np.ascontiguousarray(convert(tensor, kept).data)
+        data = convert(tensor, kept).data
+        return np.ascontiguousarray(data.reshape(data.shape[-2:]))
 
 
 def _fp8_scales(expr: WeightExpr, largest: np.ndarray) -> np.ndarray:
@@ -218,14 +218,32 @@ def column_steps(n: int, k: int, unit: int = _UNIT, most: int | None = None) -> 
         yield start, min(k, start + step)
 
 
+def row_steps(shape: tuple[int, ...], step: int) -> Iterator[Ranges]:
+    """Yields the ranges of at most `step` rows of one matrix at a time, of a weight [..., N, K], in order."""
+    *stacked, n, k = shape
+    for matrix in np.ndindex(*stacked):
+        for start in range(0, n, step):
+            yield (*((at, at + 1) for at in matrix), (start, min(n, start + step)), (0, k))
+
+
 def keep_bytes(values: np.ndarray, k: int) -> np.ndarray:
     return values
+
+
+def without_padding(values: np.ndarray, k: int) -> np.ndarray:
+    """Cuts rows that are padded to whole groups."""
+    return np.ascontiguousarray(values[:, :k])
 
 
 def pack_nibbles(values: np.ndarray, k: int) -> np.ndarray:
     """Packs int8 into uint8 as ONNX's INT4: elements in order, the first of two in the lower half of a byte."""
     flat = np.ascontiguousarray(values).reshape(-1, 2).view(np.uint8) & 15
     return flat[:, 0] | flat[:, 1] << 4
+
+
+def nibbles_of_rows(values: np.ndarray, k: int) -> np.ndarray:
+    """Packs int8 [N, whole groups] into int8 of half the columns: the first of two neighbours is the lower half."""
+    return pack_nibbles(values, k).reshape(len(values), -1).view(np.int8)
 
 
 def pack_words(values: np.ndarray, k: int) -> np.ndarray:

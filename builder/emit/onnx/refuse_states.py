@@ -1,4 +1,4 @@
-"""Refuses graphs with layers whose caches only target cpu keeps: states, keys and values that layers share, chunks."""
+"""Refuses graphs with layers whose caches a target does not keep: states, keys and values that layers share, chunks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ def refuse_states(graph: Graph) -> None:
     readers = sum(node.attrs["kv_heads"] == 0 for node in graph.find("rotary_kv_write"))
     if readers:
         raise LoweringError(
-            f"{readers} layers read the keys and values of other layers, which only target cpu can; build with target "
-            "cpu"
+            f"{readers} layers read the keys and values of other layers, which only targets cpu and cuda can; build "
+            "with one of these"
         )
     chunks = sorted({layer.window for layer in graph.facts.kv_layers if layer.chunked})
     if chunks:
         raise LoweringError(
-            f"some layers attend within chunks of {chunks[0]} positions, which only target cpu can; build with target "
-            f"cpu, or with a --max-seq-len of at most {chunks[0]}"
+            f"some layers attend within chunks of {chunks[0]} positions, which only targets cpu and cuda can; build "
+            f"with one of these, or with a --max-seq-len of at most {chunks[0]}"
         )
     layers = len(graph.facts.state_layers)
     if layers:
         raise LoweringError(
-            f"{layers} recurrent layers keep a state for each sequence, which only target cpu can; build with target "
-            "cpu"
+            f"{layers} recurrent layers keep a state for each sequence, which only targets cpu and cuda can; build "
+            "with one of these"
         )

@@ -1,3 +1,5 @@
+// Over 500 lines: memory, steps and copies of blocks and states are the parts of one class, which share its
+// stream and its members.
 #include "runtime/core/cuda/cuda_executor.h"
 
 #include <fcntl.h>
@@ -146,6 +148,11 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
     first_page_.push_back(pages_.size());
     for (const uint64_t bytes : layer.page_bytes) pages_.push_back({layer.group, bytes, {}});
   }
+  uint64_t offset = 0;
+  for (const uint64_t bytes : plan_.states) {
+    state_offsets_.push_back(offset);
+    offset += bytes;
+  }
   load_weights(weights_path);
 }
 
@@ -210,19 +217,25 @@ size_t CudaExecutor::step_bytes(int32_t max_tokens, int32_t max_rows, int32_t ma
                                                        : max_seqs;
     bytes += aligned(slot.row_bytes * static_cast<size_t>(rows));
   }
-  const int32_t blocks = most_blocks(facts_);
-  const StepShape largest{max_tokens, max_rows, max_seqs, std::vector<int32_t>(plan_.groups.size(), blocks)};
-  return bytes + MetadataLayout(largest).bytes;
+  return bytes + MetadataLayout(largest_shape(max_tokens, max_rows, max_seqs)).bytes;
+}
+
+StepShape CudaExecutor::largest_shape(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const {
+  const std::vector<int32_t> blocks(plan_.groups.size(), most_blocks(facts_));
+  return {max_tokens, max_rows, max_seqs, blocks, !plan_.states.empty()};
 }
 
 void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
                             int32_t max_seqs, int32_t state_slots) {
   if (checker_) refuse("allocate: may be called once only");
   if (blocks.size() != plan_.groups.size()) refuse("allocate: every cache group needs its number of blocks");
-  if (state_slots != 0) refuse("allocate: the model has no states");
+  if (plan_.states.empty() ? state_slots != 0 : state_slots < 1) {
+    refuse(concat("allocate: state_slots must be ", plan_.states.empty() ? "0" : "positive",
+                  " for a model with ", facts_.state_bytes, " bytes of states, are ", state_slots));
+  }
   check_limits(max_tokens, max_rows, max_seqs);
   bound(driver_);
-  limits_ = {max_tokens, max_rows, max_seqs, 0};
+  limits_ = {max_tokens, max_rows, max_seqs, state_slots};
   size_t bytes = 0;
   std::vector<size_t> offsets;
   for (const CudaPlan::Slot& slot : plan_.slots) {
@@ -235,9 +248,7 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   activations_ = DeviceMemory(driver_, bytes, "activations");
   for (const size_t offset : offsets) slots_.push_back(activations_.address() + offset);
   workspace_ = DeviceMemory(driver_, plan_.workspace_bytes, "workspace of kernels");
-  const int32_t most = most_blocks(facts_);
-  const StepShape largest{max_tokens, max_rows, max_seqs, std::vector<int32_t>(blocks.size(), most)};
-  const size_t packed = MetadataLayout(largest).bytes;
+  const size_t packed = MetadataLayout(largest_shape(max_tokens, max_rows, max_seqs)).bytes;
   metadata_ = DeviceMemory(driver_, packed, "metadata of steps");
   packed_ = PinnedMemory(driver_, packed, "metadata of steps");
   logits_ = PinnedMemory(driver_, plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows),
@@ -250,6 +261,9 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
     // Attention multiplies the value of a masked position by 0, so the value must not be NaN.
     driver_.check(driver_.set_bytes_async(tensor.memory.address(), 0, tensor.memory.bytes(), stream_.get()),
                   "cuMemsetD8Async");
+  }
+  if (state_slots > 0) {
+    states_ = DeviceMemory(driver_, plan_.state_bytes() * (static_cast<size_t>(state_slots) + 1), "states");
   }
   stream_.synchronize();
   checker_ = std::make_unique<StepChecker>(facts_, limits_, blocks);
@@ -268,7 +282,7 @@ bool CudaExecutor::decodes(const Step& step) const {
 }
 
 StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
-  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}};
+  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty()};
   for (const GroupTables& group : step.groups) shape.max_blocks.push_back(group.max_blocks);
   if (!bucket) return shape;
   shape.seqs = std::min({bucket_of(step.seqs()), limits_.seqs, limits_.tokens, limits_.rows});
@@ -306,7 +320,8 @@ LogitRows CudaExecutor::run(const Step& step) {
 }
 
 void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph) {
-  pack_step(step, prepared.shape, spare_, facts_.block_size, prepared.layout, packed_.data());
+  pack_step(step, prepared.shape, spare_, limits_.state_slots, facts_.block_size, prepared.layout,
+            packed_.data());
   driver_.check(
       driver_.copy_to_device_async(metadata_.address(), packed_.data(), prepared.layout.bytes, stream_.get()),
       "cuMemcpyHtoDAsync");
@@ -413,6 +428,8 @@ DevicePointer CudaExecutor::address(const Place& place, const Prepared& step) co
       return pages_[first_page_[index / kPagesOfALayer] + index % kPagesOfALayer].memory.address();
     case Place::kWorkspace:
       return workspace_.address() + place.offset;
+    case Place::kStates:
+      return states_.address() + state_offsets_[index];
     case Place::kAbsent:
       break;
   }
@@ -441,8 +458,37 @@ void CudaExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
   }
 }
 
-void CudaExecutor::copy_state(int32_t /*from*/, int32_t /*to*/) {
-  refuse("copy_state: the model has no states");
+void CudaExecutor::check_slots(const char* call, std::initializer_list<int32_t> slots) const {
+  for (const int32_t slot : slots) {
+    if (slot < 0 || slot >= limits_.state_slots)
+      refuse(concat(call, ": slot must be 0 to ", limits_.state_slots - 1, ", is ", slot));
+  }
+}
+
+DevicePointer CudaExecutor::state_at(int32_t slot) const {
+  return states_.address() + plan_.state_bytes() * static_cast<size_t>(slot);
+}
+
+void CudaExecutor::copy_state(int32_t from, int32_t to) {
+  check_slots("copy_state", {from, to});
+  if (from == to) return;
+  driver_.check(
+      driver_.copy_on_device_async(state_at(to), state_at(from), plan_.state_bytes(), stream_.get()),
+      "cuMemcpyDtoDAsync");
+}
+
+void CudaExecutor::read_state(int32_t slot, char* to) const {
+  check_slots("read_state", {slot});
+  driver_.check(driver_.copy_to_host_async(to, state_at(slot), plan_.state_bytes(), stream_.get()),
+                "cuMemcpyDtoHAsync");
+  stream_.synchronize();
+}
+
+void CudaExecutor::write_state(int32_t slot, const char* from) {
+  check_slots("write_state", {slot});
+  driver_.check(driver_.copy_to_device_async(state_at(slot), from, plan_.state_bytes(), stream_.get()),
+                "cuMemcpyHtoDAsync");
+  stream_.synchronize();
 }
 
 void CudaExecutor::read_block(int32_t group, int32_t block, char* to) const {

@@ -57,6 +57,8 @@ class CudaExecutor : public Executor {
   void copy_state(int32_t from, int32_t to) override;
   void read_block(int32_t group, int32_t block, char* to) const override;
   void write_block(int32_t group, int32_t block, const char* from) override;
+  void read_state(int32_t slot, char* to) const override;
+  void write_state(int32_t slot, const char* from) override;
 
   const CudaPlan& plan() const { return plan_; }
   const DeviceFacts& device() const { return driver_.facts(); }
@@ -93,6 +95,9 @@ class CudaExecutor : public Executor {
   void start(const LaunchRecord& launch, const Prepared& step);
   void replay(const Prepared& step);
   DevicePointer address(const Place& place, const Prepared& step) const;
+  StepShape largest_shape(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
+  DevicePointer state_at(int32_t slot) const;
+  void check_slots(const char* call, std::initializer_list<int32_t> slots) const;
   void check_blocks(const char* call, int32_t group, std::initializer_list<int32_t> blocks) const;
 
   const CudaPlan plan_;
@@ -105,9 +110,11 @@ class CudaExecutor : public Executor {
   Products products_;
   DeviceMemory weights_, workspace_, activations_, metadata_;
   PinnedMemory packed_, logits_;
-  std::vector<PageTensor> pages_;        // [layer, tensor], one behind the other
-  std::vector<size_t> first_page_;       // [layers]: its first tensor
-  std::vector<DevicePointer> slots_;     // [slots]
+  std::vector<PageTensor> pages_;     // [layer, tensor], one behind the other
+  std::vector<size_t> first_page_;    // [layers]: its first tensor
+  std::vector<DevicePointer> slots_;  // [slots]
+  DeviceMemory states_;  // [state slots, and one of padding]: for each the states of all recurrent layers
+  std::vector<uint64_t> state_offsets_;  // [recurrent layers]: in a slot
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
   std::unique_ptr<StepChecker> checker_;  // null before allocate()

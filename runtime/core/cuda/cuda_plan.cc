@@ -12,10 +12,11 @@ namespace tensorwright {
 namespace {
 
 constexpr char kMagic[] = "TWCUDAPL";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kMostBytes = size_t{1} << 30;
 constexpr uint32_t kMostWarps = 32, kMostShared = 256 << 10;
 constexpr uint32_t kMostLimit = 1 << 24;
+constexpr uint64_t kStateAlignment = 64;  // of the state of a layer in that of a sequence
 
 // Returns the CRC-32 of zlib and gzip (RFC 1952, section 8).
 uint32_t crc32(std::span<const std::byte> bytes) {
@@ -92,6 +93,7 @@ class PlanParser {
     read_head(file_bytes);
     plan_.groups = in_.list<CudaPlan::Group>(8, [&] { return CudaPlan::Group{in_.u32(), in_.u32()}; });
     plan_.layers = in_.list<CudaPlan::KvLayer>(8, [&] { return layer(); });
+    plan_.states = in_.list<uint64_t>(8, [&] { return state(); });
     plan_.slots = in_.list<CudaPlan::Slot>(12, [&] { return slot(); });
     plan_.weights = in_.list<CudaPlan::Weight>(16, [&] { return weight(); });
     plan_.kernels = in_.list<KernelRecord>(20, [&] { return kernel(); });
@@ -144,6 +146,13 @@ class PlanParser {
       in_.require(size >= 1 && size < uint64_t{1} << 32, "a block has no size");
     in_.require(bytes.size() <= static_cast<size_t>(kPagesOfALayer), "a layer has too many tensors");
     return {group, std::move(bytes)};
+  }
+
+  uint64_t state() {
+    const uint64_t bytes = in_.u64();
+    in_.require(bytes >= kStateAlignment && bytes < uint64_t{1} << 32 && bytes % kStateAlignment == 0,
+                "a state has no size");
+    return bytes;
   }
 
   CudaPlan::Slot slot() {
@@ -305,6 +314,9 @@ class PlanParser {
       case Place::kWorkspace:
         fits = b <= static_cast<double>(plan_.workspace_bytes);
         break;
+      case Place::kStates:
+        fits = known(plan_.states.size()) && b == 0;
+        break;
       default:
         break;
     }
@@ -340,6 +352,12 @@ class PlanParser {
 
 }  // namespace
 
+uint64_t CudaPlan::state_bytes() const {
+  uint64_t bytes = 0;
+  for (const uint64_t layer : states) bytes += layer;
+  return bytes;
+}
+
 ModelFacts CudaPlan::facts() const {
   ModelFacts facts;
   facts.vocab_size = static_cast<int32_t>(vocab_size);
@@ -354,6 +372,7 @@ ModelFacts CudaPlan::facts() const {
     facts.group_windows.push_back(static_cast<int32_t>(group.window));
     facts.group_chunked.push_back(group.chunked != 0);
   }
+  facts.state_bytes = static_cast<int64_t>(state_bytes());
   return facts;
 }
 

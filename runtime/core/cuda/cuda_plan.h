@@ -25,16 +25,17 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 // What the rows of an activation belong to.
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
-// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each.
+// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then,
+// if the model has states, the slots of the sequences' states.
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
 enum class StepVariable : int64_t { kTokens = 0, kRows, kSeqs, kGroups };
 
 struct Place {
-  enum Kind : uint32_t { kSlot = 0, kWeight, kMetadata, kPages, kWorkspace, kAbsent = 255 };
+  enum Kind : uint32_t { kSlot = 0, kWeight, kMetadata, kPages, kWorkspace, kStates = 7, kAbsent = 255 };
   Kind kind = kAbsent;
-  int64_t index = 0;  // pages: layer * 256 + tensor
+  int64_t index = 0;  // pages: layer * 256 + tensor; states: the recurrent layer, in the first slot
   uint64_t offset = 0;
 
   bool absent() const { return kind == kAbsent; }
@@ -109,6 +110,7 @@ struct CudaPlan {
   };
   std::vector<Group> groups;
   std::vector<KvLayer> layers;
+  std::vector<uint64_t> states;  // of each recurrent layer: the bytes of one sequence's state
   std::vector<Slot> slots;
   std::vector<Weight> weights;
   std::vector<KernelRecord> kernels;
@@ -117,7 +119,10 @@ struct CudaPlan {
   uint32_t logits_slot = 0;
 
   size_t variables() const { return static_cast<size_t>(StepVariable::kGroups) + 2 * groups.size(); }
-  size_t metadata() const { return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size(); }
+  size_t metadata() const {
+    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 0 : 1);
+  }
+  uint64_t state_bytes() const;  // of one sequence, over all recurrent layers
   ModelFacts facts() const;
 };
 

@@ -29,10 +29,11 @@ MetadataLayout::MetadataLayout(const StepShape& shape) {
   for (const size_t count : {tokens, tokens, seqs + 1, seqs, rows}) add(count);
   for (size_t g = 0; g < shape.max_blocks.size(); ++g) add(tokens);
   for (const int32_t blocks : shape.max_blocks) add(seqs * static_cast<size_t>(blocks));
+  if (shape.states) add(seqs);
 }
 
 void pack_step(const Step& step, const StepShape& shape, const std::vector<int32_t>& spare,
-               int32_t block_size, const MetadataLayout& layout, char* to) {
+               int32_t spare_state, int32_t block_size, const MetadataLayout& layout, char* to) {
   const auto at = [&](Metadata part, size_t more = 0) {
     return to + layout.offsets[static_cast<size_t>(part) + more];
   };
@@ -47,6 +48,8 @@ void pack_step(const Step& step, const StepShape& shape, const std::vector<int32
     if (i < shape.rows - step.rows()) rows[i] = step.tokens() + i;
   }
   const size_t groups = step.groups.size();
+  if (shape.states)
+    std::fill_n(put(at(Metadata::kGroups, 2 * groups), step.state_slots), missing, spare_state);
   for (size_t g = 0; g < groups; ++g) {
     const GroupTables& tables = step.groups[g];
     std::fill_n(put(at(Metadata::kGroups, g), tables.slots), missing, spare[g] * block_size);

@@ -15,12 +15,14 @@ namespace tensorwright {
 struct StepShape {
   int32_t tokens = 0, rows = 0, seqs = 0;
   std::vector<int32_t> max_blocks;  // [cache groups]: columns of the block tables
+  bool states = false;              // whether sequences have states
 
   auto operator<=>(const StepShape&) const = default;
 };
 
 // Where the parts of a step's metadata lie, in bytes from the begin: token ids, positions, starts of
-// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each.
+// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each, and the
+// slots of states.
 struct MetadataLayout {
   explicit MetadataLayout(const StepShape& shape);
 
@@ -29,9 +31,9 @@ struct MetadataLayout {
 };
 
 // Writes a step in the layout of `shape`, which may be larger. The sequences that the step lacks have one
-// token each, at position 0, in block spare[g] of each cache group.
+// token each, at position 0, in block spare[g] of each cache group, and their states in slot spare_state.
 void pack_step(const Step& step, const StepShape& shape, const std::vector<int32_t>& spare,
-               int32_t block_size, const MetadataLayout& layout, char* to);
+               int32_t spare_state, int32_t block_size, const MetadataLayout& layout, char* to);
 
 }  // namespace tensorwright
 

@@ -12,6 +12,7 @@ from tensorwright.options.engine import GPU_MEMORY
 from tensorwright.runtime import _runtime
 from tensorwright.runtime.engine.cuda.library import cublaslt_names
 from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.memory import useful_bytes
 from tensorwright.sizes import format_size
 
 
@@ -44,21 +45,23 @@ class CudaExecutor(_runtime.CudaExecutor):
     def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
         """Returns the GPU's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.
 
-        The share is at most what a full batch of the longest sequences can use. Raises OutOfMemoryError if `asked` or
-        one block does not fit.
+        The states of recurrent layers are a part of it (memory.py). The share is at most what a full batch of the
+        longest sequences can use. Raises OutOfMemoryError if `asked`, or one block and one state, do not fit.
         """
         facts = self.facts()
-        block = sum(facts["block_bytes"])
+        block, state = sum(facts["block_bytes"]), int(facts["state_bytes"])
         beside = self.step_bytes(max_num_tokens, max_rows, max_batch_size)
-        room = max(0, self.free_memory() - beside - block)  # padding has a block of its own
+        least = block + state
+        room = max(0, self.free_memory() - beside - least)  # padding has a block and a state of its own
         room_text = (
             f"{format_size(room)} of {facts['device']} are free beside the weights and {format_size(beside)} of "
             "activations"
         )
         if asked is not None:
-            if asked < block:
+            if asked < least:
+                states = f" and the states of one completion, {state} bytes" if state else ""
                 raise OutOfMemoryError(
-                    f"kv_cache_memory must hold at least one block of {block} bytes, got {asked}: raise it"
+                    f"kv_cache_memory must hold at least one block of {block} bytes{states}, got {asked}: raise it"
                 )
             if asked > room:
                 raise OutOfMemoryError(
@@ -66,13 +69,13 @@ class CudaExecutor(_runtime.CudaExecutor):
                 )
             return asked
         share = int(room * self._memory_share)
-        if share < block:
+        if share < least:
             raise OutOfMemoryError(
-                f"the KV cache needs at least {format_size(block)}, but {room_text}: lower max_num_tokens or "
+                f"the KV cache needs at least {format_size(least)}, but {room_text}: lower max_num_tokens or "
                 "max_batch_size, or end what else uses the GPU"
             )
-        useful = -(-int(facts["max_seq_len"]) // int(facts["block_size"])) * max_batch_size
-        return min(block * useful, share)
+        held = block * -(-int(facts["max_seq_len"]) // int(facts["block_size"]))
+        return min(useful_bytes(held, state, max_batch_size, prefixes=True), share)
 
 
 def choose_sm(engine: EngineDir, sm: int, name: str) -> int:

@@ -6,11 +6,16 @@ import math
 
 import pytest
 
-from support.cuda_model import CudaModel
+from support.cuda_model import CudaModel, wide_enough
 from support.plugin_form import lower
 from support.ptx.emulator import SMS, Emulator
 
 BLOCK = 16
+SEVERAL = (
+    "gemma2", "llama4_text_some", "gemma4_shared", "deepseek_v2_experts", "recurrent_gemma", "qwen3_next",
+    "kimi_linear", "minimax", "lfm2",
+)  # fmt: skip
+"""Models with layers of several kinds. One layer does of the others."""
 
 
 @pytest.mark.parametrize(
@@ -19,6 +24,21 @@ BLOCK = 16
         pytest.param("gpt2", "float32", None, "auto", marks=pytest.mark.slow),
         pytest.param("qwen3_moe", "float32", None, "auto", marks=pytest.mark.slow),
         ("gemma2", "bfloat16", None, "auto"),
+        ("bloom", "bfloat16", None, "auto"),
+        ("llama4_text_some", "bfloat16", None, "auto"),
+        pytest.param("gemma4_shared", "bfloat16", None, "int8", marks=pytest.mark.slow),
+        ("minicpm3", "bfloat16", None, "auto"),
+        pytest.param("deepseek_v2_experts", "float16", "int4", "auto", marks=pytest.mark.slow),
+        ("mixtral", "float16", "int4", "auto"),
+        ("mamba", "bfloat16", None, "auto"),
+        ("falcon_h1", "bfloat16", None, "auto"),
+        pytest.param("mamba2", "float32", None, "auto", marks=pytest.mark.slow),
+        ("recurrent_gemma", "bfloat16", None, "auto"),
+        ("qwen3_next", "bfloat16", None, "auto"),
+        pytest.param("kimi_linear", "bfloat16", "int8", "auto", marks=pytest.mark.slow),
+        pytest.param("minimax", "bfloat16", None, "auto", marks=pytest.mark.slow),
+        pytest.param("lfm2", "float16", "int4", "auto", marks=pytest.mark.slow),
+        pytest.param("mixtral", "bfloat16", "fp8", "auto", marks=pytest.mark.slow),
         ("qwen2", "float16", "int4", "auto"),
         ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
         ("llama", "bfloat16", "w8a8,embedding=int8", "auto"),
@@ -28,9 +48,7 @@ BLOCK = 16
 def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize, kv) -> None:
     """The kernels round where the interpreter does, but the sums between are in another order: two results of equal
     rounding that share none of it are apart by root two of what each is from the exact one."""
-    wide = {"hidden_size": 64} if variant == "gpt2" else {"head_dim": 16}
-    layers = {} if variant == "gemma2" else {"num_hidden_layers": 1}  # gemma2 has two kinds of layers
-    made = case(variant, **wide, **layers)
+    made = case(variant, **wide_enough(variant), **({} if variant in SEVERAL else {"num_hidden_layers": 1}))
     graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)
 

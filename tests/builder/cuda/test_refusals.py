@@ -15,23 +15,14 @@ from tensorwright.errors import InvalidOptionError, LoweringError
 @pytest.mark.parametrize(
     ("variant", "config", "message"),
     [
-        ("bloom", {}, r"attention with slopes \(alibi\) has no kernel for target cuda; build with target cpu"),
-        ("minicpm3", {}, "latent attention has no kernel for target cuda; build with target cpu"),
+        ("minicpm3", {"kv_lora_rank": 12}, "a latent row must have 16 to 512 columns, got 12; build with target cpu"),
         ("llama", {}, "head_dim must be 16 to 256, got 8; build with target cpu"),
-        ("mamba", {}, "recurrent layers keep a state for each sequence, which only target cpu can"),
     ],
 )
 def test_graphs_without_kernels(case, variant: str, config: dict, message: str) -> None:
     made = case(variant, **config)
     with pytest.raises(LoweringError, match=message):
         plan_graph(lower(made.graph, "float16", block=32), made.checkpoint, "float16", MAX_STEP).traced(90)
-
-
-def test_quantized_experts(case) -> None:
-    made = case("mixtral", head_dim=16)
-    graph = lower(made.graph, "float16", "int4", block=32, target="cuda")
-    with pytest.raises(LoweringError, match="quantized_experts has no kernel for target cuda"):
-        plan_graph(graph, made.checkpoint, "float16", MAX_STEP)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from support import gpu_int4, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
+from support import gpu_carried, gpu_int4, gpu_latent, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
 from support.gpu_attention import Step
+from support.gpu_latent import LatentStep
 from support.ptx.emulator import SMS, Emulator
 from tensorwright.plugins.gpu import budget
 from tensorwright.plugins.gpu.interpret import Memory
@@ -29,14 +30,14 @@ def covering(cases: list[gpu_rows.Case]) -> list[gpu_rows.Case]:
     found: dict[Any, gpu_rows.Case] = {}
     for case in cases:
         types = (tuple(dtype for _, dtype in case.inputs.values()), *map(str, case.outputs.values()))
-        function = [case.attrs.get(name) for name in ("program", "activation", "kind")]
+        function = [case.attrs.get(name) for name in ("program", "activation", "kind", "form")]
         kind = types[0] if function[0] is None else types
         found.setdefault((case.launch, kind, *function, *sorted(case.attrs)), case)
     return list(found.values())
 
 
 CASES = [
-    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES]),
+    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES]),
     gpu_mixtures.experts_case("bfloat16", 40, 72, 70, 2, 1, only=1),
 ]
 MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
@@ -49,6 +50,13 @@ STEPS: list[dict[str, Any]] = [
     {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
     {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
+    {"dtype": "bfloat16", "has_slopes": True, "head_dim": 64},
+    {"window": 96, "chunked": True, "sequences": LONG},
+]
+LATENT_STEPS: list[dict[str, Any]] = [
+    *({"dtype": dtype} for dtype in ("float32", "float16", "bfloat16")),
+    {"dtype": "bfloat16", "heads": 20, "head_dim": 144, "v_dim": 128, "sequences": LONG},
+    {"head_dim": 96, "v_dim": 96, "window": 37, "softcap": 3.0, "block_size": 16},
 ]
 INT4 = [
     *((tokens, 129, 200, 64, "float32") for tokens in (1, 3, 4)),
@@ -64,10 +72,11 @@ def norm(runner: Any, rows: int, channels: int, with_sum: bool, dtype: str) -> N
     gpu_rms_norm.check(gpu_rms_norm.run(runner, rows, channels, dtype, with_sum), dtype)
 
 
-def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str) -> None:
-    memory, attrs = Memory(), {"heads": 5, "kv_heads": 2, "head_dim": head_dim, "rotary_dim": rotary_dim}
+def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str, kv_heads: int = 2) -> None:
+    memory, attrs = Memory(), {"heads": 5, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
     case = gpu_rotary.make(memory, 17, attrs, dtype, dtype if cache == "same" else cache)
-    memory.blocks["slots"].data[1] = -1
+    if kv_heads:
+        memory.blocks["slots"].data[1] = -1
     gpu_rotary.run(runner, memory, case, attrs)
     gpu_rotary.check(memory, attrs)
 
@@ -87,9 +96,13 @@ def attention(runner: Any, options: dict[str, Any]) -> None:
     Step(**{"sequences": MIXED, **options}, sm=runner.sm).check(runner)
 
 
+def latent(runner: Any, options: dict[str, Any]) -> None:
+    LatentStep(**{"sequences": MIXED, **options}, sm=runner.sm).check(runner)
+
+
 def named(name: str, work: Callable[..., None], *arguments: Any) -> tuple[str, Callable[[Any], None]]:
     return name, functools.partial(
-        work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=True))
+        work, **dict(zip(list(inspect.signature(work).parameters)[1:], arguments, strict=False))
     )
 
 
@@ -100,8 +113,10 @@ WORK = dict(
         *(named(f"norm-{dtype}-2x576-sum", norm, 2, 576, True, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
+        named("rotary-bfloat16-no-pages", rotary, "same", 16, 16, "bfloat16", 0),
         *(named(f"int4-{'-'.join(map(str, each))}", int4, *each) for each in INT4),
         *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
+        *(named("latent-" + "-".join(f"{k}:{v}" for k, v in step.items()), latent, step) for step in LATENT_STEPS),
     ]
 )
 """What is run: takes an emulator, or what else has `sm` and `run`, and compares the results."""

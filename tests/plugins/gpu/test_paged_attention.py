@@ -62,10 +62,21 @@ def test_windows(interpreter: Interpreter, window: int) -> None:
     Step(steps, heads=2, kv_heads=1, head_dim=16, window=window).check(interpreter)
 
 
+@pytest.mark.parametrize("chunk", [1, 31, 32, 33, 100, 512, 600, 5000])
+def test_chunks(interpreter: Interpreter, chunk: int) -> None:
+    """Decodes at both edges of a chunk, and prompts across several."""
+    steps = ((1, 1200), (40, 300), (1, 1201), (3, 700), (70, 70), (1, 20))
+    Step(steps, heads=2, kv_heads=1, head_dim=16, window=chunk, chunked=True).check(interpreter)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"softcap": 3.0},
+        {"has_slopes": True, "dtype": "float32", "heads": 6},
+        {"has_slopes": True, "int8_kv": True, "window": 600, "softcap": 3.0},
+        {"has_slopes": True, "has_sinks": True, "dtype": "bfloat16", "head_dim": 80, "block_size": 64},
+        {"chunked": True, "window": 64, "has_slopes": True, "int8_kv": True, "dtype": "bfloat16", "block_size": 16},
         {"has_sinks": True},
         {"softcap": 3.0, "has_sinks": True, "window": 37, "dtype": "bfloat16"},
         {"has_sinks": True, "int8_kv": True, "head_dim": 80, "window": 600},
@@ -206,6 +217,7 @@ def test_a_wrong_launch_is_noticed(interpreter: Interpreter, name: str) -> None:
         ({"block_size": 48}, "block_size must be one of"),
         ({"scale": -1.0}, "scale must be positive"),
         ({"heads": 5}, "must be a multiple"),
+        ({"chunked": True}, "chunks must have a length"),
     ],
 )
 def test_what_is_not_computed_is_refused(change: dict, message: str) -> None:

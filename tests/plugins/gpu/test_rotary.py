@@ -40,6 +40,15 @@ def test_any_number_of_tokens(interpreter: Interpreter, tokens: int) -> None:
     check(memory, ATTRS)
 
 
+@pytest.mark.parametrize("rotary_dim", [0, 6, 16])
+def test_a_layer_without_keys_of_its_own_writes_q_alone(interpreter: Interpreter, rotary_dim: int) -> None:
+    memory, attrs = Memory(), {**ATTRS, "kv_heads": 0, "rotary_dim": rotary_dim}
+    case = make(memory, 5, attrs, "float16", "float16")
+    assert not {"slots", "k_pages", "v_pages"} & set(case[0])
+    run(interpreter, memory, case, attrs)
+    check(memory, attrs)
+
+
 @pytest.mark.parametrize("cache", ["float16", "int8"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "rotary_dim"),

@@ -7,21 +7,26 @@ import dataclasses
 import numpy as np
 import pytest
 
-from support import gpu_mixtures, gpu_rows
+from support import gpu_carried, gpu_latent, gpu_mixtures, gpu_rows
 from support.gpu_rows import CASES, run
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError, KernelError
+from tensorwright.plugins.causal_conv import launch as causal_conv
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
+from tensorwright.plugins.head_products import launch as head_products
+from tensorwright.plugins.latent_attention import launch as latent_kv_write
+from tensorwright.plugins.linear_attention import launch as linear_attention
 from tensorwright.plugins.quantized_matmul import bytes_launch
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rotary import table_launch
 from tensorwright.plugins.route import launch as route
+from tensorwright.plugins.selective_scan import launch as selective_scan
 from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import slice_launch
 
 
-@pytest.mark.parametrize("case", [*CASES, *gpu_mixtures.CASES], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES], ids=str)
 def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) -> None:
     run(interpreter, case)
 
@@ -39,6 +44,10 @@ def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) ->
         (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2), {"activation": "relu"}),
         (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2), {"first": 1}),
         (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2), {"scales_input": True}),
+        (gpu_mixtures.experts_case("float16", 3, 48, 40, 6, 2, fmt=WeightFormat(8, 32)), {"activation": "gelu"}),
+        (gpu_carried.conv_case("float16", 40, 3, "silu", bias=False), {"activation": "none"}),
+        (gpu_carried.scan_case("float16", 4, 2, 12, 16), {"dt_max": 1.4}),
+        (gpu_carried.delta_case("float16", 4, 2, 12, 8), {"beta_scale": 1.49}),
         (gpu_rows.table_case([999_983], 16, 1.0), {"scale": 1.000001}),
         (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16), {"eps": 1.0}),
         (gpu_rows.columns_case("float16", 2, 64, 0, 2, 16, layer=True), {"weight_offset": 0.0}),
@@ -93,6 +102,20 @@ def test_what_does_not_fit_is_refused() -> None:
         slice_launch.kernels({"start": 9, "end": 12, "step": 1, "columns": 8}, {"x": "float16", "y": "float16"}, 80)
     with pytest.raises(KernelError, match="group one of"):
         bytes_launch.kernels({"n": 8, "k": 8, "kind": "int", "group": 16}, {"x": "float16", "y": "float16"}, 80)
+    with pytest.raises(KernelError, match="the form must be float or fp8 without groups, or int8 or int4"):
+        head_products.kernels({"heads": 1, "columns": 8, "n": 8, "k": 8, "form": "int4"}, {"x": "float16"}, 80)
+    with pytest.raises(KernelError, match="3 heads of 4 columns must have the 8"):
+        head_products.kernels({"heads": 3, "columns": 4, "n": 8, "k": 8}, {"x": "float16"}, 80)
+    kinds = {**dict.fromkeys(("x", "row", "kv"), "float16"), "w": "float32", "table": "float32"}
+    with pytest.raises(KernelError, match="of which an even number rotates"):
+        latent_kv_write.kernels({"heads": 1, "head_dim": 21, "v_dim": 16, "q_columns": 8}, kinds, 80)
+    slot = {"slot_numbers": 16, "channels": 8}
+    with pytest.raises(KernelError, match="there must be 1 to 16 inputs"):
+        causal_conv.kernels({**slot, "activation": "silu", "width": 17}, kinds, 80)
+    with pytest.raises(KernelError, match="states must be 1 to 256"):
+        selective_scan.kernels({**slot, "states": 257}, kinds, 80)
+    with pytest.raises(KernelError, match="a row hold 3 heads"):
+        linear_attention.kernels({**slot, "heads": 3, "states": 4, "columns": 40}, kinds, 80)
     with pytest.raises(KernelError, match="the score must be one of softmax, sigmoid"):
         route.kernels({"k": 2, "normalise": True, "score": "sparsemixer", "experts": 8}, {"logits": "float32"}, 80)
     product = gpu_rows.bytes_case("bfloat16", 2, 48, 1080, WeightFormat(8, 32), split=True)

@@ -174,6 +174,53 @@ def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -
     executor.close()
 
 
+STATES = (64, 128)
+"""The bytes of the states of two recurrent layers."""
+
+
+def test_states_lie_in_slots(device: FakeDevice, tmp_path: Path) -> None:
+    """A launch gets the state of its layer in the first slot, and the slots of the sequences; the one of padding is
+    behind those of the engine."""
+    kept = Logits()
+    device.run = kept.write
+    executor = opened(device, tmp_path, states=STATES)
+    assert executor.facts()["state_bytes"] == 192
+    with pytest.raises(InvalidRequestError, match="state_slots must be positive for a model with 192 bytes of states"):
+        executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
+    executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS, 20)
+    states = next(at for at, size in device.pieces().items() if size == 192 * 21)
+    slots = [(3 * i + 1) % 20 for i in range(17)]
+    executor.step(*step_of([1] * 17), slots)
+    launch = device.started[0]
+    assert launch.values[0] == states + 64
+    assert ints(launch.values[2], 18).tolist() == [*slots, 20]
+    with pytest.raises(InvalidRequestError, match="state_slots must have 1 entries, has 0"):
+        executor.step(*step_of([5]))
+    executor.close()
+
+
+def test_states_are_copied_from_slot_to_slot(device: FakeDevice, tmp_path: Path) -> None:
+    executor = opened(device, tmp_path, states=STATES)
+    executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS, 5)
+    states = next(at for at, size in device.pieces().items() if size == 192 * 6)
+    ctypes.memset(states, 1, 192 * 6)
+    ctypes.memset(states + 192 * 3, 7, 192)
+    executor.copy_state(3, 1)
+    executor.step(*step_of([1]), [0])
+    assert ctypes.string_at(states, 192 * 6) == b"".join(bytes([n]) * 192 for n in (1, 7, 1, 7, 1, 1))
+    for slots in ((0, 5), (-1, 0)):
+        with pytest.raises(InvalidRequestError, match="copy_state: slot must be 0 to 4"):
+            executor.copy_state(*slots)
+    executor.close()
+
+
+def test_a_model_without_states_has_no_slots(device: FakeDevice, tmp_path: Path) -> None:
+    executor = opened(device, tmp_path)
+    with pytest.raises(InvalidRequestError, match="state_slots must be 0 for a model with 0 bytes of states"):
+        executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS, 1)
+    executor.close()
+
+
 def test_sizes_that_kernels_refuse(device: FakeDevice, tmp_path: Path) -> None:
     executor = allocated(device, tmp_path)
     with pytest.raises(InvalidRequestError, match=r"more than 60 tokens, in layer\.0 made"):
@@ -242,6 +289,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such kernel": ({"kernels": ()}, "there are 0 kernels, and number 0 is named"),
     "another parameter": ({"kernels": (kernel(0, ("i32", *PARAMETERS[1:])),)}, "has another type than the kernel's"),
     "too few arguments": ({"kernels": (kernel(0, (*PARAMETERS, "i32")),)}, "too few arguments"),
+    "a state without a size": ({"states": (96,)}, "a state has no size"),
     "no steps": ({"max_step": (0, 1, 1)}, "is out of range"),
 }
 
@@ -279,5 +327,25 @@ def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: P
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in engine.cause
     with pytest.raises(EngineStoppedError):
         engine.submit(4, [1], sampling)
+    engine.shutdown(False)
+    del engine
+
+
+def test_a_prefix_begins_with_a_snapshot_of_states(device: FakeDevice, tmp_path: Path) -> None:
+    """The second request computes only what is behind the last snapshot of the same prompt."""
+    options = _runtime.EngineOptions()
+    options.kv_cache_bytes, options.max_batch_size, options.max_num_tokens = 192 * BLOCKS, 4, 32
+    options.max_chunk, options.max_queue, options.state_snapshots = 32, 8, 4
+    engine = _runtime.Engine(opened(device, tmp_path, states=STATES), options)
+    sampling = _runtime.Sampling()
+    sampling.max_tokens, sampling.temperature, sampling.ignore_eos = 2, 0.0, True
+    cached, finished = {1: 0, 2: 0}, set[int]()
+    for number in cached:
+        engine.submit(number, [1, 2, 3, 4, 5, 6, 7, 1, 2], sampling)
+        while number not in finished:
+            for event in engine.wait_events(20.0):
+                cached[event.request_id] = max(cached[event.request_id], event.cached_tokens)
+                finished |= {event.request_id} if event.finish else set()
+    assert cached == {1: 0, 2: 2 * BLOCK}
     engine.shutdown(False)
     del engine
