@@ -177,8 +177,8 @@ WHEEL_PYTHONS ?= $(PYTHON)
 wheel:
 	$(PYTHON) deploy/wheel/make_wheels.py $(addprefix --python ,$(WHEEL_PYTHONS))
 
-# Python 3.13 makes the wheel of 3.12 and later: Debian has no 3.12.
-WHEEL_ARM64_PYTHONS ?= python3.11 python3.13
+# Python 3.13 makes the wheel of 3.12 and later, for Debian has no 3.12: WHEEL_ARM64_PYTHONS='python3.11 python3.13'.
+WHEEL_ARM64_PYTHONS ?= $(PYTHON)
 wheel-arm64:
 	$(PYTHON) deploy/wheel/make_wheels.py --arm64 --wheels-only $(addprefix --python ,$(WHEEL_ARM64_PYTHONS))
 
