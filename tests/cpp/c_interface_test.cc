@@ -123,7 +123,7 @@ size_t tokens_of_next_event(tw_engine* engine, int64_t number) {
 bool has_finished_one(tw_engine* engine) {
   char* stats = nullptr;
   TW_CHECK_EQ(tw_stats(engine, &stats, nullptr), TW_OK);
-  const bool finished = std::string(stats).find(R"("finished":1)") != std::string::npos;
+  const bool finished = std::string(stats).find(R"("requests_finished":1)") != std::string::npos;
   tw_string_free(stats);
   return finished;
 }
