@@ -73,7 +73,7 @@ class Family:
 
     def ids(self, length: int) -> list[int]:
         """The first tokens of one prompt."""
-        return np.random.default_rng(1).integers(0, 97, LENGTHS[-1])[:length].tolist()
+        return np.random.default_rng(LENGTHS[-1]).integers(0, 97, LENGTHS[-1])[:length].tolist()
 
     def reference(self, length: int) -> tuple[np.ndarray, float]:
         """Logits in float64, and how far from them ours may be."""
