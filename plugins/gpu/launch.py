@@ -31,6 +31,9 @@ COLUMN_BLOCK = 1024
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """The largest CUDA grid in x, y and z."""
 
+MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170}
+"""The multiprocessors of the largest usual card of each SM. Work is cut up for these."""
+
 Constant = int | float | str | bool | None
 
 

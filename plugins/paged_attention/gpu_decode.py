@@ -1,9 +1,11 @@
 """Computes decode: attention of every sequence with one token, its positions split among many programs.
 
-A split is a range of `length` positions that starts at a multiple of `length`, and `length` follows from the
-sequence's own context alone: a token's bits do not depend on other sequences in the step. `decode` folds one split for
-HEADS heads of one KV head, which share each page, and writes (top, total) and acc to the workspace. `combine` adds
-the splits in the order of positions. A sequence of one split needs no workspace: `decode` writes its result.
+A split is a range of positions. `decode` folds one split for HEADS heads of one KV head, which share each page, and
+writes (top, total) and acc to its place in the workspace. `combine` adds the splits in the order of positions. A
+sequence of one split needs no workspace: `decode` writes its result.
+
+Which splits there are a list says (gpu_work_list.py), or else the sequence's own context alone: then a split is
+`length` positions from a multiple of `length`, and a token's bits do not depend on other sequences in the step.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import triton
 import triton.language as tl
 
 from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_all
+from tensorwright.plugins.paged_attention.gpu_work_list import ITEM, visible_from
 
 
 @triton.jit
@@ -28,26 +31,41 @@ def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
 
 @triton.jit
 def attention_decode_kernel(
-    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, out, partials, splits,
-    max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, work, out, partials,
+    splits, max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """The grid is: sequences, KV heads * parts of a group of HEADS heads, splits.
+    """The grid is: items of the list, KV heads * parts of a group of HEADS heads; without a list: sequences, the same,
+    splits.
 
-    partials: acc [seqs, splits, heads, HEAD_DIM], then (top, total) [seqs, splits, heads, 2], float32.
+    partials: acc [places, heads, HEAD_DIM], then (top, total) [places, heads, 2], float32. A place is an item of the
+    list, or [seqs, splits].
     """
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    seq = tl.program_id(0)
-    split = tl.program_id(2)
-    token = tl.load(seq_starts + seq)
-    if tl.load(seq_starts + seq + 1) - token != 1:
+    if work is not None:
+        place = tl.program_id(0)
+        places = tl.num_programs(0)
+        item = work + place * ITEM
+        token = tl.load(item)
+        seq = tl.load(item + 1)
+        begin = tl.load(item + 2)
+        end = tl.load(item + 3)
+        context = tl.load(item + 4)
+    else:
+        seq = tl.program_id(0)
+        place = seq * splits + tl.program_id(2)
+        places = tl.num_programs(0) * splits
+        token = tl.load(seq_starts + seq)
+        context = tl.load(context_lens + seq)
+        first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+        begin = first + tl.program_id(2) * length
+        end = tl.minimum(begin + length, context)
+        end = tl.where(tl.load(seq_starts + seq + 1) - token == 1, end, begin)
+    if end <= begin:
         return
-    context = tl.load(context_lens + seq)
-    first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
-    if split >= count:
-        return
+    is_first = begin <= visible_from(context, window, HAS_WINDOW)
     kv_head = tl.program_id(1) // PARTS
     row = tl.arange(0, BLOCK_M)
     in_group = tl.program_id(1) % PARTS * HEADS + row
@@ -59,8 +77,6 @@ def attention_decode_kernel(
     rows_of_q = tl.load(q + token.to(tl.int64) * q_stride + column, mask=mask, other=0)
 
     # This split sees [begin, end). Only its last tile, and with a window its first, need a mask.
-    end = tl.minimum(first + (split + 1) * length, context)
-    begin = first + split * length
     seen_from = begin
     inner = begin
     if HAS_WINDOW:
@@ -74,8 +90,8 @@ def attention_decode_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:  # the first split adds the sink
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
-        top = tl.where(split == 0, sink, top)
-        total = tl.where(split == 0, 1.0, total)
+        top = tl.where(is_first, sink, top)
+        total = tl.where(is_first, 1.0, total)
     table = block_tables + seq.to(tl.int64) * max_blocks
     factor = scale * LOG2E
     position = tl.full([BLOCK_M], 0, tl.int32) + (context - 1)
@@ -84,14 +100,14 @@ def attention_decode_kernel(
         k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
         HAS_SOFTCAP, INT8,
     )  # fmt: skip
-    if count == 1:
+    if is_first & (end == context):
         y = acc / total[:, None]
         tl.store(out + token.to(tl.int64) * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
     else:
         heads = KV_HEADS * GROUP
-        at = (seq.to(tl.int64) * splits + split) * heads
+        at = place.to(tl.int64) * heads
         tl.store(partials + at * HEAD_DIM + column, acc, mask=mask)
-        pair = partials + tl.num_programs(0).to(tl.int64) * splits * heads * HEAD_DIM + (at + head) * 2
+        pair = partials + places.to(tl.int64) * heads * HEAD_DIM + (at + head) * 2
         tl.store(pair, top, mask=valid)
         tl.store(pair + 1, total, mask=valid)
 
@@ -108,7 +124,7 @@ def rounded_product(x, y):
 
 @triton.jit
 def attention_combine_kernel(
-    partials, seq_starts, context_lens, out, splits, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    partials, seq_starts, context_lens, work, out, splits, items, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -116,17 +132,23 @@ def attention_combine_kernel(
     seq = tl.program_id(0)
     head = tl.program_id(1)
     token = tl.load(seq_starts + seq)
-    if tl.load(seq_starts + seq + 1) - token != 1:
-        return
-    context = tl.load(context_lens + seq)
-    _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
-    if count == 1:
+    if work is not None:
+        place = tl.load(work + items * ITEM + seq * 2)
+        count = tl.load(work + items * ITEM + seq * 2 + 1)
+        places = items
+    else:
+        context = tl.load(context_lens + seq)
+        _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+        count = tl.where(tl.load(seq_starts + seq + 1) - token == 1, count, 0)
+        place = seq * splits
+        places = tl.num_programs(0) * splits
+    if count <= 1:
         return
     heads = KV_HEADS * GROUP
     every = tl.arange(0, MOST_SPLITS)
     d = tl.arange(0, BLOCK_D)
-    at = seq.to(tl.int64) * splits * heads + head
-    pairs = partials + tl.num_programs(0).to(tl.int64) * splits * heads * HEAD_DIM + at * 2
+    at = place.to(tl.int64) * heads + head
+    pairs = partials + places.to(tl.int64) * heads * HEAD_DIM + at * 2
     highest = tl.max(tl.load(pairs + every * heads * 2, mask=every < count, other=LOWEST), 0)
     acc = tl.zeros([BLOCK_D], tl.float32)
     total = 0.0

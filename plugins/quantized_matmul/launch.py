@@ -14,6 +14,7 @@ from typing import Any
 
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
+    MULTIPROCESSORS,
     POINTERS,
     KernelSpec,
     Launch,
@@ -50,8 +51,6 @@ MIN_SPLIT = 64
 MAX_SPLITS = 16
 BLOCKS_OF_AN_SM = {"gemv": 4, "gemm": 2}
 """The wanted number of blocks of threads for each multiprocessor."""
-MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170}
-"""The multiprocessors of the largest usual card of each SM. Products are split for these."""
 REDUCE_BLOCK = 1024
 
 

@@ -50,6 +50,8 @@ class CudaEmitter:
         """The tensor of each computed value, and of each input."""
         self.caches: dict[Value, int] = {}
         """The layer of each kv value."""
+        self.work_lists: dict[tuple[Any, ...], Tensor] = {}
+        """The lists of decodes' work, by what decides them."""
         self.users = graph.users()
         self.wide = self._wide_values()
 

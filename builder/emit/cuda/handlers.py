@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, Handler
 from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.errors import KernelError
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.ops import ELEMENTWISE
 from tensorwright.passes.rewriting.elementwise_trees import Tree, number_of, words_around
@@ -22,6 +23,8 @@ from tensorwright.plugins.gather_rows import launch as gather_rows
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as paged_attention
+from tensorwright.plugins.paged_attention import work_list
+from tensorwright.plugins.paged_attention.tiles import Attention
 from tensorwright.plugins.quantized_matmul import bytes_launch as byte_product
 from tensorwright.plugins.quantized_matmul import launch as int4_product
 from tensorwright.plugins.rms_norm import columns_launch
@@ -150,8 +153,23 @@ def _paged_attention(e: CudaEmitter, node: Node) -> Results:
     flags = {"has_sinks": int(sinks is not None), "int8_kv": int(len(pages) > 2)}
     out = e.result(node.output, "out")
     attrs = {**node.attrs, **flags, "block_size": e.graph.facts.block_size}
+    inputs["work"] = _work_list(e, node, attrs, inputs, group)
     e.call(node, paged_attention, attrs, inputs, {"out": out})
     return [out]
+
+
+def _work_list(e: CudaEmitter, node: Node, attrs: dict[str, Any], inputs: dict[str, Tensor], group: int) -> Tensor:
+    """Returns the list of the work of a step's decodes, made by the first of the layers that share it."""
+    shared = (group, *(attrs[name] for name in work_list.SHARED))
+    if shared not in e.work_lists:
+        operands = {name: inputs[name] for name in ("q", "seq_starts", "context_lens", "block_tables")}
+        try:
+            columns = work_list.columns(Attention.of(attrs, e.dtype))
+        except KernelError as error:
+            raise e.refusal(node, str(error)) from error
+        work = e.work_lists[shared] = e.make(("seqs", columns), "work", "int32")
+        e.call(node, work_list, attrs, operands, {"work": work})
+    return e.work_lists[shared]
 
 
 def _linear(e: CudaEmitter, node: Node) -> Results:
