@@ -140,6 +140,26 @@ class Launch:
     aligned: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True)
+class DenseProduct:
+    """y = x w^T (+ bias) (+ residual), which stands among launches where the target has a library for it.
+
+    x [M, K] and w [N, K] dense and of one type; bias [N], residual and y [M, N] of another or the same. Rows of y and of
+    the residual are strides[0] elements apart, the same number for both.
+    """
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Returns the operands and the result."""
+        found = (self.x, self.w, self.bias, self.residual, self.y)
+        return tuple(tensor for tensor in found if tensor is not None)
+
+
 def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any]) -> Launch:
     """Makes a launch. `values` by the names of the signature. Raises KernelError for values that the spec forbids."""
     if values.keys() != spec.names:

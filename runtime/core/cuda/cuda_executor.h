@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "runtime/core/base/recent_map.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/cuda/cuda_plan.h"
 #include "runtime/core/cuda/device_memory.h"
@@ -91,6 +91,7 @@ class CudaExecutor : public Executor {
   void start_all(const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);
+  void start(const ProductRecord& record, const Prepared& step);
   void replay(const Prepared& step);
   DevicePointer address(const Place& place, const Prepared& step) const;
   void check_blocks(const char* call, int32_t group, std::initializer_list<int32_t> blocks) const;
@@ -111,7 +112,7 @@ class CudaExecutor : public Executor {
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
   std::unique_ptr<StepChecker> checker_;  // null before allocate()
-  std::map<StepShape, std::unique_ptr<Graph>> graphs_;
+  RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };
 

@@ -7,8 +7,10 @@ import math
 import pytest
 
 from support.cuda_model import CudaModel
+from support.cuda_plan import Product
 from support.plugin_form import lower
 from support.ptx.emulator import SMS, Emulator
+from tensorwright.plugins.quantized_matmul import dense_launch
 
 BLOCK = 16
 
@@ -19,6 +21,7 @@ BLOCK = 16
         pytest.param("gpt2", "float32", None, "auto", marks=pytest.mark.slow),
         pytest.param("qwen3_moe", "float32", None, "auto", marks=pytest.mark.slow),
         ("gemma2", "bfloat16", None, "auto"),
+        ("cohere", "bfloat16", None, "auto"),
         ("qwen2", "float16", "int4", "auto"),
         ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
         ("qwen3", "bfloat16", None, "int8"),
@@ -27,11 +30,22 @@ BLOCK = 16
 def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize, kv) -> None:
     """The kernels round where the interpreter does, but the sums between are in another order: two results of equal
     rounding that share none of it are apart by root two of what each is from the exact one."""
-    wide = {"hidden_size": 64} if variant == "gpt2" else {"head_dim": 16}
+    wide = {"hidden_size": 64} if variant in ("gpt2", "cohere") else {"head_dim": 16}
     layers = {} if variant == "gemma2" else {"num_hidden_layers": 1}  # gemma2 has two kinds of layers
     made = case(variant, **wide, **layers)
     graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)
+
+
+def test_many_rows_of_int4_are_multiplied_by_the_library(case, interpreter, monkeypatch) -> None:
+    """From the third token on, in pieces of 256 columns."""
+    monkeypatch.setattr(dense_launch, "MAX_ROWS", 2)
+    monkeypatch.setattr(dense_launch, "PIECE_BYTES", 1)
+    made = case("qwen2", head_dim=16, num_hidden_layers=1)
+    model = CudaModel(made.checkpoint, lower(made.graph, "float16", "int4", block=BLOCK, target="cuda"), interpreter)
+    products = [w for one in model.plan.instructions for node in one.nodes for w in node.work if isinstance(w, Product)]
+    assert len(products) >= 4
+    assert model.excess() <= math.sqrt(2)
 
 
 @pytest.mark.parametrize("sm", SMS)

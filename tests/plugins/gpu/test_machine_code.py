@@ -47,6 +47,7 @@ STEPS: list[dict[str, Any]] = [
     {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
     {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
+    {"dtype": "bfloat16", "listed": False},
 ]
 INT4 = [
     *((tokens, 129, 200, 64, "float32") for tokens in (1, 3, 4)),
@@ -73,8 +74,13 @@ def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str) 
 def int4(runner: Any, tokens: int, n: int, k: int, group: int, dtype: str) -> None:
     memory = Memory()
     case = gpu_int4.make(memory, tokens, n, k, group, dtype, bias=dtype)
-    gpu_int4.run(runner, memory, case, gpu_int4.started(memory, case, runner.sm))
+    gpu_int4.run(runner, memory, case, gpu_int4.started(memory, case, runner.sm), runner.sm)
     gpu_int4.check(memory, case)
+
+
+def dense_int4(runner: Any, n: int, k: int, group: int, dtype: str) -> None:
+    memory = Memory()
+    gpu_int4.run_dense(runner, memory, gpu_int4.make(memory, 300, n, k, group, dtype, bias=dtype), runner.sm)
 
 
 def rows(runner: Any, case: gpu_rows.Case) -> None:
@@ -99,6 +105,7 @@ WORK = dict(
         *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"int4-{'-'.join(map(str, each))}", int4, *each) for each in INT4),
+        *(named(f"int4-dense-{dtype}", dense_int4, 129, 200, 64, dtype) for dtype in ("float16", "bfloat16")),
         *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
     ]
 )
