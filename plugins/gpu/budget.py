@@ -17,8 +17,9 @@ from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
 from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.paged_attention import launch as attention
+from tensorwright.plugins.paged_attention import work_list
 from tensorwright.plugins.quantized_matmul import bytes_launch
-from tensorwright.plugins.quantized_matmul import launch as int4
+from tensorwright.plugins.quantized_matmul import dense_launch as int4
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
@@ -71,12 +72,15 @@ BUDGETS = {
     "experts_down_kernel": Budget(168, 49152, 32),
     "experts_sum_kernel": Budget(40, 0),
     "int4_reduce_kernel": Budget(64, 0),
+    # Eight blocks of 128 threads fit a multiprocessor; a tile of 64 x 128 elements goes through shared memory.
+    "int4_dequantize_kernel": Budget(64, 20480),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
     # tile. On SM 90 the tiles over an int8 cache spill the most, and were the fastest that were timed.
     "attention_prefill_kernel": Budget(255, 192 * 1024, 448),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
+    "attention_list_kernel": Budget(40, 1024),
 }
 """The budget of each kernel, by name. A kernel without a budget may not be shown or shipped."""
 
@@ -103,8 +107,9 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
     half = dict.fromkeys(("x", "y", "scales", "qkv", "k_pages"), "float16")
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     product = {"n": 4096, "k": 4096, "group": 128}
-    gemv = int4.kernels(product, dict.fromkeys(("x", "y", "scales"), "float32"), 80)
-    products = (*gemv[:-1], *int4.kernels(product, half, 80))
+    gemv = int4.kernels(product, dict.fromkeys(("x", "y", "scales"), "float32"), sm)
+    small = int4.kernels({**product, "n": 2048, "k": 2048}, half, sm)
+    products = (*gemv[:-1], *int4.kernels(product, half, sm), *small[:2])
     return [
         *_named("RMS norm, 4096 channels", rms_norm.kernels({"channels": 4096}, half, 80)),
         *_named(
@@ -184,9 +189,10 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
         "int8 cache, window, sinks": {**llama, "int8_kv": 1, "window": 4096, "has_sinks": 1},
         "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
     }
-    found = []
+    dtypes = {"q": "float16", "work": "int32"}
+    found = _named("attention, list of the work of decodes", work_list.kernels(llama, dtypes, sm))
     for name, attrs in forms.items():
-        prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, sm)
+        prefill, decode, combine = attention.kernels(attrs, dtypes, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
     return [*found, ("attention, sum of decode's splits", combine)]
 
@@ -199,4 +205,7 @@ def _int4_name(spec: KernelSpec) -> str:
     constants = dict(spec.constants)
     if "TOKENS" in constants:
         return f"int4 GEMV, float32, groups of 128, {constants['TOKENS']} tokens"
-    return f"int4 GEMM, groups of 128, {constants['ROWS']} rows" if "ROWS" in constants else "int4, sum of K's parts"
+    if "ROWS" in constants:
+        narrow = ", 64 columns" if constants["COLUMNS"] == 64 else ""
+        return f"int4 GEMM, groups of 128, {constants['ROWS']} rows{narrow}"
+    return "int4, words to numbers" if "COLUMNS" in constants else "int4, sum of K's parts"
