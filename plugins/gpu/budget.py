@@ -80,6 +80,8 @@ BUDGETS = {
     "attention_prefill_kernel": Budget(255, 192 * 1024, 448),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
+    "attention_listed_decode_kernel": Budget(255, 74 * 1024, 64),
+    "attention_listed_combine_kernel": Budget(64, 2560),
     "attention_list_kernel": Budget(40, 1024),
 }
 """The budget of each kernel, by name. A kernel without a budget may not be shown or shipped."""
@@ -109,7 +111,8 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
     product = {"n": 4096, "k": 4096, "group": 128}
     gemv = int4.kernels(product, dict.fromkeys(("x", "y", "scales"), "float32"), sm)
     small = int4.kernels({**product, "n": 2048, "k": 2048}, half, sm)
-    products = (*gemv[:-1], *int4.kernels(product, half, sm), *small[:2])
+    *halves, dequantize = int4.kernels(product, half, sm)
+    products = (*gemv[:-1], *halves)
     return [
         *_named("RMS norm, 4096 channels", rms_norm.kernels({"channels": 4096}, half, 80)),
         *_named(
@@ -123,6 +126,7 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
             rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
         ),
         *((_int4_name(spec), spec) for spec in products),
+        *((_int4_name(spec), spec) for spec in (*small[:2], dequantize)),
         *_bytes(half),
         *_mixture(half),
         *_attention(sm),
@@ -189,12 +193,18 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
         "int8 cache, window, sinks": {**llama, "int8_kv": 1, "window": 4096, "has_sinks": 1},
         "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
     }
-    dtypes = {"q": "float16", "work": "int32"}
-    found = _named("attention, list of the work of decodes", work_list.kernels(llama, dtypes, sm))
+    plain = {"q": "float16"}
+    found = []
     for name, attrs in forms.items():
-        prefill, decode, combine = attention.kernels(attrs, dtypes, sm)
+        prefill, decode, combine = attention.kernels(attrs, plain, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
-    return [*found, ("attention, sum of decode's splits", combine)]
+    found.append(("attention, sum of decode's splits", combine))
+    listed = {**plain, "work": "int32"}
+    found += _named("attention, list of the work of decodes", work_list.kernels(llama, listed, sm))
+    for name, attrs in forms.items():
+        _, decode, combine = attention.kernels(attrs, listed, sm)
+        found.append((f"attention, listed decode, {name}", decode))
+    return [*found, ("attention, sum of listed splits", combine)]
 
 
 def _named(name: str, specs: tuple[KernelSpec, ...]) -> list[tuple[str, KernelSpec]]:

@@ -1,11 +1,12 @@
 """Computes decode: attention of every sequence with one token, its positions split among many programs.
 
 A split is a range of positions. `decode` folds one split for HEADS heads of one KV head, which share each page, and
-writes (top, total) and acc to its place in the workspace. `combine` adds the splits in the order of positions. A
+writes (top, total) and acc to the split's place in the workspace. `combine` adds the splits in the order of positions. A
 sequence of one split needs no workspace: `decode` writes its result.
 
-Which splits there are a list says (gpu_work_list.py), or else the sequence's own context alone: then a split is
-`length` positions from a multiple of `length`, and a token's bits do not depend on other sequences in the step.
+The listed kernels read from a list which splits there are (gpu_work_list.py). The others derive it from the sequence's
+own context alone: a split is `length` positions from a multiple of `length`, and a token's bits do not depend on other
+sequences in the step.
 """
 
 from __future__ import annotations
@@ -30,42 +31,18 @@ def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
 
 
 @triton.jit
-def attention_decode_kernel(
-    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, work, out, partials,
-    splits, max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
+def fold_split(
+    seq, token, context, begin, end, place, places, q, k_pages, v_pages, k_scales, v_scales, block_tables, sinks, out,
+    partials, max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """The grid is: items of the list, KV heads * parts of a group of HEADS heads; without a list: sequences, the same,
-    splits.
+    """Folds positions [begin, end) of a sequence, for the KV head and the part of its heads of program_id(1).
 
-    partials: acc [places, heads, HEAD_DIM], then (top, total) [places, heads, 2], float32. A place is an item of the
-    list, or [seqs, splits].
+    begin: a multiple of BLOCK_N. partials: acc [places, heads, HEAD_DIM], then (top, total) [places, heads, 2], float32.
     """
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    if work is not None:
-        place = tl.program_id(0)
-        places = tl.num_programs(0)
-        item = work + place * ITEM
-        token = tl.load(item)
-        seq = tl.load(item + 1)
-        begin = tl.load(item + 2)
-        end = tl.load(item + 3)
-        context = tl.load(item + 4)
-    else:
-        seq = tl.program_id(0)
-        place = seq * splits + tl.program_id(2)
-        places = tl.num_programs(0) * splits
-        token = tl.load(seq_starts + seq)
-        context = tl.load(context_lens + seq)
-        first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
-        begin = first + tl.program_id(2) * length
-        end = tl.minimum(begin + length, context)
-        end = tl.where(tl.load(seq_starts + seq + 1) - token == 1, end, begin)
-    if end <= begin:
-        return
-    is_first = begin <= visible_from(context, window, HAS_WINDOW)
     kv_head = tl.program_id(1) // PARTS
     row = tl.arange(0, BLOCK_M)
     in_group = tl.program_id(1) % PARTS * HEADS + row
@@ -76,7 +53,8 @@ def attention_decode_kernel(
     column = head[:, None] * HEAD_DIM + d[None, :]
     rows_of_q = tl.load(q + token.to(tl.int64) * q_stride + column, mask=mask, other=0)
 
-    # This split sees [begin, end). Only its last tile, and with a window its first, need a mask.
+    # Only the last tile, and with a window the first, need a mask.
+    is_first = begin <= visible_from(context, window, HAS_WINDOW)
     seen_from = begin
     inner = begin
     if HAS_WINDOW:
@@ -113,6 +91,58 @@ def attention_decode_kernel(
 
 
 @triton.jit
+def attention_decode_kernel(
+    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, out, partials, splits,
+    max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """The grid is: sequences, KV heads * parts of a group of HEADS heads, splits. Places are [seqs, splits]."""
+    seq = tl.program_id(0)
+    split = tl.program_id(2)
+    token = tl.load(seq_starts + seq)
+    if tl.load(seq_starts + seq + 1) - token != 1:
+        return
+    context = tl.load(context_lens + seq)
+    first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+    if split >= count:
+        return
+    begin = first + split * length
+    end = tl.minimum(begin + length, context)
+    fold_split(
+        seq, token, context, begin, end, seq * splits + split, tl.num_programs(0) * splits, q, k_pages, v_pages,
+        k_scales, v_scales, block_tables, sinks, out, partials, max_blocks, q_stride, out_stride, scale, softcap,
+        window, HEADS, GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFTCAP,
+        HAS_SINKS, INT8,
+    )  # fmt: skip
+
+
+@triton.jit
+def attention_listed_decode_kernel(
+    q, k_pages, v_pages, k_scales, v_scales, block_tables, sinks, work, out, partials, max_blocks, q_stride,
+    out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    INT8: tl.constexpr,
+):  # fmt: skip
+    """The grid is: items of the list, KV heads * parts of a group of HEADS heads. Places are items."""
+    item = work + tl.program_id(0) * ITEM
+    token = tl.load(item)
+    seq = tl.load(item + 1)
+    begin = tl.load(item + 2)
+    end = tl.load(item + 3)
+    context = tl.load(item + 4)
+    if end == begin:
+        return
+    fold_split(
+        seq, token, context, begin, end, tl.program_id(0), tl.num_programs(0), q, k_pages, v_pages, k_scales, v_scales,
+        block_tables, sinks, out, partials, max_blocks, q_stride, out_stride, scale, softcap, window, HEADS, GROUP,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFTCAP, HAS_SINKS, INT8,
+    )  # fmt: skip
+
+
+@triton.jit
 def rounded_product(x, y):
     """Returns x * y, rounded. The compiler cannot put this product and a sum that follows into one rounding.
 
@@ -123,27 +153,11 @@ def rounded_product(x, y):
 
 
 @triton.jit
-def attention_combine_kernel(
-    partials, seq_starts, context_lens, work, out, splits, items, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+def add_splits(
+    partials, place, places, count, token, head, out, out_stride, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MOST_SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The grid is: sequences, heads. The kernel loads AT_ONCE splits at a time and adds them in order."""
-    seq = tl.program_id(0)
-    head = tl.program_id(1)
-    token = tl.load(seq_starts + seq)
-    if work is not None:
-        place = tl.load(work + items * ITEM + seq * 2)
-        count = tl.load(work + items * ITEM + seq * 2 + 1)
-        places = items
-    else:
-        context = tl.load(context_lens + seq)
-        _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
-        count = tl.where(tl.load(seq_starts + seq + 1) - token == 1, count, 0)
-        place = seq * splits
-        places = tl.num_programs(0) * splits
-    if count <= 1:
-        return
+    """Adds the `count` splits of a sequence from `place` on, in order, AT_ONCE of them loaded at a time."""
     heads = KV_HEADS * GROUP
     every = tl.arange(0, MOST_SPLITS)
     d = tl.arange(0, BLOCK_D)
@@ -163,3 +177,41 @@ def attention_combine_kernel(
         acc += tl.sum(rounded_product(part, tl.broadcast_to(weight[:, None], (AT_ONCE, BLOCK_D))), 0)
     y = (acc / total).to(out.dtype.element_ty)
     tl.store(out + token.to(tl.int64) * out_stride + head * HEAD_DIM + d, y, mask=d < HEAD_DIM)
+
+
+@triton.jit
+def attention_combine_kernel(
+    partials, seq_starts, context_lens, out, splits, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """The grid is: sequences, heads."""
+    seq = tl.program_id(0)
+    token = tl.load(seq_starts + seq)
+    if tl.load(seq_starts + seq + 1) - token != 1:
+        return
+    context = tl.load(context_lens + seq)
+    _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+    if count == 1:
+        return
+    add_splits(
+        partials, seq * splits, tl.num_programs(0) * splits, count, token, tl.program_id(1), out, out_stride, KV_HEADS,
+        GROUP, HEAD_DIM, BLOCK_D, MOST_SPLITS, AT_ONCE,
+    )  # fmt: skip
+
+
+@triton.jit
+def attention_listed_combine_kernel(
+    partials, seq_starts, work, out, items, out_stride, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MOST_SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """The grid is: sequences, heads. items: those of the list, with which decode was started."""
+    seq = tl.program_id(0)
+    place = tl.load(work + items * ITEM + seq * 2)
+    count = tl.load(work + items * ITEM + seq * 2 + 1)
+    if count <= 1:
+        return
+    add_splits(
+        partials, place, items, count, tl.load(seq_starts + seq), tl.program_id(1), out, out_stride, KV_HEADS, GROUP,
+        HEAD_DIM, BLOCK_D, MOST_SPLITS, AT_ONCE,
+    )  # fmt: skip

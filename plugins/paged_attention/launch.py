@@ -137,27 +137,27 @@ def _prefill_spec(op: Attention, sm: int) -> KernelSpec:
 @functools.cache
 def _decode_spec(op: Attention, sm: int, listed: bool) -> KernelSpec:
     tile, operands = decode_tile(op, sm), _operand_types(op)
-    out = operands.pop("out")
-    types = {**operands, "work": None, "out": out, "partials": "*fp32", "splits": "i32", **FACTS}
     if listed:
-        types |= {"work": "*i32", "splits": None, "seq_starts": None, "context_lens": None}
+        types = {name: kind for name, kind in operands.items() if name not in ("seq_starts", "context_lens", "out")}
+        types |= {"work": "*i32", "out": operands["out"], "partials": "*fp32", **FACTS}
+        return _spec("attention_listed_decode_kernel", "gpu_decode", types, _constants(op, tile), tile)
+    types = {**operands, "partials": "*fp32", "splits": "i32", **FACTS}
     constants = {**_constants(op, tile), "SPLIT": SPLIT, "MOST_SPLITS": op.most_splits}
     return _spec("attention_decode_kernel", "gpu_decode", types, constants, tile)
 
 
 @functools.cache
 def _combine_spec(op: Attention, listed: bool) -> KernelSpec:
-    types: dict[str, str | None] = {
-        "partials": "*fp32", "seq_starts": "*i32", "context_lens": "*i32", "work": None, "out": POINTERS[op.dtype],
-        "splits": "i32", "items": None, "out_stride": "i32", "window": "i32",
-    }  # fmt: skip
+    tile, own = Tile(1, AT_ONCE, 1, 4, 1), POINTERS[op.dtype]
+    constants = {"KV_HEADS": op.kv_heads, "GROUP": op.group, "HEAD_DIM": op.head_dim, "BLOCK_D": op.block_d}
+    types: dict[str, str | None] = {"partials": "*fp32", "seq_starts": "*i32"}
     if listed:
-        types |= {"work": "*i32", "items": "i32", "splits": None, "context_lens": None, "window": None}
-    constants = {
-        "KV_HEADS": op.kv_heads, "GROUP": op.group, "HEAD_DIM": op.head_dim, "BLOCK_D": op.block_d, "SPLIT": SPLIT,
-        "MOST_SPLITS": op.most_splits, "HAS_WINDOW": op.window > 0, "AT_ONCE": AT_ONCE,
-    }  # fmt: skip
-    return _spec("attention_combine_kernel", "gpu_decode", types, constants, Tile(1, AT_ONCE, 1, 4, 1))
+        types |= {"work": "*i32", "out": own, "items": "i32", "out_stride": "i32"}
+        constants |= {"MOST_SPLITS": op.most_splits, "AT_ONCE": AT_ONCE}
+        return _spec("attention_listed_combine_kernel", "gpu_decode", types, constants, tile)
+    types |= {"context_lens": "*i32", "out": own, "splits": "i32", "out_stride": "i32", "window": "i32"}
+    constants |= {"SPLIT": SPLIT, "MOST_SPLITS": op.most_splits, "HAS_WINDOW": op.window > 0, "AT_ONCE": AT_ONCE}
+    return _spec("attention_combine_kernel", "gpu_decode", types, constants, tile)
 
 
 def _values(op: Attention, inputs: Mapping[str, Tensor], out: Tensor) -> dict[str, Any]:

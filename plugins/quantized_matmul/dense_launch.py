@@ -2,7 +2,7 @@
 
     inputs, outputs and attrs: those of launch.py
 
-Up to MAX_ROWS rows of x it is the kernels of launch.py. For more rows the matrix is dequantized, once, into the
+Up to MAX_ROWS rows of x it is the kernels of launch.py, `narrow` where they may be. For more rows the matrix is dequantized, once, into the
 workspace, a piece of its columns after the other, and the library multiplies x by each piece. There a weight is an
 integer times its scale, rounded to x's type; the kernels of launch.py never round it.
 
@@ -46,7 +46,7 @@ ALIGNED_K = 8
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
     """Returns the kernels for all numbers of tokens."""
-    found = launch.kernels(attrs, dtypes, sm)
+    found = launch.kernels({**attrs, "narrow": True}, dtypes, sm)
     return (*found, _spec(attrs, dtypes["x"])) if _is_dense(attrs, dtypes["x"]) else found
 
 
@@ -60,7 +60,7 @@ def launches(
     """Makes launches and products. `workspace`: any type, of at least `workspace_bytes`."""
     x, y = inputs["x"], outputs["y"]
     if not _is_dense(attrs, x.dtype) or x.shape[0] <= MAX_ROWS:
-        return [*launch.launches(attrs, inputs, outputs, workspace, sm)]
+        return [*launch.launches({**attrs, "narrow": True}, inputs, outputs, workspace, sm)]
     launch.check(attrs, inputs, y)
     n, k, piece = attrs["n"], attrs["k"], _piece(attrs)
     if workspace is None or workspace.shape[0] * workspace.item_bytes < _piece_bytes(attrs):
@@ -82,7 +82,7 @@ def launches(
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
     """Returns enough for every number of tokens up to that of shapes_max["x"], on every SM."""
     dense = _piece_bytes(attrs) if attrs["k"] % ALIGNED_K == 0 and shapes_max["x"][0] > MAX_ROWS else 0
-    return max(launch.workspace_bytes(attrs, shapes_max), dense)
+    return max(launch.workspace_bytes({**attrs, "narrow": True}, shapes_max), dense)
 
 
 def _is_dense(attrs: Mapping[str, Any], dtype: str) -> bool:

@@ -2,9 +2,9 @@
 
     inputs   x [T, K], packed [ceil(K / 8), N] int32, scales [ceil(K / group), N] of x's type, bias [N] (may be absent)
     outputs  y [T, N]: x's type or float32; bias: either, too
-attrs: n, k, group. Tensor cores multiply float16 and bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32
-has no tensor cores and uses the GEMV, at most 4 tokens at a time. If this gives a GPU too few blocks, they take fewer
-columns, and K is split: the parts' sums go through the workspace and are added in order.
+attrs: n, k, group, and `narrow` where programs may take fewer columns (GEMM_TILES). Tensor cores multiply float16 and bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32
+has no tensor cores and uses the GEMV, at most 4 tokens at a time. If this gives a GPU too few blocks, K is split: the
+parts' sums go through the workspace and are added in order.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ GEMM_ROWS = (8, 16, 64)
 COLUMNS = 128
 """Columns of a program, but for the tensor cores' programs of few rows."""
 GEMM_TILES = ((128, 64), (64, 64), (64, 32))
-"""What programs of at most FEW_ROWS rows may take: (columns, the least words of a split). The first one that gives nine
-multiprocessors of ten a program is taken, else the last: a matrix of 2048 x 2048 has 64, 128 and 256 programs. On an
-H100 128 columns were 5 to 10 % faster than 64 where both gave it enough (docs/gpu.md)."""
+"""What programs of at most FEW_ROWS rows may take, if `narrow`: (columns, the least words of a split). The first one
+that gives nine multiprocessors of ten a program is taken, else the last: a matrix of 2048 x 2048 has 64, 128 and 256
+programs. On an H100 128 columns were 5 to 10 % faster than 64 where both gave it enough (docs/gpu.md). Engines of
+TensorRT that were built before have kernels of 128 columns alone."""
 FEW_ROWS = 16
 GEMV_WORDS = {1: 16, 2: 8, 4: 8}
 """Rows of words at once, by rows of x: 8 or 4 KiB, so that registers allow four blocks of 128 threads."""
@@ -136,7 +137,7 @@ def split(attrs: Mapping[str, Any], dtype: str, tokens: int, sm: int) -> tuple[i
 
 def _tile(attrs: Mapping[str, Any], dtype: str, rows: int, sm: int) -> tuple[int, int]:
     """Returns (columns of a program, the least words of a split) for programs of so many rows."""
-    if dtype == "float32" or rows > FEW_ROWS:
+    if dtype == "float32" or rows > FEW_ROWS or not attrs.get("narrow", False):
         return COLUMNS, MIN_SPLIT
     words = ceil_div(attrs["k"], 8)
     for columns, least in GEMM_TILES:

@@ -71,9 +71,10 @@ def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str) 
     gpu_rotary.check(memory, attrs)
 
 
-def int4(runner: Any, tokens: int, n: int, k: int, group: int, dtype: str) -> None:
+def int4(runner: Any, tokens: int, n: int, k: int, group: int, dtype: str, narrow: bool) -> None:
     memory = Memory()
     case = gpu_int4.make(memory, tokens, n, k, group, dtype, bias=dtype)
+    case[0]["narrow"] = narrow
     gpu_int4.run(runner, memory, case, gpu_int4.started(memory, case, runner.sm), runner.sm)
     gpu_int4.check(memory, case)
 
@@ -104,7 +105,8 @@ WORK = dict(
         *(named(f"norm-{dtype}-2x576-sum", norm, 2, 576, True, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
-        *(named(f"int4-{'-'.join(map(str, each))}", int4, *each) for each in INT4),
+        *(named(f"int4-{'-'.join(map(str, each))}", int4, *each, False) for each in INT4),
+        *(named(f"int4-narrow-{tokens}", int4, tokens, 80, 520, 64, "bfloat16", True) for tokens in (1, 9)),
         *(named(f"int4-dense-{dtype}", dense_int4, 129, 200, 64, dtype) for dtype in ("float16", "bfloat16")),
         *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
     ]

@@ -15,7 +15,12 @@ from tensorwright.plugins.gpu.launch import Launch, Tensor
 from tensorwright.plugins.paged_attention.launch import launches, workspace_bytes
 from tensorwright.plugins.paged_attention.tiles import SPLIT
 
-FULL = {kernel: f"attention_{kernel}_kernel" for kernel in ("list", "prefill", "decode", "combine")}
+FULL = {
+    "list": ["attention_list_kernel"],
+    "prefill": ["attention_prefill_kernel"],
+    **{kernel: [f"attention_{form}{kernel}_kernel" for form in ("listed_", "")] for kernel in ("decode", "combine")},
+}
+"""The names of each kernel: that with a list first, if there are two."""
 MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 513), (2, 100))
 """Decodes, a prompt, chunks behind a prefix, a context of 1, a sequence that has nothing to do."""
 
@@ -93,7 +98,7 @@ def test_contexts_of_more_than_the_most_splits(
 ) -> None:
     """64 KV heads: at most 8 splits, so those of 4500 positions are of 1024, or by a list of 576."""
     step = Step(((1, 4500), (1, 9)), heads=64, kv_heads=64, head_dim=16, window=window, listed=listed)
-    kept = [launch for launch in _launches(step) if launch.kernel == FULL["decode"]]
+    kept = [launch for launch in _launches(step) if launch.kernel in FULL["decode"]]
     assert kept[0].grid == grid
     narrow = _first_head(step, interpreter)
     worst = np.abs(narrow - step.expected()[:, : narrow.shape[1]]).max()
@@ -104,9 +109,8 @@ def _first_head(step: Step, interpreter: Interpreter) -> np.ndarray:
     """The first KV head's columns: all 64 would take a minute."""
 
     def fewer(started: list[Launch]) -> list[Launch]:
-        narrow = {FULL["decode"]: lambda g: (g[0], 1, g[2]), FULL["combine"]: lambda g: (g[0], 1, 1)}
-        lists = [x for x in started if x.kernel == FULL["list"]]
-        return lists + [dataclasses.replace(x, grid=narrow[x.kernel](x.grid)) for x in started if x.kernel in narrow]
+        narrow = (*FULL["decode"], *FULL["combine"])
+        return [dataclasses.replace(x, grid=(x.grid[0], 1, x.grid[2])) if x.kernel in narrow else x for x in started]
 
     return step.run(interpreter, fewer)[:, : step.head_dim]
 
@@ -148,15 +152,16 @@ def test_what_is_started(sequences: tuple, kernels: list[str]) -> None:
     for listed in (False, True):
         names = ["list", *kernels] if listed and "decode" in kernels else kernels
         got = [launch.kernel for launch in _launches(Step(sequences, listed=listed))]
-        assert got == [FULL[kernel] for kernel in names]
+        assert got == [FULL[kernel][0 if listed else -1] for kernel in names]
 
 
 def _set(kernel: str, name: str, change: Callable) -> Callable:
     def mutate(step: Step, started: list[Launch]) -> list[Launch]:
-        spec = next(spec for spec in step.specs() if spec.kernel == FULL[kernel])
+        full = FULL[kernel][0]
+        spec = next(spec for spec in step.specs() if spec.kernel == full)
         at = [argument for argument, _ in spec.signature].index(name)
         swap = {
-            FULL[kernel]: lambda x: dataclasses.replace(x, args=(*x.args[:at], change(x.args[at]), *x.args[at + 1 :]))
+            full: lambda x: dataclasses.replace(x, args=(*x.args[:at], change(x.args[at]), *x.args[at + 1 :]))
         }
         return [swap.get(launch.kernel, lambda x: x)(launch) for launch in started]
 
@@ -166,7 +171,7 @@ def _set(kernel: str, name: str, change: Callable) -> Callable:
 def _regrid(kernel: str, change: Callable) -> Callable:
     def mutate(_: Step, started: list[Launch]) -> list[Launch]:
         return [
-            dataclasses.replace(launch, grid=change(*launch.grid)) if launch.kernel == FULL[kernel] else launch
+            dataclasses.replace(launch, grid=change(*launch.grid)) if launch.kernel == FULL[kernel][0] else launch
             for launch in started
         ]
 
@@ -192,8 +197,8 @@ MUTATIONS = {
     "decode one head less": _regrid("decode", lambda x, y, z: (x, y - 1, z)),
     "list one sequence less": _regrid("list", lambda x, y, z: (x - 1, y, z)),
     "combine one head less": _regrid("combine", lambda x, y, z: (x, y - 1, z)),
-    "no list": lambda _, started: [launch for launch in started if launch.kernel != FULL["list"]],
-    "no combine": lambda _, started: [launch for launch in started if launch.kernel != FULL["combine"]],
+    "no list": lambda _, started: [launch for launch in started if launch.kernel not in FULL["list"]],
+    "no combine": lambda _, started: [launch for launch in started if launch.kernel not in FULL["combine"]],
     "pages moved": _set("decode", "k_pages", _moved),
 }
 
