@@ -144,8 +144,8 @@ class Launch:
 class DenseProduct:
     """y = x w^T (+ bias) (+ residual), which stands among launches where the target has a library for it.
 
-    x [M, K] and w [N, K] dense and of one type; bias [N], residual and y [M, N] of another or the same. Rows of y and of
-    the residual are strides[0] elements apart, the same number for both.
+    x [M, K] and w [N, K] dense and of one type; bias [N], residual and y [M, N] of another or the same. Rows of y and
+    of the residual are strides[0] elements apart, the same number for both.
     """
 
     x: Tensor

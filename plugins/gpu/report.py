@@ -1,4 +1,4 @@
-"""python -m tensorwright.plugins.gpu.report [PAGE]: prints what the shown kernels take on each SM, and their inner loops.
+"""python -m tensorwright.plugins.gpu.report [PAGE]: prints what the shown kernels take on each SM, and inner loops.
 
 With PAGE, such as docs/gpu-kernels.md, it replaces the tables of that page.
 """

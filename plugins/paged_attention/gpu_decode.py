@@ -1,8 +1,8 @@
 """Computes decode: attention of every sequence with one token, its positions split among many programs.
 
 A split is a range of positions. `decode` folds one split for HEADS heads of one KV head, which share each page, and
-writes (top, total) and acc to the split's place in the workspace. `combine` adds the splits in the order of positions. A
-sequence of one split needs no workspace: `decode` writes its result.
+writes (top, total) and acc to the split's place in the workspace. `combine` adds the splits in the order of positions.
+A sequence of one split needs no workspace: `decode` writes its result.
 
 The listed kernels read from a list which splits there are (gpu_work_list.py). The others derive it from the sequence's
 own context alone: a split is `length` positions from a multiple of `length`, and a token's bits do not depend on other
@@ -40,7 +40,8 @@ def fold_split(
 ):  # fmt: skip
     """Folds positions [begin, end) of a sequence, for the KV head and the part of its heads of program_id(1).
 
-    begin: a multiple of BLOCK_N. partials: acc [places, heads, HEAD_DIM], then (top, total) [places, heads, 2], float32.
+    begin: a multiple of BLOCK_N. partials: acc [places, heads, HEAD_DIM], then (top, total) [places, heads, 2],
+    float32.
     """
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(1) // PARTS

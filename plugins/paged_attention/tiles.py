@@ -27,7 +27,8 @@ BLOCK_SIZE = 32
 BLOCK_SIZES = (16, 32, 64, 128)
 HEAD_DIMS = range(16, 257)
 SPLIT = 512
-"""Positions of the shortest split where no list says another (work_list.py): its partial result costs group / 256 of the 16-bit K and V that it reads."""
+"""Positions of the shortest split where no list says another (work_list.py). Its partial result costs group / 256 of
+the 16-bit K and V that it reads."""
 DECODE_PROGRAMS = 512
 """The approximate number of programs for one long sequence: two to four for each of 132 SMs."""
 

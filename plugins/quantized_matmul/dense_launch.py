@@ -2,9 +2,9 @@
 
     inputs, outputs and attrs: those of launch.py
 
-Up to MAX_ROWS rows of x it is the kernels of launch.py, `narrow` where they may be. For more rows the matrix is dequantized, once, into the
-workspace, a piece of its columns after the other, and the library multiplies x by each piece. There a weight is an
-integer times its scale, rounded to x's type; the kernels of launch.py never round it.
+Up to MAX_ROWS rows of x it is the kernels of launch.py, `narrow` where they may be. For more rows the matrix is
+dequantized, once, into the workspace, a piece of its columns after the other, and the library multiplies x by each
+piece. There a weight is an integer times its scale, rounded to x's type; the kernels of launch.py never round it.
 
 The bound is where both take as long by what an H100 measured (docs/gpu.md): the kernel makes about 300 TFLOP/s, a dense
 product 650, and dequantizing moves 2.5 bytes for each weight at 2.4 TB/s. Then (2 / 300 - 2 / 650) rows = 2.5 / 2.4
@@ -65,7 +65,9 @@ def launches(
     n, k, piece = attrs["n"], attrs["k"], _piece(attrs)
     if workspace is None or workspace.shape[0] * workspace.item_bytes < _piece_bytes(attrs):
         needed = _piece_bytes(attrs)
-        raise KernelError(f"weight_only_linear: {x.shape[0]} tokens need a workspace of {needed} bytes, got {workspace}")
+        raise KernelError(
+            f"weight_only_linear: {x.shape[0]} tokens need a workspace of {needed} bytes, got {workspace}"
+        )
     found: list[Launch | DenseProduct] = []
     for first in range(0, n, piece):
         columns = min(piece, n - first)

@@ -154,9 +154,7 @@ def int4_reduce_kernel(parts, bias, y, tokens, N, splits, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def int4_dequantize_kernel(
-    packed, scales, w, columns, N, K, GROUP: tl.constexpr, COLUMNS: tl.constexpr
-):
+def int4_dequantize_kernel(packed, scales, w, columns, N, K, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
     """Stores the first `columns` rows of w [N, K], each number rounded once to w's type.
 
     Program (i, g) makes elements g * GROUP ... of COLUMNS rows. Words are read along N and elements stored along K.

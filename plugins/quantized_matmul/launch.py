@@ -2,9 +2,10 @@
 
     inputs   x [T, K], packed [ceil(K / 8), N] int32, scales [ceil(K / group), N] of x's type, bias [N] (may be absent)
     outputs  y [T, N]: x's type or float32; bias: either, too
-attrs: n, k, group, and `narrow` where programs may take fewer columns (GEMM_TILES). Tensor cores multiply float16 and bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32
-has no tensor cores and uses the GEMV, at most 4 tokens at a time. If this gives a GPU too few blocks, K is split: the
-parts' sums go through the workspace and are added in order.
+attrs: n, k, group, and `narrow` where programs may take fewer columns (GEMM_TILES). Tensor cores multiply float16 and
+bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32 has no tensor cores and uses the GEMV, at most 4
+tokens at a time. If this gives a GPU too few blocks, K is split: the parts' sums go through the workspace and are added
+in order.
 """
 
 from __future__ import annotations

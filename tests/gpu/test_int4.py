@@ -37,4 +37,5 @@ def test_small_matrices(device: Any, tokens: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_matrices_of_many_rows_are_dequantized(device: Any, group: int, dtype: str) -> None:
     memory = Memory()
-    assert interpreted.run_dense(device, memory, interpreted.make(memory, 300, 1029, 4096, group, dtype), device.sm) == 1
+    case = interpreted.make(memory, 300, 1029, 4096, group, dtype)
+    assert interpreted.run_dense(device, memory, case, device.sm) == 1

@@ -72,9 +72,7 @@ class Planner:
         dtypes = {name: tensor.dtype for name, tensor in {**call.inputs, **call.outputs}.items()}
         known = {(spec.kernel, spec.variant): spec for spec in call.module.kernels(call.attrs, dtypes, self.sm)}
         made = call.module.launches(call.attrs, call.inputs, call.outputs, workspace, self.sm)
-        return tuple(
-            self._product(one) if isinstance(one, DenseProduct) else self._planned(one, known) for one in made
-        )
+        return tuple(self._product(one) if isinstance(one, DenseProduct) else self._planned(one, known) for one in made)
 
     def _planned(self, launch: Launch, known: Mapping[tuple[str, str], KernelSpec]) -> PlannedLaunch:
         spec = known.get((launch.kernel, launch.variant))

@@ -111,7 +111,7 @@ class CudaExecutor : public Executor {
   std::vector<DevicePointer> slots_;     // [slots]
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
-  std::unique_ptr<StepChecker> checker_;  // null before allocate()
+  std::unique_ptr<StepChecker> checker_;                 // null before allocate()
   RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };

@@ -82,7 +82,7 @@ def test_a_loop_over_its_limits_is_refused(kernel_cache: Path) -> None:
     assert inner_loops.check(dataclasses.replace(loop, limit=found), kernel) == found
     with pytest.raises(KernelError, match=f"at most {found - 1} instructions and spill 0 bytes, got {found} and 0"):
         inner_loops.check(dataclasses.replace(loop, limit=found - 1), kernel)
-    with pytest.raises(KernelError, match="got .* and 8"):
+    with pytest.raises(KernelError, match=r"got .* and 8"):
         inner_loops.check(loop, dataclasses.replace(kernel, spill_bytes=8))
     norm = compile_kernel(SHOWN[0][1], 80, cache=kernel_cache)
     with pytest.raises(KernelError, match="has no loop that multiplies"):

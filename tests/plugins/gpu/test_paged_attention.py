@@ -160,9 +160,7 @@ def _set(kernel: str, name: str, change: Callable) -> Callable:
         full = FULL[kernel][0]
         spec = next(spec for spec in step.specs() if spec.kernel == full)
         at = [argument for argument, _ in spec.signature].index(name)
-        swap = {
-            full: lambda x: dataclasses.replace(x, args=(*x.args[:at], change(x.args[at]), *x.args[at + 1 :]))
-        }
+        swap = {full: lambda x: dataclasses.replace(x, args=(*x.args[:at], change(x.args[at]), *x.args[at + 1 :]))}
         return [swap.get(launch.kernel, lambda x: x)(launch) for launch in started]
 
     return mutate

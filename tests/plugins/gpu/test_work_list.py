@@ -1,4 +1,4 @@
-"""The list of a step's decodes: it covers what each sequence sees, within its bounds, by splits of the wanted length."""
+"""The list of a step's decodes: it covers what each sequence sees, in its bounds, by splits of the wanted length."""
 
 from __future__ import annotations
 

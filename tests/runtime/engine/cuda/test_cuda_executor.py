@@ -159,7 +159,7 @@ def test_the_graph_that_was_used_least_recently_makes_room(device: FakeDevice, t
         executor.step(*step_of([1] * shape[0], context=shape[1] * BLOCK - 1))
         return next(what for what in ("captured", "replayed", "eager") if executor.counters()[what] > before[what])
 
-    first, second, *others = shapes[:MOST_GRAPHS + 1]
+    first, second, *others = shapes[: MOST_GRAPHS + 1]
     assert [step(first), step(first), step(second), step(second)] == ["eager", "captured"] * 2
     for shape in others[:-1]:
         assert step(shape) == "eager"
@@ -202,7 +202,11 @@ def test_a_replayed_step_is_padded_with_sequences_of_a_block_of_their_own(device
 
 def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -> None:
     executor = allocated(device, tmp_path)
-    pages = {size // (BLOCKS + 1): at for at, size in device.pieces().items() if size in (64 * (BLOCKS + 1), 128 * (BLOCKS + 1))}
+    pages = {
+        size // (BLOCKS + 1): at
+        for at, size in device.pieces().items()
+        if size in (64 * (BLOCKS + 1), 128 * (BLOCKS + 1))
+    }
     for size, at in pages.items():
         ctypes.memset(at + 3 * size, size % 200, size)
     executor.copy_block(0, 3, 7)
