@@ -15,7 +15,7 @@ from tensorwright.plugins.elementwise import launch as elementwise
 
 def planned(case: Any, variant: str, quantize: str | None = None) -> PlannedGraph:
     wide = {"head_dim": 16} if variant in ("llama", "gemma2") else {"hidden_size": 64}
-    made = case(variant, num_hidden_layers=1, **wide)
+    made = case(variant, num_hidden_layers=2, **wide)
     graph = lower(made.graph, "bfloat16", quantize, block=32, target="cuda")
     return plan_graph(graph, made.checkpoint, "bfloat16", MAX_STEP)
 
@@ -23,14 +23,15 @@ def planned(case: Any, variant: str, quantize: str | None = None) -> PlannedGrap
 @pytest.mark.parametrize(
     ("variant", "quantize", "in_products", "in_norms", "in_kernels"),
     [
-        ("llama", None, 2, 0, 0),
-        ("gpt2", None, 2, 0, 1),  # the embeddings of tokens and of positions
-        ("cohere", None, 2, 0, 0),  # both branches read one norm
-        ("gemma2", None, 0, 2, 0),  # what is added is normalised first
-        ("llama", "int4", 0, 2, 0),
+        ("llama", None, 3, 1, 0),
+        ("gpt2", None, 3, 1, 1),  # the embeddings of tokens and of positions
+        ("cohere", None, 3, 1, 0),  # both branches read one norm
+        ("gemma2", None, 0, 4, 0),  # what is added is normalised first
+        ("llama", "int4", 0, 4, 0),
     ],
 )
 def test_who_adds(case, variant: str, quantize: str | None, in_products: int, in_norms: int, in_kernels: int) -> None:
+    """Of two layers' four sums. The last one is of the rows whose logits are wanted, gathered before."""
     calls = planned(case, variant, quantize).emitter.calls
     products = [call.product for call in calls if isinstance(call, ProductCall)]
     others = [call for call in calls if isinstance(call, OpCall)]
