@@ -31,6 +31,9 @@ COLUMN_BLOCK = 1024
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """The largest CUDA grid in x, y and z."""
 
+MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170, 121: 48}
+"""The multiprocessors of the largest usual card of each SM. Work is cut up for these."""
+
 Constant = int | float | str | bool | None
 
 
@@ -135,6 +138,26 @@ class Launch:
     grid: tuple[int, int, int]
     args: tuple[Any, ...]
     aligned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class DenseProduct:
+    """y = x w^T (+ bias) (+ residual), which stands among launches where the target has a library for it.
+
+    x [M, K] and w [N, K] dense and of one type; bias [N], residual and y [M, N] of another or the same. Rows of y and
+    of the residual are strides[0] elements apart, the same number for both.
+    """
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Returns the operands and the result."""
+        found = (self.x, self.w, self.bias, self.residual, self.y)
+        return tuple(tensor for tensor in found if tensor is not None)
 
 
 def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any]) -> Launch:

@@ -21,11 +21,11 @@ from support.cuda_plan import (
     WEIGHT,
     WORKSPACE,
     Argument,
-    Instruction,
+    Product,
     chosen,
-    evaluate,
     read_plan,
 )
+from support.cuda_plan import Launch as PlannedLaunch
 from support.plugin_form import SEQUENCES, STEPS, PluginModel, step_metadata
 from tensorwright.builder.emit.cuda.emit import PlannedGraph, plan_graph
 from tensorwright.builder.emit.cuda.plan_file import to_bytes
@@ -40,6 +40,7 @@ MAX_STEP = (64, 64, 8)
 """The most tokens, rows and sequences of the engines of tests."""
 WIDTHS: dict[str, dict[str, int]] = {
     "gpt2": {"hidden_size": 64},
+    "cohere": {"hidden_size": 64},
     "gpt_neox": {"hidden_size": 64},
     "bloom": {"hidden_size": 96},
     "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
@@ -106,13 +107,13 @@ class CudaSteps:
         tables = [given[f"block_tables.{group}"].shape[1] for group in range(self.groups)]
         values = [tokens, rows, seqs, *tables, *self.blocks]
         started: list[Launch] = []
-        for instruction in self.plan.instructions:
-            if instruction.product is None:
-                started += self._launches(instruction, values)
-                continue
-            self._start(started)
-            started = []
-            self._multiply(instruction, values)
+        for work in (one for instruction in self.plan.instructions for one in chosen(self.plan, instruction, values)):
+            if isinstance(work, Product):
+                self._start(started)
+                started = []
+                self._multiply(work)
+            else:
+                started.append(self._launch(work))
         self._start(started)
         self.adapter.done = [d + n for d, n in zip(self.adapter.done, counts, strict=True)]
         vocab = self.plan.facts["vocab_size"]
@@ -144,16 +145,9 @@ class CudaSteps:
     def _block(self, arg: Argument) -> Block:
         return self.memory.blocks[f"{arg.kind} {0 if arg.kind == STATES else arg.a}"]
 
-    def _launches(self, instruction: Instruction, values: Sequence[int]) -> list[Launch]:
-        return [
-            Launch(
-                self.model.specs[launch.kernel].kernel,
-                self.model.specs[launch.kernel].variant,
-                (launch.grid[0], launch.grid[1], launch.grid[2]),
-                tuple(self._value(arg) for arg in launch.args),
-            )
-            for launch in chosen(self.plan, instruction, values)
-        ]
+    def _launch(self, launch: PlannedLaunch) -> Launch:
+        spec, (x, y, z) = self.model.specs[launch.kernel], launch.grid
+        return Launch(spec.kernel, spec.variant, (x, y, z), tuple(self._value(arg) for arg in launch.args))
 
     def _value(self, arg: Argument) -> Any:
         if arg.kind == FLOAT:
@@ -178,16 +172,19 @@ class CudaSteps:
         data: np.ndarray = self._block(arg).data
         return data.reshape(-1).view(np.int8)[start : start + size].view(TYPES[dtype])
 
-    def _multiply(self, instruction: Instruction, values: Sequence[int]) -> None:
-        p = instruction.product
-        assert p is not None
-        m = evaluate(self.plan.expressions, p.m, values)
-        x, w, bias, c, d = p.operands
-        left = self._view(x, p.dtype, m * p.k).reshape(m, p.k).astype(np.float32)
+    def _multiply(self, p: Product) -> None:
+        x, w, bias, c, d = p.args
+        count = (p.m - 1) * p.stride + p.n if p.m else 0
+
+        def rows(arg: Argument) -> np.ndarray:
+            flat = self._view(arg, p.out_dtype, count)
+            return np.lib.stride_tricks.as_strided(flat, (p.m, p.n), (p.stride * flat.itemsize, flat.itemsize))
+
+        left = self._view(x, p.dtype, p.m * p.k).reshape(p.m, p.k).astype(np.float32)
         right = self._view(w, p.dtype, p.n * p.k).reshape(p.n, p.k).astype(np.float32)
         y = left @ right.T
         if bias.kind != ABSENT:
             y = y + self._view(bias, p.out_dtype, p.n).astype(np.float32)
         if c.kind != ABSENT:
-            y = y + self._view(c, p.out_dtype, m * p.n).reshape(m, p.n).astype(np.float32)
-        self._view(d, p.out_dtype, m * p.n)[:] = y.astype(TYPES[p.out_dtype]).ravel()
+            y = y + rows(c).astype(np.float32)
+        rows(d)[:] = y.astype(TYPES[p.out_dtype])

@@ -11,8 +11,8 @@ from tensorwright.builder.emit.cuda.plan_file import (
     FLOAT,
     INTEGER,
     Argument,
+    Instruction,
     KvLayerPages,
-    Launches,
     Plan,
     PlannedLaunch,
     Product,
@@ -63,6 +63,7 @@ def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
     operands = (
         Argument(SLOT, 1), Argument(WEIGHT, 0), Argument(WEIGHT, 1), Argument(ABSENT), Argument(SLOT, 2),
     )  # fmt: skip
+    product = Product(rows, VOCAB, WIDTH, VOCAB, "bfloat16", "float32", operands)
     return Plan(
         sm=sm, vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN, block_size=BLOCK, dtype="bfloat16", weights_bytes=512,
         max_step=(MAX_TOKENS, MAX_SEQS, MAX_SEQS), workspace_bytes=1024, groups=((0, False),),
@@ -70,8 +71,8 @@ def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
         weights=((0, 2 * VOCAB * WIDTH), (256, 4 * VOCAB)),
         kernels=(kernel(0, PARAMETERS),),
         expressions=expressions,
-        instructions=(Launches("layer.0 made", nodes),
-                      Product("head", rows, VOCAB, WIDTH, "bfloat16", "float32", operands)),
+        instructions=(Instruction("layer.0 made", nodes),
+                      Instruction("head", (Leaf((product,)),))),
         logits_slot=2,
         states=states,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from tensorwright.builder.emit.cuda.calls import address_of, buffers_of
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, page_kinds
 from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS, elementwise_tree, wide_logits
 from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
-from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
+from tensorwright.builder.emit.cuda.plan_file import Instruction, KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.ir.facts import Facts
@@ -37,12 +37,12 @@ class PlannedGraph:
         """The record of quantization. The weights must have been written."""
         return self.emitter.weights.record(self.emitter.graph)
 
-    def traced(self, sm: int) -> tuple[Planner, tuple[Any, ...]]:
+    def traced(self, sm: int) -> tuple[Planner, tuple[Instruction, ...]]:
         """Returns the planner of an SM and its instructions. Raises LoweringError."""
         planner = Planner(self.emitter.expressions, self.slot_of, sm)
         return planner, tuple(planner.instruction(call) for call in self.emitter.calls)
 
-    def plan(self, sm: int, instructions: tuple[Any, ...], kernels: tuple[CompiledKernel, ...]) -> Plan:
+    def plan(self, sm: int, instructions: tuple[Instruction, ...], kernels: tuple[CompiledKernel, ...]) -> Plan:
         """Returns the plan for an SM, from what `traced` gives and the kernels of its planner, compiled."""
         emitter, facts = self.emitter, self.emitter.graph.facts
         windows = {layer.group: (layer.window, layer.chunked) for layer in facts.kv_layers}

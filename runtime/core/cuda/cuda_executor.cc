@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <variant>
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
@@ -143,7 +144,8 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
       driver_(options.device),
       stream_(bound(driver_)),
       kernels_(driver_, fitting(plan_, driver_.facts(), plan_path)),
-      products_(driver_, options.cublaslt) {
+      products_(driver_, options.cublaslt),
+      graphs_(kMostGraphs) {
   for (const CudaPlan::KvLayer& layer : plan_.layers) {
     first_page_.push_back(pages_.size());
     for (const uint64_t bytes : layer.page_bytes) pages_.push_back({layer.group, bytes, {}});
@@ -340,21 +342,21 @@ void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool g
 }
 
 // The first step of a shape runs as it is: it makes the libraries choose their kernels, which a capture may
-// not see. The second is captured.
+// not see. The second is captured. A new shape takes the place of the one that was used least recently; run()
+// has waited for every step of it.
 void CudaExecutor::replay(const Prepared& step) {
-  const auto found = graphs_.find(step.shape);
-  if (found == graphs_.end()) {
-    if (graphs_.size() >= kMostGraphs) graphs_.clear();
+  std::unique_ptr<Graph>* graph = graphs_.find(step.shape);
+  if (!graph) {
     start_all(step);
-    graphs_.emplace(step.shape, nullptr);
+    graphs_.add(step.shape, nullptr);
     ++counters_.eager;
     return;
   }
-  if (!found->second) {
-    found->second = std::make_unique<Graph>(driver_, stream_, [&] { start_all(step); });
+  if (!*graph) {
+    *graph = std::make_unique<Graph>(driver_, stream_, [&] { start_all(step); });
     ++counters_.captured;
   }
-  found->second->launch(stream_);
+  (*graph)->launch(stream_);
   ++counters_.replayed;
 }
 
@@ -371,27 +373,27 @@ void CudaExecutor::start_all(const Prepared& step) {
 }
 
 void CudaExecutor::start(const CudaInstruction& instruction, const Prepared& step) {
-  if (instruction.decisions.empty()) {
-    const ProductRecord& record = instruction.product;
-    const auto optional = [&](const Place& place) { return place.absent() ? 0 : address(place, step); };
-    const Product product{step.values[record.m],
-                          record.n,
-                          record.k,
-                          record.dtype,
-                          record.out_dtype,
-                          address(record.x, step),
-                          address(record.w, step),
-                          optional(record.bias),
-                          optional(record.c),
-                          address(record.d, step)};
-    if (product.m > 0) products_.start(product, stream_.get());
-    return;
-  }
   const DecisionNode* node = instruction.decisions.data();
   while (node->type == DecisionNode::kBranch)
     node = &instruction.decisions[step.values[node->condition] ? node->yes : node->no];
   if (node->type == DecisionNode::kRefused) refuse(concat("a step of this size is refused: ", node->why));
-  for (const LaunchRecord& launch : node->launches) start(launch, step);
+  for (const WorkRecord& work : node->work) std::visit([&](const auto& one) { start(one, step); }, work);
+}
+
+void CudaExecutor::start(const ProductRecord& record, const Prepared& step) {
+  const auto optional = [&](const Place& place) { return place.absent() ? 0 : address(place, step); };
+  const Product product{step.values[record.m],
+                        record.n,
+                        record.k,
+                        record.stride,
+                        record.dtype,
+                        record.out_dtype,
+                        address(record.x, step),
+                        address(record.w, step),
+                        optional(record.bias),
+                        optional(record.c),
+                        address(record.d, step)};
+  if (product.m > 0) products_.start(product, stream_.get());
 }
 
 void CudaExecutor::start(const LaunchRecord& launch, const Prepared& step) {

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "runtime/core/base/recent_map.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/cuda/cuda_plan.h"
 #include "runtime/core/cuda/device_memory.h"
@@ -93,6 +93,7 @@ class CudaExecutor : public Executor {
   void start_all(const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);
+  void start(const ProductRecord& record, const Prepared& step);
   void replay(const Prepared& step);
   DevicePointer address(const Place& place, const Prepared& step) const;
   StepShape largest_shape(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
@@ -117,8 +118,8 @@ class CudaExecutor : public Executor {
   std::vector<uint64_t> state_offsets_;  // [recurrent layers]: in a slot
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
-  std::unique_ptr<StepChecker> checker_;  // null before allocate()
-  std::map<StepShape, std::unique_ptr<Graph>> graphs_;
+  std::unique_ptr<StepChecker> checker_;                 // null before allocate()
+  RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };
 

@@ -212,14 +212,8 @@ class PlanParser {
   CudaInstruction instruction() {
     CudaInstruction instruction;
     instruction.name = in_.text();
-    const uint32_t kind = in_.u32();
-    in_.require(kind <= 1, "an instruction has an unknown kind");
-    if (kind == 1) {
-      instruction.product = product();
-      return instruction;
-    }
     instruction.decisions = in_.list<DecisionNode>(8, [&] { return node(); });
-    in_.require(!instruction.decisions.empty(), "an instruction has no launches");
+    in_.require(!instruction.decisions.empty(), "an instruction starts nothing");
     for (size_t i = 0; i < instruction.decisions.size(); ++i) {
       const DecisionNode& node = instruction.decisions[i];
       if (node.type != DecisionNode::kBranch) continue;
@@ -239,12 +233,19 @@ class PlanParser {
       node.condition = expression();
       node.yes = in_.u32();
       node.no = in_.u32();
-    } else if (node.type == DecisionNode::kLaunches) {
-      node.launches = in_.list<LaunchRecord>(20, [&] { return launch(); });
+    } else if (node.type == DecisionNode::kWork) {
+      node.work = in_.list<WorkRecord>(24, [&] { return work(); });
     } else {
       node.why = in_.text();
     }
     return node;
+  }
+
+  WorkRecord work() {
+    const uint32_t kind = in_.u32();
+    in_.require(kind <= 1, "a step starts something of an unknown kind");
+    if (kind == 0) return launch();
+    return product();
   }
 
   LaunchRecord launch() {
@@ -336,6 +337,7 @@ class PlanParser {
     product.m = expression();
     product.n = in_.u32();
     product.k = in_.u32();
+    product.stride = in_.u32();
     product.dtype = dtype();
     product.out_dtype = dtype();
     for (Place* place : {&product.x, &product.w, &product.bias, &product.c, &product.d})
@@ -343,6 +345,7 @@ class PlanParser {
     in_.require(
         product.n >= 1 && product.k >= 1 && !product.x.absent() && !product.w.absent() && !product.d.absent(),
         "a product lacks an operand");
+    in_.require(product.stride >= product.n, "the rows of a product overlap");
     return product;
   }
 

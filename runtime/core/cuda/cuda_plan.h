@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "runtime/core/cuda/expressions.h"
@@ -56,27 +57,30 @@ struct LaunchRecord {
   std::vector<LaunchArgument> arguments;
 };
 
-// A node of an operation's decisions. The root is node 0, and each node comes before those that it names.
-struct DecisionNode {
-  enum Type : uint32_t { kBranch = 0, kLaunches, kRefused };
-  Type type;
-  uint32_t condition = 0, yes = 0, no = 0;
-  std::vector<LaunchRecord> launches;
-  std::string why;  // of what is refused
-};
-
-// D = x w^T (+ bias) (+ C): x [m, k], w [n, k], bias [n] of D's type, C and D [m, n]; dense rows.
+// D = x w^T (+ bias) (+ C): x [m, k] and w [n, k] dense, bias [n] of D's type, C and D [m, n].
 struct ProductRecord {
   uint32_t m = 0;  // an expression
   int64_t n = 0, k = 0;
+  int64_t stride = 0;             // the numbers from one row of C and D to the next
   CudaType dtype{}, out_dtype{};  // of x and w, and of bias, C and D
   Place x, w, bias, c, d;
 };
 
+// What a step starts.
+using WorkRecord = std::variant<LaunchRecord, ProductRecord>;
+
+// A node of an operation's decisions. The root is node 0, and each node comes before those that it names.
+struct DecisionNode {
+  enum Type : uint32_t { kBranch = 0, kWork, kRefused };
+  Type type;
+  uint32_t condition = 0, yes = 0, no = 0;
+  std::vector<WorkRecord> work;
+  std::string why;  // of what is refused
+};
+
 struct CudaInstruction {
   std::string name;
-  std::vector<DecisionNode> decisions;  // empty: a product
-  ProductRecord product;
+  std::vector<DecisionNode> decisions;
 };
 
 struct KernelRecord {

@@ -24,6 +24,9 @@ STORED = [
     ("int4_gemm_kernel", "c0ee973c9a752960"),
     ("int4_gemm_kernel", "baf83d4293106ba1"),
     ("int4_reduce_kernel", "55138f6b8a2f33fe"),
+    ("int4_gemm_kernel", "cad75e7e304d97dd"),
+    ("int4_gemm_kernel", "2002e6bea1f0c9b4"),
+    ("int4_dequantize_kernel", "7884af0448b151b8"),
     ("bytes_gemm_kernel", "5624a8d4d4db85ef"),
     ("bytes_gemm_kernel", "e4a5f68618b1def3"),
     ("bytes_gemm_kernel", "184d8f7ec25eec90"),
@@ -43,6 +46,11 @@ STORED = [
     ("attention_prefill_kernel", "81b945dc555a9e71"),
     ("attention_decode_kernel", "35e69f7eef317453"),
     ("attention_combine_kernel", "7c8e95f15cc73ff8"),
+    ("attention_list_kernel", "9a667384c734c187"),
+    ("attention_listed_decode_kernel", "ff1a503a53c53b76"),
+    ("attention_listed_decode_kernel", "3989d9cca464088d"),
+    ("attention_listed_decode_kernel", "db78acf240cb104e"),
+    ("attention_listed_combine_kernel", "21e2aefb2357b15e"),
 ]
 """The kernels of `budget.shown()` with the variants by which engines of versions before this one have them."""
 

@@ -29,7 +29,8 @@ from support.made_cuda_plan import (
     write_plan,
 )
 from support.waiting import wait_until
-from tensorwright.builder.emit.cuda.plan_file import KvLayerPages
+from tensorwright.builder.emit.cuda.plan_file import Instruction, KvLayerPages
+from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf
 from tensorwright.errors import (
     DeviceError,
     EngineError,
@@ -40,7 +41,9 @@ from tensorwright.errors import (
 )
 from tensorwright.runtime import _runtime
 
-BLOCKS = 40
+BLOCKS = 160
+MOST_GRAPHS = 64
+"""As runtime/core/cuda/cuda_executor.cc has it."""
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,44 @@ def test_a_step_starts_what_its_sizes_decide(device: FakeDevice, tmp_path: Path)
     executor.close()
 
 
+def test_a_leaf_starts_kernels_and_products_in_order(device: FakeDevice, tmp_path: Path) -> None:
+    """A product of half of the columns of the logits, which adds what is there, before a launch."""
+    plan = made_plan()
+    (head,) = plan.instructions[1].nodes[0].launches
+    half = replace(head, n=VOCAB // 2, args=(*head.args[:3], head.args[4], head.args[4]))
+    launch = plan.instructions[0].nodes[3].launches[0]
+    mixed = Instruction("mixed", (Branch(6, 1, 2), Leaf((half, launch)), Leaf(())))
+    executor = opened(device, tmp_path, instructions=(mixed, plan.instructions[1]))
+    executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
+    executor.step(*step_of([1, 1]))
+    assert [one.kernel for one in device.started] == [-1, 0, -1]
+    m, n, k, _, _, _, _, _, c, d, stride = device.started[0].values[:11]
+    assert (m, n, k, stride) == (2, VOCAB // 2, WIDTH, VOCAB)
+    assert c == d == device.started[2].values[9]
+    executor.step(*step_of([2, 1]))
+    assert [one.kernel for one in device.started[3:]] == [-1]
+    executor.close()
+
+
+def test_the_graph_that_was_used_least_recently_makes_room(device: FakeDevice, tmp_path: Path) -> None:
+    executor = allocated(device, tmp_path)
+    shapes = [(seqs, blocks) for seqs in (*range(1, 17), *range(18, 33, 2)) for blocks in (1, 2, 4)]
+
+    def step(shape: tuple[int, int]) -> str:
+        before = executor.counters()
+        executor.step(*step_of([1] * shape[0], context=shape[1] * BLOCK - 1))
+        return next(what for what in ("captured", "replayed", "eager") if executor.counters()[what] > before[what])
+
+    first, second, *others = shapes[: MOST_GRAPHS + 1]
+    assert [step(first), step(first), step(second), step(second)] == ["eager", "captured"] * 2
+    for shape in others[:-1]:
+        assert step(shape) == "eager"
+    assert step(first) == "replayed"
+    assert step(others[-1]) == "eager", "it takes the place of the second"
+    assert [step(first), step(others[0]), step(second)] == ["replayed", "captured", "eager"]
+    executor.close()
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 def test_decode_steps_are_replayed(device: FakeDevice, tmp_path: Path, graphs: bool) -> None:
     executor = allocated(device, tmp_path, graphs)
@@ -161,7 +202,11 @@ def test_a_replayed_step_is_padded_with_sequences_of_a_block_of_their_own(device
 
 def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -> None:
     executor = allocated(device, tmp_path)
-    pages = {size // (BLOCKS + 1): at for at, size in device.pieces().items() if size in (64 * 41, 128 * 41)}
+    pages = {
+        size // (BLOCKS + 1): at
+        for at, size in device.pieces().items()
+        if size in (64 * (BLOCKS + 1), 128 * (BLOCKS + 1))
+    }
     for size, at in pages.items():
         ctypes.memset(at + 3 * size, size % 200, size)
     executor.copy_block(0, 3, 7)
@@ -169,7 +214,7 @@ def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -
     for size, at in pages.items():
         assert ctypes.string_at(at + 7 * size, size) == bytes([size % 200]) * size
         assert ctypes.string_at(at + 8 * size, size) == bytes(size)
-    with pytest.raises(InvalidRequestError, match="no block 40"):
+    with pytest.raises(InvalidRequestError, match=f"no block {BLOCKS}"):
         executor.copy_block(0, 3, BLOCKS)
     executor.close()
 
