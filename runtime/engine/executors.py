@@ -30,6 +30,8 @@ ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
 CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
 """The environment variable that is "0" where engines of target cuda start every kernel by itself."""
+CUDA_DRAWS = "TENSORWRIGHT_CUDA_DRAWS"
+"""The environment variable that is "0" where the host draws all tokens of engines of target cuda."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,11 @@ def _limits_of_tensorrt(engine: EngineDir) -> dict[str, int]:
 def _open_cuda(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.cuda.executor import CudaExecutor
 
-    graphs = os.environ.get(CUDA_GRAPHS, "1") != "0"
+    graphs, draws = (os.environ.get(name, "1") != "0" for name in (CUDA_GRAPHS, CUDA_DRAWS))
     return CudaExecutor(
-        engine, device=opening.device or 0, threads=opening.threads, graphs=graphs, memory_share=opening.gpu_memory
-    )
+        engine, device=opening.device or 0, threads=opening.threads, graphs=graphs, draws=draws,
+        memory_share=opening.gpu_memory,
+    )  # fmt: skip
 
 
 def _describe_cuda(engine: EngineDir) -> dict[str, Any]:

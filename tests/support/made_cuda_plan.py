@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,8 @@ SLOT, WEIGHT, METADATA, PAGES, WORKSPACE = range(5)
 PARAMETERS = ("*bf16", "*i32", "*i32", "*i8", "*fp32", "i32", "i64", "fp32", SCRATCH, SCRATCH)
 DECODE, PREFILL = 3, 5
 """The numbers that the launches of the two paths get as their argument i32."""
+DRAW_KERNEL = 1
+"""The number of the kernel that draws tokens: it gets the logits, how tokens are drawn, and the tokens."""
 
 
 def kernel(number: int, parameters: tuple[str, ...]) -> CompiledKernel:
@@ -39,7 +43,8 @@ def kernel(number: int, parameters: tuple[str, ...]) -> CompiledKernel:
 
 
 def made_plan(sm: int = 90) -> Plan:
-    """Two instructions: a launch that depends on whether all sequences decode, and the product of the logits."""
+    """Three instructions: a launch that depends on whether all sequences decode, the product of the logits, and a
+    launch that draws tokens."""
     expressions = (
         (VARIABLE, 0, 0), (VARIABLE, 1, 0), (VARIABLE, 2, 0), (VARIABLE, 3, 0), (VARIABLE, 4, 0), (CONSTANT, 1, 0),
         (EQUAL, 0, 2), (CONSTANT, DECODE, 0), (CONSTANT, PREFILL, 0), (CONSTANT, 60, 0), (LESS, 9, 0),
@@ -61,16 +66,21 @@ def made_plan(sm: int = 90) -> Plan:
     operands = (
         Argument(SLOT, 1), Argument(WEIGHT, 0), Argument(WEIGHT, 1), Argument(ABSENT), Argument(SLOT, 2),
     )  # fmt: skip
+    drawing = PlannedLaunch(
+        DRAW_KERNEL, (rows, one, one), (Argument(SLOT, 2), Argument(METADATA, 7), Argument(SLOT, 3))
+    )
     return Plan(
         sm=sm, vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN, block_size=BLOCK, dtype="bfloat16", weights_bytes=512,
         max_step=(MAX_TOKENS, MAX_SEQS, MAX_SEQS), workspace_bytes=1024, groups=((0, False),),
-        layers=(KvLayerPages(0, (64, 128)),), slots=((0, 128), (1, 2 * WIDTH), (1, 4 * VOCAB)),
+        layers=(KvLayerPages(0, (64, 128)),), slots=((0, 128), (1, 2 * WIDTH), (1, 4 * VOCAB), (1, 4)),
         weights=((0, 2 * VOCAB * WIDTH), (256, 4 * VOCAB)),
-        kernels=(kernel(0, PARAMETERS),),
+        kernels=(kernel(0, PARAMETERS), kernel(DRAW_KERNEL, ("*fp32", "*i32", "*i32", SCRATCH, SCRATCH))),
         expressions=expressions,
         instructions=(Launches("layer.0 made", nodes),
-                      Product("head", rows, VOCAB, WIDTH, "bfloat16", "float32", operands)),
+                      Product("head", rows, VOCAB, WIDTH, "bfloat16", "float32", operands),
+                      Launches("draw_tokens", (Leaf((drawing,)),))),
         logits_slot=2,
+        draws=(2, 3),
     )  # fmt: skip
 
 
@@ -81,3 +91,10 @@ def write_plan(folder: Path, plan: Plan | None = None) -> tuple[Path, Path]:
     (folder / "sm.plan").write_bytes(to_bytes(plan))
     (folder / "weights.bin").write_bytes(weights.tobytes())
     return folder / "sm.plan", folder / "weights.bin"
+
+
+def without_draws(data: bytes) -> bytes:
+    """Returns the file of a plan as version 1 had it, which knew no instruction that draws tokens."""
+    plan = data[:-8]
+    head = plan[:8] + struct.pack("<IQI", 1, len(plan), zlib.crc32(plan[24:]))
+    return head + plan[24:]

@@ -25,10 +25,12 @@ from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import ELEMENTWISE, kind_of
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.rewriting.elementwise_trees import Tree, Trees
+from tensorwright.plugins.draw_tokens.op import FIELDS
 from tensorwright.plugins.gpu.launch import MAX_BLOCKS, Tensor, ceil_div
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
-"""The metadata of a step, by number. Behind these are the slots of each cache group, and then their block tables."""
+"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, and last
+how tokens are drawn."""
 WIDE_OPS = frozenset(("slice", "cast", "clamp"))
 """Ops beside those on each element through which logits go without a rounding."""
 
@@ -149,13 +151,15 @@ class CudaEmitter:
         return found
 
     def metadata(self, name: str, group: int = 0) -> Tensor:
-        """Returns a metadata tensor: one of STEP_METADATA, or slots or block_tables of a cache group."""
+        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, or draws."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
         shapes = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
             "logit_rows": (rows,), "slots": (tokens,), "block_tables": (seqs, self.sizes[f"max_blocks.{group}"]),
+            "draws": (rows, len(FIELDS)),
         }  # fmt: skip
-        places = {"slots": len(STEP_METADATA) + group, "block_tables": len(STEP_METADATA) + len(self.groups) + group}
+        groups, behind = len(self.groups), len(STEP_METADATA)
+        places = {"slots": behind + group, "block_tables": behind + groups + group, "draws": behind + 2 * groups}
         number = places[name] if name in places else STEP_METADATA.index(name)
         address: Any = Address(METADATA, number)
         return Tensor.dense(name, address, shapes[name], "int32")

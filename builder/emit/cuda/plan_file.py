@@ -24,12 +24,14 @@ items. The file is read strictly in sequence.
             Node 0 is the root. A branch leads to later nodes.
             arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0
             token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g
-            its block table; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression
+            its block table, 5 + 2 G how tokens are drawn; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression
             a; or 6: the number b
         kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype
             of D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k],
             bias [n], C [m, n], D [m, n], all dense. With m 0 nothing is computed.
     u32 slot of the logits: float32, vocab_size columns
+    u32 number of the first instruction that draws tokens (plugins/draw_tokens), of which the runtime leaves out all in
+        steps that draw none, and 2^32 - 1 without any; u32 slot of the tokens: int32. Files of version 1 end before.
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf, Node
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import SCRATCH
 
-MAGIC, VERSION = b"TWCUDAPL", 1
+MAGIC, VERSION = b"TWCUDAPL", 2
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 PARAMETERS = {"i32": 1, "i64": 2, "fp32": 3}
 """The number of a parameter's type; that of a pointer is 0."""
 ROW_KINDS = ("tokens", "rows", "seqs")
 """What a slot has rows for, by number. These are the first variables too."""
 LAUNCHES, PRODUCT = 0, 1
+NO_DRAWS = 2**32 - 1
 BRANCH, LEAF, REFUSED = 0, 1, 2
 INTEGER, FLOAT, ABSENT = 5, 6, 255
 """Kinds of arguments beside those of addresses.py."""
@@ -109,7 +112,8 @@ class KvLayerPages:
 @dataclass(frozen=True)
 class Plan:
     """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); slots: (kind, bytes of
-    a row); weights: (offset, bytes); expressions: as `Expressions.items`."""
+    a row); weights: (offset, bytes); expressions: as `Expressions.items`. draws: the first instruction that draws tokens, and
+    their slot; None where none does."""
 
     sm: int
     vocab_size: int
@@ -127,6 +131,7 @@ class Plan:
     expressions: tuple[tuple[int, int, int], ...]
     instructions: tuple[Launches | Product, ...]
     logits_slot: int
+    draws: tuple[int, int] | None = None
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -144,6 +149,7 @@ def to_bytes(plan: Plan) -> bytes:
         _list(numbers, lambda number: _expression(plan.expressions[number], numbers)),
         _list(plan.instructions, lambda one: _instruction(one, numbers)),
         _u32(plan.logits_slot),
+        struct.pack("<2I", *(plan.draws or (NO_DRAWS, 0))),
     ]
     body = b"".join(parts)
     head = MAGIC + _u32(VERSION)

@@ -12,7 +12,7 @@ namespace tensorwright {
 namespace {
 
 constexpr char kMagic[] = "TWCUDAPL";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2, kWithoutDraws = 1;  // the version that is written, and an older one
 constexpr size_t kMostBytes = size_t{1} << 30;
 constexpr uint32_t kMostWarps = 32, kMostShared = 256 << 10;
 constexpr uint32_t kMostLimit = 1 << 24;
@@ -101,6 +101,7 @@ class PlanParser {
     const CudaPlan::Slot& logits = plan_.slots[plan_.logits_slot];
     in_.require(logits.kind == RowKind::kRows && logits.row_bytes == uint64_t{4} * plan_.vocab_size,
                 "the logits must be rows of float32 numbers, one for each token of the vocabulary");
+    if (version_ > kWithoutDraws) read_draws();
     in_.require(in_.done(), "it has bytes behind its end");
     return std::move(plan_);
   }
@@ -110,8 +111,9 @@ class PlanParser {
     char magic[sizeof kMagic - 1];
     for (char& c : magic) c = in_.read<char>();
     in_.require(std::memcmp(magic, kMagic, sizeof magic) == 0, "it is no plan of target cuda");
-    const uint32_t version = in_.u32();
-    if (version != kVersion) in_.refuse(concat("it has version ", version, ", this is ", kVersion));
+    version_ = in_.u32();
+    if (version_ < kWithoutDraws || version_ > kVersion)
+      in_.refuse(concat("it has version ", version_, ", this is ", kVersion));
     in_.require(in_.u64() == file_bytes, "it is truncated");
     const uint32_t checksum = in_.u32();
     in_.require(crc32(in_.rest()) == checksum, "it is altered");
@@ -129,6 +131,17 @@ class PlanParser {
                                 plan_.max_rows, plan_.max_seqs}) {
       in_.require(size >= 1 && size <= kMostLimit, "a size of the model or of its steps is out of range");
     }
+  }
+
+  void read_draws() {
+    plan_.first_draw = in_.u32();
+    plan_.tokens_slot = in_.u32();
+    if (!plan_.draws()) return;
+    in_.require(plan_.first_draw < plan_.instructions.size(), "no instruction draws the tokens");
+    in_.require(plan_.tokens_slot < plan_.slots.size() &&
+                    plan_.slots[plan_.tokens_slot].kind == RowKind::kRows &&
+                    plan_.slots[plan_.tokens_slot].row_bytes >= sizeof(int32_t),
+                "the tokens must have a number for each row of logits");
   }
 
   CudaType dtype() {
@@ -335,6 +348,7 @@ class PlanParser {
   }
 
   PlanReader& in_;
+  uint32_t version_ = 0;
   CudaPlan plan_;
 };
 

@@ -11,16 +11,18 @@
 
 namespace tensorwright {
 
-// The sizes of a step. Addresses and launches depend on nothing else.
+// The sizes of a step, and whether it draws tokens. Addresses and launches depend on nothing else.
 struct StepShape {
   int32_t tokens = 0, rows = 0, seqs = 0;
   std::vector<int32_t> max_blocks;  // [cache groups]: columns of the block tables
+  bool draws = false;               // whether tokens are drawn
 
   auto operator<=>(const StepShape&) const = default;
 };
 
 // Where the parts of a step's metadata lie, in bytes from the begin: token ids, positions, starts of
-// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each.
+// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each, and how tokens
+// are drawn.
 struct MetadataLayout {
   explicit MetadataLayout(const StepShape& shape);
 

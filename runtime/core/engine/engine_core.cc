@@ -13,6 +13,7 @@
 #include "runtime/core/base/make_room.h"
 #include "runtime/core/base/sparse_prefill.h"
 #include "runtime/core/interface/fatal_error.h"
+#include "runtime/core/sampling/row_draw.h"
 #include "runtime/core/speculation/measure_steps.h"
 
 namespace tensorwright {
@@ -585,6 +586,7 @@ LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows
   for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.drawn;
   build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_,
              facts().sparse_prefill > 0);
+  ask_for_tokens(wanted);
   LogitRows logits = executor_->run(step_);
   if (logits.rows == rows) return logits;
   throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
@@ -592,8 +594,35 @@ LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows
                                        "; this is a bug of the executor");
 }
 
+// Leaves the draws to the executor that it can do. A row that several sequences or tokens of a draft are drawn
+// from is none of them.
+void EngineCore::ask_for_tokens(const std::vector<WantedRows>& wanted) {
+  step_.draws.clear();
+  if (!executor_->draws_tokens()) return;
+  bool any = false;
+  for (const auto& [sequence, prompt, drawn] : wanted) {
+    step_.draws.resize(step_.draws.size() + static_cast<size_t>(prompt + drawn));
+    if (drawn != 1 || sequence->forks > 0) continue;
+    const History history{sequence->tokens, sequence->prompt_tokens};
+    step_.draws.back() = row_draw(*sequence->sampling, sequence->seed, sequence->size(), history);
+    any = any || step_.draws.back().wanted;
+  }
+  if (!any) step_.draws.clear();
+}
+
 std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) const {
   return {logits.data + row * logits.stride, static_cast<size_t>(facts().columns())};
+}
+
+// Returns the draw from the first of a sequence's rows.
+EngineCore::Draw EngineCore::draw_of(Sequence& sequence, const LogitRows& logits, int32_t row,
+                                     int32_t rows) const {
+  Draw draw{&sequence, {}};
+  draw.ahead = rows - 1;
+  draw.stride = logits.stride;
+  if (logits.tokens) draw.token = logits.tokens[row];
+  if (draw.token < 0) draw.row = values(logits, row);
+  return draw;
 }
 
 // Reports the logprobs of prompt positions and draws tokens from the other rows. `computing` is the time that
@@ -612,7 +641,7 @@ void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRow
         continue;
       }
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
-      if (drawn > 0) fork(*sequence, {sequence, values(logits, row + prompt), drawn - 1, logits.stride});
+      if (drawn > 0) fork(*sequence, draw_of(*sequence, logits, row + prompt, drawn));
     } catch (const std::exception& error) {
       failures.push_back({id, as_error(error)});
     }
@@ -808,8 +837,10 @@ void EngineCore::take_draw(Draw& draw, std::vector<Event>* events) {
   if (right) {
     scheduler_->accept(sequence);
     // There is room: the draw of this sequence that was there before has gone to ready_.
-    pending_.push_back(
-        {&sequence, {draw.row.data() + draw.stride, draw.row.size()}, draw.ahead - 1, draw.stride});
+    Draw next{&sequence, {draw.row.data() + draw.stride, draw.row.size()}};
+    next.ahead = draw.ahead - 1;
+    next.stride = draw.stride;
+    pending_.push_back(std::move(next));
   } else if (!sequence.draft.empty()) {
     scheduler_->settle(sequence);
   }
@@ -844,6 +875,10 @@ void EngineCore::process_rows() {
 
 // Draws a token from the row, or finds what may follow a beam.
 void EngineCore::sample(Draw& draw, int thread) {
+  if (draw.token >= 0) {
+    draw.sample.token = draw.token;
+    return;
+  }
   const Sequence& sequence = *draw.sequence;
   Sampler& sampler = samplers_[static_cast<size_t>(thread)];
   const History history{sequence.tokens, sequence.prompt_tokens};

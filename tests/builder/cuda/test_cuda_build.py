@@ -49,7 +49,10 @@ def test_plans_of_all_sms_share_the_weights(engine: Path) -> None:
 
 
 def test_a_step_of_one_token_starts_few_kernels(engine: Path) -> None:
-    """One kernel or product for each op: decode attention has one split in so short a context."""
+    """One kernel or product for each op, and four that draw tokens: decode attention has one split in so short a
+    context."""
     plan = read_plan(engine / "cuda/sm_90.plan")
-    counts = [len(chosen(plan, one, [1, 1, 1, 4, 8])) for one in plan.instructions if one.product is None]
-    assert set(counts) == {1}
+    model, draws = plan.instructions[: plan.first_draw], plan.instructions[plan.first_draw :]
+    assert {len(chosen(plan, one, [1, 1, 1, 4, 8])) for one in model if one.product is None} == {1}
+    assert [one.text for one in draws] == ["draw_tokens"]
+    assert len(chosen(plan, draws[0], [1, 1, 1, 4, 8])) == 4

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from support import gpu_mixtures, gpu_rows
+from support import gpu_draws, gpu_mixtures, gpu_rows
 from support.gpu_rows import CASES, run
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError, KernelError
@@ -21,7 +21,7 @@ from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import slice_launch
 
 
-@pytest.mark.parametrize("case", [*CASES, *gpu_mixtures.CASES], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *gpu_mixtures.CASES, *gpu_draws.CASES], ids=str)
 def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) -> None:
     run(interpreter, case)
 
