@@ -102,10 +102,17 @@ def _temperature(draws, row, FIELDS: tl.constexpr):
 
 
 @triton.jit
+def _top_k(draws, row, V: tl.constexpr, FIELDS: tl.constexpr):
+    """Returns how many scores stay at least; 0 for all."""
+    top_k = tl.load(draws + row * FIELDS + 2)
+    return tl.where(top_k < V, top_k, 0)
+
+
+@triton.jit
 def _level(counts, sums, draws, largest, row, V: tl.constexpr, FIELDS: tl.constexpr, CHUNKS: tl.constexpr,
            CHUNK_BLOCK: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
     """Returns the first level that holds all that can stay, the number of its scores, and the weight of the row."""
-    top_k = tl.load(draws + row * FIELDS + 2)
+    top_k = _top_k(draws, row, V, FIELDS)
     kept_share = tl.load(draws + row * FIELDS + 4)
     distance = tl.load(draws + row * FIELDS + 5)
     chunk = tl.arange(0, CHUNK_BLOCK)[:, None]
@@ -171,7 +178,7 @@ def draw_gather_kernel(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     mode = tl.load(draws + row * FIELDS)
-    top_k = tl.load(draws + row * FIELDS + 2)
+    top_k = _top_k(draws, row, V, FIELDS)
     kept_share = tl.load(draws + row * FIELDS + 4)
     distance = tl.load(draws + row * FIELDS + 5)
     if (mode == _DRAWN) & ((top_k > 0) | (kept_share >= 0) | (distance >= 0)):
@@ -243,7 +250,7 @@ def _draw_candidates(
     CHUNK_BLOCK: tl.constexpr, LEVELS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Draws from a row of which tokens are left out."""
-    top_k = tl.load(draws + row * FIELDS + 2)
+    top_k = _top_k(draws, row, V, FIELDS)
     uniform = tl.load(draws + row * FIELDS + 3)
     kept_share = tl.load(draws + row * FIELDS + 4)
     distance = tl.load(draws + row * FIELDS + 5)
@@ -321,7 +328,7 @@ def draw_finish_kernel(
     mode = tl.load(draws + row * FIELDS)
     token = tl.full((), -1, tl.int32)
     if mode > 0:
-        top_k = tl.load(draws + row * FIELDS + 2)
+        top_k = _top_k(draws, row, V, FIELDS)
         kept_share = tl.load(draws + row * FIELDS + 4)
         distance = tl.load(draws + row * FIELDS + 5)
         logit = _largest(maxima, row, CHUNKS, CHUNK_BLOCK)

@@ -36,7 +36,7 @@ from tensorwright.ir.records import Op, metadata, rows
 FIELDS = ("mode", "temperature", "top_k", "uniform", "kept_share", "distance", "unused0", "unused1")
 """The numbers of a row of `draws`:
 
-mode: one of the modes below. temperature: the bits of the float32. top_k: 0 for none.
+mode: one of the modes below. temperature: the bits of the float32. top_k: 0, or as many as there are logits, for none.
 uniform: the random number of the draw, in [0, 1), times 2^31. kept_share: a token stays while the weight of all
 likelier ones is below this share of the total, times 2^31; -1 without top_p. distance: how far below the largest a
 score may be, times 2^26; -1 without min_p.
@@ -115,6 +115,8 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
 def draw_row(logits: np.ndarray, fields: np.ndarray) -> int:
     """Returns the token of one row [V], or -1."""
     draw = dict(zip(FIELDS, (int(number) for number in fields), strict=True))
+    if draw["top_k"] >= len(logits):
+        draw["top_k"] = 0
     if draw["mode"] == HOST or np.isnan(logits).any() or not np.isfinite(logits.max()):
         return -1
     if draw["mode"] == GREEDY:

@@ -83,7 +83,19 @@ Logits run_step(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions
   return copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size);
 }
 
+// None, or temperature, top_k, top_p, min_p and the random number.
 using PyDraw = std::optional<std::tuple<double, int32_t, double, double, double>>;
+
+std::vector<RowDraw> to_draws(const std::vector<PyDraw>& draws) {
+  std::vector<RowDraw> rows(draws.size());
+  for (size_t i = 0; i < draws.size(); ++i) {
+    if (!draws[i]) continue;
+    RowDraw& row = rows[i];
+    std::tie(row.temperature, row.top_k, row.top_p, row.min_p, row.uniform) = *draws[i];
+    row.wanted = true;
+  }
+  return rows;
+}
 
 std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::handle token_ids,
                                                   nb::handle positions, nb::handle seq_starts,
@@ -91,12 +103,7 @@ std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::hand
                                                   const Groups& groups, const std::vector<PyDraw>& draws) {
   CudaExecutor& executor = self.get();
   Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
-  for (const PyDraw& draw : draws) {
-    RowDraw& row = step.draws.emplace_back();
-    if (!draw) continue;
-    std::tie(row.temperature, row.top_k, row.top_p, row.min_p, row.uniform) = *draw;
-    row.wanted = true;
-  }
+  step.draws = to_draws(draws);
   LogitRows rows;
   {
     const nb::gil_scoped_release release;
@@ -111,9 +118,10 @@ std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::hand
 // Runs a step again and again. Returns the seconds of each run.
 std::vector<double> step_seconds(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions,
                                  nb::handle seq_starts, nb::handle context_lens, nb::handle logit_rows,
-                                 const Groups& groups, int repeats) {
+                                 const Groups& groups, int repeats, const std::vector<PyDraw>& draws) {
   CudaExecutor& executor = self.get();
-  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  step.draws = to_draws(draws);
   const nb::gil_scoped_release release;
   executor.begin_thread();
   std::vector<double> seconds;
@@ -176,9 +184,9 @@ void bind_cuda(nb::module_& m) {
            "groups"_a,
            "Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.")
       .def("step_seconds", &step_seconds, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "logit_rows"_a, "groups"_a, "repeats"_a,
-           "Runs a step so many times, as step does. Returns the seconds of each, its logits in the host's "
-           "memory.")
+           "logit_rows"_a, "groups"_a, "repeats"_a, "draws"_a = std::vector<PyDraw>(),
+           "Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, its "
+           "logits and tokens in the host's memory.")
       .def("counters", &executor_counters,
            "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the "
            "tokens were drawn on the GPU (drawn), and left to the host after all (undecided).")

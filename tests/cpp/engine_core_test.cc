@@ -115,7 +115,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     behaviour.chunked = chunked;
     behaviour.sink_tokens = sink_tokens;
     behaviour.states = states;
-    behaviour.draws = random() % 2;
+    behaviour.draws = round % 2 == 1;
     behaviour.drawn = &drawn;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);

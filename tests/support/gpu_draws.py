@@ -69,4 +69,4 @@ def draw_case(rows: int, columns: int, seed: int = 0) -> Case:
     )
 
 
-CASES = [draw_case(30, 4100), draw_case(52, 97, 1), draw_case(9, 1, 2), draw_case(14, 20000, 3), draw_case(0, 50)]
+CASES = [draw_case(16, 4100), draw_case(52, 97, 1), draw_case(9, 1, 2), draw_case(14, 20000, 3), draw_case(0, 50)]

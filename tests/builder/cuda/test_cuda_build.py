@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from support.cuda_model import MAX_STEP, plan_without_code
 from support.cuda_plan import chosen, read_plan
+from support.plugin_form import lower
 from support.tiny_models import make_variant
 from tensorwright import build
+from tensorwright.builder.emit.cuda import emit
 from tensorwright.engine_format.engine_folder import EngineFolder
 
 SMS = (80, 90)
@@ -56,3 +59,13 @@ def test_a_step_of_one_token_starts_few_kernels(engine: Path) -> None:
     assert {len(chosen(plan, one, [1, 1, 1, 4, 8])) for one in model if one.product is None} == {1}
     assert [one.text for one in draws] == ["draw_tokens"]
     assert len(chosen(plan, draws[0], [1, 1, 1, 4, 8])) == 4
+
+
+def test_a_vocabulary_that_the_draws_do_not_take(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such an engine is built without them, and the host draws."""
+    monkeypatch.setattr(emit, "MAX_VOCABULARY", 10)
+    made = case("llama", head_dim=16, num_hidden_layers=1)
+    planned = emit.plan_graph(lower(made.graph, "float16", block=32), made.checkpoint, "float16", MAX_STEP)
+    plan = read_plan(plan_without_code(planned, 90)[0])
+    assert planned.draws is None
+    assert plan.first_draw == len(plan.instructions)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from support.fake_libcuda import FakeDevice, Started, compile_libcuda
+from support.gpu_draws import PARAMETERS, TEMPERATURES, draws_of
 from support.made_cuda_plan import (
     BLOCK,
     DECODE,
@@ -299,6 +300,19 @@ def test_tokens_are_drawn_on_the_device(device: FakeDevice, tmp_path: Path, grap
     assert executor.counters()["replayed"] == (2 if graphs else 0)
     assert executor.step(*step_of([1] * 17, context=2)).tolist() == [ROW.tolist()] * 17
     assert [one.kernel for one in device.started].count(DRAW_KERNEL) == 3, "a step that draws nothing has a graph of its own"
+    executor.close()
+
+
+def test_how_tokens_are_drawn_is_written_as_the_kernels_read_it(device: FakeDevice, tmp_path: Path) -> None:
+    kept = Logits()
+    kept.row, device.run = ROW, kept.write
+    executor = allocated(device, tmp_path)
+    every = draws_of(len(PARAMETERS) * len(TEMPERATURES), seed=3)
+    for first in range(0, len(every), MAX_SEQS):
+        some = every[first : first + MAX_SEQS]
+        given = [(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.uniform) for draw in some]
+        executor.draw_step(*step_of([1] * len(some)), given)
+        assert kept.draws[: len(some)].tolist() == [draw.fields() for draw in some]
     executor.close()
 
 
