@@ -28,8 +28,8 @@ STEPS = (("decode", 1, 1, 1024), ("decode", 8, 1, 1024), ("decode", 64, 1, 1024)
 """(kind, sequences, tokens of each, context)"""
 DRAWS = {"greedy": (0.0, 0, 1.0, 0.0, 0.0), "temperature": (0.8, 0, 1.0, 0.0, 0.3), "top_p": (0.8, 0, 0.9, 0.0, 0.3),
          "top_k": (0.8, 50, 0.9, 0.05, 0.3)}  # fmt: skip
-"""How tokens are drawn on the GPU, beside steps whose logits all travel: temperature, top_k, top_p, min_p, and the random
-number."""
+"""How tokens are drawn on the GPU, beside steps whose logits all travel: temperature, top_k, top_p, min_p, and the
+random number."""
 BATCHES = (1, 8, 64)
 PROMPT, ANSWER = 512, 128
 MAX_SEQ_LEN = 32768

@@ -1,21 +1,21 @@
 """draw_tokens(logits, draws):  the token that each row of logits gives, or -1 where this operation does not decide it
 
 A row says in `draws` how its token is drawn: not at all, greedily, or from softmax(logits / temperature) after top_k,
-top_p and min_p, as runtime/core/sampling draws it. The definition there adds weights in float64, token after token. Here
-weights and their sums are integers, so that no order of additions changes a bit; and a token is given only where the
-rounding of both can make no difference. The row of another token is drawn again by that definition. So a row gives the
-same token, wherever it is drawn. Greedy rows compare float32 numbers, and give the lowest of the largest.
+top_p and min_p, as runtime/core/sampling draws it. The definition there adds weights in float64, one after the other.
+Here weights and their sums are integers, so that no order of additions changes a bit; and a token is given only where
+the rounding of both can make no difference. From another row the host draws by that definition. So a row gives the same
+token, wherever it is drawn. Greedy rows compare float32 numbers, and give the lowest of the largest.
 
 The weight of a score s = logits / temperature (float32) is 2^44 exp(s - largest), by integer arithmetic alone:
   x = (largest - s) 2^34, of the exact difference; 40 or more counts as 40
   t = x log2(e) 2^-2, a number with 32 bits behind the point
   2^-fraction(t) by a Taylor polynomial of degree 10 in 32 bits, and the whole part of t as a shift
-A weight's relative error is below 2^-27, and less than 1 is cut off (tests/plugins/test_draw_tokens.py measures it). So
-sums of n weights, and shares of sums, are known within `slack`.
+A weight's relative error is below 2^-27, and less than 1 is cut off (tests/plugins/test_draw_tokens.py measures it).
+So sums of n weights, and shares of sums, are known within `slack`.
 
-A row is undecided, too, if a logit is NaN or +inf, if none is finite, if logits / temperature overflow, and if it keeps
-more than CANDIDATES scores where it must order them: those within `reach` of the largest, at the first of LEVELS reaches
-that holds all that top_k, top_p or min_p can keep.
+A row is undecided, too, if a logit is NaN or +inf, if none is finite, if logits / temperature overflow, and if it has
+more than CANDIDATES scores where it must order them: those within `reach` of the largest, at the first of LEVELS
+reaches that holds all that top_k, top_p or min_p can keep.
 
 logits: float32 [R, V].  draws: int32 [R, FIELDS], by the names of FIELDS.  tokens: int32 [R].
 """

@@ -1,4 +1,4 @@
-"""draw_tokens: what the definition in numpy gives and refuses, and that it gives the tokens of the runtime's sampler."""
+"""draw_tokens: what the definition in numpy gives and refuses, and that its tokens are those of the sampler."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from support.gpu_rows import Arrays, Case
 from tensorwright.plugins.draw_tokens import launch
-from tensorwright.plugins.draw_tokens.op import NOT_DRAWN, Draw, reference
+from tensorwright.plugins.draw_tokens.op import FIELDS, NOT_DRAWN, Draw, reference
 
 SHAPES = ("normal", "peaked", "ties", "masked", "equal", "flat")
 PARAMETERS = (
@@ -37,15 +37,17 @@ def row_of(shape: str, columns: int, seed: int) -> np.ndarray:
 def draws_of(count: int, seed: int) -> list[Draw]:
     """Returns so many draws, of all parameters and temperatures in turn."""
     rng = np.random.default_rng(seed)
-    each = itertools.cycle(itertools.product(TEMPERATURES, PARAMETERS))
-    return [Draw(temperature, uniform=float(rng.random()), **some) for temperature, some in itertools.islice(each, count)]
+    each = itertools.islice(itertools.cycle(itertools.product(TEMPERATURES, PARAMETERS)), count)
+    return [Draw(temperature, uniform=float(rng.random()), **some) for temperature, some in each]
 
 
 def draw_case(rows: int, columns: int, seed: int = 0) -> Case:
     """Rows of all shapes. Some are greedy, some are not drawn, and one each has a NaN, has an infinity, and has nothing
     above minus infinity."""
-    logits = np.stack([row_of(SHAPES[r % len(SHAPES)], columns, seed + r) for r in range(rows)])
-    fields = np.array([draw.fields() for draw in draws_of(rows, seed)], np.int32)
+    logits = np.zeros((rows, columns), np.float32)
+    fields = np.zeros((rows, len(FIELDS)), np.int32)
+    for r, draw in enumerate(draws_of(rows, seed)):
+        logits[r], fields[r] = row_of(SHAPES[r % len(SHAPES)], columns, seed + r), draw.fields()
     fields[3::7] = Draw(0.0).fields()
     fields[5::11] = NOT_DRAWN
     for row, value in ((2, np.nan), (4, np.inf), (10, np.nan)):

@@ -24,7 +24,8 @@ items. The file is read strictly in sequence.
             Node 0 is the root. A branch leads to later nodes.
             arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0
             token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g
-            its block table, 5 + 2 G how tokens are drawn; int32), 3 page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression
+            its block table, 5 + 2 G how tokens are drawn, by rows of FIELDS of plugins/draw_tokens; int32), 3
+            page tensor (256 * layer + its place), 4 workspace; or 5: the integer expression
             a; or 6: the number b
         kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype
             of D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k],
@@ -112,8 +113,8 @@ class KvLayerPages:
 @dataclass(frozen=True)
 class Plan:
     """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); slots: (kind, bytes of
-    a row); weights: (offset, bytes); expressions: as `Expressions.items`. draws: the first instruction that draws tokens, and
-    their slot; None where none does."""
+    a row); weights: (offset, bytes); expressions: as `Expressions.items`. draws: the first
+    instruction that draws tokens, and their slot; None where none does."""
 
     sm: int
     vocab_size: int

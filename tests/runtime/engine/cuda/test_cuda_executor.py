@@ -299,7 +299,8 @@ def test_tokens_are_drawn_on_the_device(device: FakeDevice, tmp_path: Path, grap
     assert executor.counters()["drawn"] == 3 * 16
     assert executor.counters()["replayed"] == (2 if graphs else 0)
     assert executor.step(*step_of([1] * 17, context=2)).tolist() == [ROW.tolist()] * 17
-    assert [one.kernel for one in device.started].count(DRAW_KERNEL) == 3, "a step that draws nothing has a graph of its own"
+    started = [one.kernel for one in device.started]
+    assert started.count(DRAW_KERNEL) == 3, "a step that draws nothing has a graph of its own"
     executor.close()
 
 
