@@ -128,7 +128,12 @@ def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bo
 
     def opened() -> Any:
         return _runtime.CudaExecutor(
-            str(out / f"sm_{facts['sm']}.plan"), str(weights), 0, cublaslt=cublaslt_names(), graphs=graphs, threads=0,
+            str(out / f"sm_{facts['sm']}.plan"),
+            str(weights),
+            0,
+            cublaslt=cublaslt_names(),
+            graphs=graphs,
+            threads=0,
             draws=draws,
         )
 

@@ -161,7 +161,8 @@ void bind_cuda(nb::module_& m) {
           "draws"_a = true,
           "cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode "
           "steps are "
-          "replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: that draw tokens, 0 is one per usable processor. Raises "
+          "replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: "
+          "that draw tokens, 0 is one per usable processor. Raises "
           "EngineError, MissingDependencyError, OutOfMemoryError.")
       .def("facts", &executor_facts, "Facts of the model, the limits of a step, and the GPU's name and sm.")
       .def(
@@ -185,16 +186,19 @@ void bind_cuda(nb::module_& m) {
            "Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.")
       .def("step_seconds", &step_seconds, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "repeats"_a, "draws"_a = std::vector<PyDraw>(),
-           "Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, its "
+           "Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, "
+           "its "
            "logits and tokens in the host's memory.")
       .def("counters", &executor_counters,
-           "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the "
+           "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
+           "the "
            "tokens were drawn on the GPU (drawn), and left to the host after all (undecided).")
       .def("draw_step", &draw_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "draws"_a,
            "Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, "
            "top_k, top_p, "
-           "min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], whose "
+           "min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], "
+           "whose "
            "rows with a token mean nothing).")
       .def(
           "copy_block",

@@ -147,8 +147,8 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   TW_CHECK(drawn > 500);
 }
 
-// An executor draws what the request leaves to it. A row that it is not sure of, or that has no distribution, and
-// every parameter that it does not know, is the sampler's.
+// An executor draws what the request leaves to it. A row that it is not sure of, or that has no distribution,
+// and every parameter that it does not know, is the sampler's.
 TW_TEST(an_executor_draws_only_what_a_request_leaves_to_it) {
   const auto drawn_of = [](const std::function<void(Sampling&)>& change) {
     int64_t drawn = 0;
@@ -168,8 +168,10 @@ TW_TEST(an_executor_draws_only_what_a_request_leaves_to_it) {
   TW_CHECK_EQ(drawn_of([](Sampling& s) { s.temperature = 0; }), 6);
   TW_CHECK_EQ(drawn_of([](Sampling& s) { s.top_k = 7, s.top_p = 0.8, s.min_p = 0.1; }), 6);
   TW_CHECK_EQ(drawn_of([](Sampling& s) { s.temperature = 0, s.typical_p = 0.5; }), 6);  // greedy all the same
-  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.n = 2; }), 11);  // of 17 rows; the first is shared, so it is not asked for
-  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.min_tokens = 3, s.eos_token_ids = {5}; }), 4);  // from the fourth on
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.n = 2; }),
+              11);  // of 17 rows; the first is shared, so it is not asked for
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.min_tokens = 3, s.eos_token_ids = {5}; }),
+              4);  // from the fourth on
   for (const auto& change : std::vector<std::function<void(Sampling&)>>{
            [](Sampling& s) { s.logprobs = 0; },
            [](Sampling& s) { s.typical_p = 0.9; },

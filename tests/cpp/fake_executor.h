@@ -355,8 +355,8 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<State> states_;              // [state slots]
   std::vector<uint64_t> behind_;           // [tokens]: the hash behind each token of the step
   std::vector<float> logits_, features_, own_;
-  std::vector<int32_t> tokens_;  // [rows]: those that were drawn
-  int64_t asked_ = 0;            // the draws that were asked for
+  std::vector<int32_t> tokens_;          // [rows]: those that were drawn
+  int64_t asked_ = 0;                    // the draws that were asked for
   std::vector<DraftEntry> draft_cache_;  // [slots]
   bool features_wanted_ = false;
   int64_t feature_steps_ = 0;

@@ -292,8 +292,7 @@ CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
 LogitRows CudaExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
-  if (!step.draws.empty() &&
-      (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
+  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
     refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
                   step.draws.size()));
   }
@@ -321,8 +320,9 @@ void CudaExecutor::take_tokens(const Step& step) {
   int64_t wanted = 0, undecided = 0;
   for (size_t row = 0; row < step.draws.size(); ++row) {
     if (tokens[row] < -1 || tokens[row] >= facts_.vocab_size) {
-      throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row], ", and the model has ",
-                               facts_.vocab_size, " tokens; this is a bug of theirs"));
+      throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row],
+                               ", and the model has ", facts_.vocab_size,
+                               " tokens; this is a bug of theirs"));
     }
     wanted += step.draws[row].wanted;
     undecided += step.draws[row].wanted && tokens[row] < 0;
@@ -366,9 +366,10 @@ void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool g
   }
   copy_rows(step.rows(), [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
   if (!step.draws.empty()) {
-    driver_.check(driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
-                                             sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
-                  "cuMemcpyDtoHAsync");
+    driver_.check(
+        driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
+                                   sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
+        "cuMemcpyDtoHAsync");
   }
 }
 

@@ -25,8 +25,8 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 // What the rows of an activation belong to.
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
-// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, and last
-// how tokens are drawn (draw_fields.h).
+// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, and
+// last how tokens are drawn (draw_fields.h).
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
@@ -116,8 +116,8 @@ struct CudaPlan {
   std::vector<Expression> expressions;
   std::vector<CudaInstruction> instructions;
   uint32_t logits_slot = 0;
-  // The instructions from first_draw on draw tokens from the logits. The runtime leaves them out of steps that
-  // draw none.
+  // The instructions from first_draw on draw tokens from the logits. The runtime leaves them out of steps
+  // that draw none.
   static constexpr uint32_t kDrawsNone = UINT32_MAX;
   uint32_t first_draw = kDrawsNone, tokens_slot = 0;
 

@@ -21,8 +21,8 @@ struct StepShape {
 };
 
 // Where the parts of a step's metadata lie, in bytes from the begin: token ids, positions, starts of
-// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each, and how tokens
-// are drawn.
+// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each, and how
+// tokens are drawn.
 struct MetadataLayout {
   explicit MetadataLayout(const StepShape& shape);
 

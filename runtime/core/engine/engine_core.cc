@@ -594,8 +594,8 @@ LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows
                                        "; this is a bug of the executor");
 }
 
-// Leaves the draws to the executor that it can do. A row that several sequences or tokens of a draft are drawn
-// from is none of them.
+// Leaves the draws to the executor that it can do. A row that several sequences or tokens of a draft are
+// drawn from is none of them.
 void EngineCore::ask_for_tokens(const std::vector<WantedRows>& wanted) {
   step_.draws.clear();
   if (!executor_->draws_tokens()) return;

@@ -171,7 +171,7 @@ class EngineCore {
   struct Draw {
     Sequence* sequence;
     std::span<const float> row;  // [columns()] of the executor's logits, or of `kept`
-    int32_t token = -1;  // what the executor drew from the row, which is then empty; -1: nothing
+    int32_t token = -1;          // what the executor drew from the row, which is then empty; -1: nothing
     // The tokens of the sequence's draft that are not verified yet. The rows behind them follow `row`, each
     // `stride` floats behind the one before.
     int32_t ahead = 0;

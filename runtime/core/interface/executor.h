@@ -107,8 +107,8 @@ struct Step {
   // [seqs]: how many tokens of each sequence are its prompt, where the facts have sparse_prefill. Empty: no
   // row chooses what it sees.
   std::vector<int32_t> prompt_lens = {};
-  // [rows]: the rows whose tokens are wanted in place of their logits. Empty: logits of all rows are wanted, as
-  // every executor gives them. Only one that draws_tokens() takes others.
+  // [rows]: the rows whose tokens are wanted in place of their logits. Empty: logits of all rows are wanted,
+  // as every executor gives them. Only one that draws_tokens() takes others.
   std::vector<RowDraw> draws = {};
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids.size()); }

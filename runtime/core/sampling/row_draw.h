@@ -12,8 +12,8 @@
 namespace tensorwright {
 
 // Returns how an executor draws what Sampler::sample() would draw with the same arguments; not wanted where
-// only the sampler can: it reports logprobs, searches by beams, changes the row, or leaves out tokens by typical_p
-// or XTC.
+// only the sampler can: it reports logprobs, searches by beams, changes the row, or leaves out tokens by
+// typical_p or XTC.
 RowDraw row_draw(const Sampling& sampling, uint64_t seed, int64_t position, const History& history);
 
 }  // namespace tensorwright

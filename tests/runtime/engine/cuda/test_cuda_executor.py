@@ -74,7 +74,8 @@ class Logits:
 
     def write(self, one: Started) -> None:
         if one.kernel == DRAW_KERNEL:
-            return self.draw(one)
+            self.draw(one)
+            return
         if one.kernel >= 0:
             tokens = one.grid[0]
             self.metadata.append((ints(one.values[1], tokens), ints(one.values[2], 4)))
