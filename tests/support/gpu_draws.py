@@ -8,7 +8,7 @@ import numpy as np
 
 from support.gpu_rows import Arrays, Case
 from tensorwright.plugins.draw_tokens import launch
-from tensorwright.plugins.draw_tokens.op import FIELDS, NOT_DRAWN, Draw, reference
+from tensorwright.plugins.draw_tokens.op import CANDIDATES, FIELDS, NOT_DRAWN, Draw, reference
 
 SHAPES = ("normal", "peaked", "ties", "masked", "equal", "flat")
 PARAMETERS = (
@@ -48,6 +48,8 @@ def draw_case(rows: int, columns: int, seed: int = 0) -> Case:
     fields = np.zeros((rows, len(FIELDS)), np.int32)
     for r, draw in enumerate(draws_of(rows, seed)):
         logits[r], fields[r] = row_of(SHAPES[r % len(SHAPES)], columns, seed + r), draw.fields()
+    if columns > CANDIDATES:
+        fields[0] = Draw(1.9, top_p=0.9999, uniform=0.5).fields()  # keeps too many
     fields[3::7] = Draw(0.0).fields()
     fields[5::11] = NOT_DRAWN
     for row, value in ((2, np.nan), (4, np.inf), (10, np.nan)):
@@ -71,4 +73,4 @@ def draw_case(rows: int, columns: int, seed: int = 0) -> Case:
     )
 
 
-CASES = [draw_case(16, 4100), draw_case(52, 97, 1), draw_case(9, 1, 2), draw_case(14, 20000, 3), draw_case(0, 50)]
+CASES = [draw_case(16, 4100), draw_case(20, 97, 1), draw_case(3, 1, 2), draw_case(5, 9000, 3), draw_case(0, 50)]
