@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tensorwright.errors import KernelError
 from tensorwright.plugins.causal_conv import launch as causal_conv
 from tensorwright.plugins.delta_rule import launch as delta_rule
+from tensorwright.plugins.draw_tokens import launch as draw_tokens
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
@@ -88,6 +89,11 @@ BUDGETS = {
     "int4_reduce_kernel": Budget(64, 0),
     # Eight blocks of 128 threads fit a multiprocessor; a tile of 64 x 128 elements goes through shared memory.
     "int4_dequantize_kernel": Budget(64, 20480),
+    # A multiprocessor holds 2 blocks of 256 threads, each with a chunk of a row, or 1 of 512 with a row's candidates.
+    "draw_maxima_kernel": Budget(64, 1024),
+    "draw_sums_kernel": Budget(128, 2048),
+    "draw_gather_kernel": Budget(128, 16384),
+    "draw_finish_kernel": Budget(128, 4096, 64),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
     # tile. On SM 90 the tiles over an int8 cache spill the most, and were the fastest that were timed.
@@ -151,6 +157,7 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
         *((_int4_name(spec), spec) for spec in (*small[:2], dequantize)),
         *_bytes(half),
         *_mixture(half),
+        *_draws(),
         *_attention(sm),
         *_latents(sm),
         *_recurrences(sm),
@@ -220,6 +227,17 @@ def _mixture(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
             for spec in experts.kernels({**attrs, "form": "int4", "group": 128}, half, 80)[1:-1]
         ),
         ("experts, sum of the slots", total),
+    ]
+
+
+def _draws() -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels that draw tokens from rows of 128,256 logits."""
+    maxima, sums, gather, finish = draw_tokens.kernels({"columns": 128_256, "max_rows": 512}, {}, 80)
+    return [
+        ("tokens, largest logits", maxima),
+        ("tokens, weights within each level", sums),
+        ("tokens, candidates", gather),
+        ("tokens, draw", finish),
     ]
 
 

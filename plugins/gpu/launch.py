@@ -19,7 +19,9 @@ from typing import Any
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 
-POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32"}
+POINTERS = {
+    "float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32", "int64": "*i64",
+}  # fmt: skip
 """The name of a pointer to each element type, in Triton."""
 SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 INT_BOUNDS = {"i32": 2**31, "i64": 2**63}

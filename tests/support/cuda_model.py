@@ -32,6 +32,7 @@ from tensorwright.builder.emit.cuda.plan_file import to_bytes
 from tensorwright.ir import Graph
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.draw_tokens.op import Draw
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.interpret import Block, Interpreter, Memory
 from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor
@@ -48,7 +49,7 @@ WIDTHS: dict[str, dict[str, int]] = {
     "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     **{name: {} for name in ("minicpm3", "deepseek_v2_experts", "mamba", "mamba2", "qwen3_next", "kimi_linear")},
 }
-TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
 
 
 def wide_enough(variant: str) -> dict[str, int]:
@@ -100,8 +101,10 @@ class CudaSteps:
         self._reserve()
 
     def run(self, counts: Sequence[int]) -> list[np.ndarray]:
-        """Logits [counts[i], vocab] float64 of every sequence."""
+        """Logits [counts[i], vocab] float64 of every sequence. The token of each row is drawn greedily, and must be
+        right."""
         given = step_metadata(self.adapter, counts, self.groups)
+        given["draws"] = np.array([Draw(0.0).fields()] * len(given["logit_rows"]), np.int32)
         self._put_metadata(given)
         tokens, seqs, rows = (len(given[name]) for name in ("token_ids", "context_lens", "logit_rows"))
         tables = [given[f"block_tables.{group}"].shape[1] for group in range(self.groups)]
@@ -118,6 +121,8 @@ class CudaSteps:
         self.adapter.done = [d + n for d, n in zip(self.adapter.done, counts, strict=True)]
         vocab = self.plan.facts["vocab_size"]
         logits = self._view(Argument(SLOT, self.plan.logits_slot, 0.0), "float32", rows * vocab).reshape(rows, vocab)
+        tokens = self._view(Argument(SLOT, self.plan.tokens_slot, 0.0), "int32", rows)
+        np.testing.assert_array_equal(tokens, logits.argmax(1))
         return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
 
     def _reserve(self) -> None:
@@ -136,7 +141,7 @@ class CudaSteps:
 
     def _put_metadata(self, given: dict[str, np.ndarray]) -> None:
         names = [*METADATA_NAMES, *(f"slots.{g}" for g in range(self.groups))]
-        names += [f"block_tables.{g}" for g in range(self.groups)]
+        names += [*(f"block_tables.{g}" for g in range(self.groups)), "draws"]
         names += ["state_slots"] if self.plan.states else []
         for number, name in enumerate(names):
             self.memory.blocks.pop(f"{METADATA} {number}", None)

@@ -81,6 +81,9 @@ class CudaPlan:
     expressions: tuple[tuple[int, int, int], ...] = ()
     instructions: tuple[Instruction, ...] = ()
     logits_slot: int = 0
+    first_draw: int = 0
+    """The first instruction that draws tokens, or how many there are."""
+    tokens_slot: int = 0
 
 
 class _Reader:
@@ -130,6 +133,8 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     plan.expressions = r.list(lambda: r.take("I2q"))
     plan.instructions = r.list(lambda: _instruction(r))
     plan.logits_slot = r.take("I")
+    first, plan.tokens_slot = r.take("2I")
+    plan.first_draw = len(plan.instructions) if first == 2**32 - 1 else first
     assert r.at == len(data), "something follows the plan"
     _check(plan)
     return plan

@@ -26,11 +26,12 @@ from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import ELEMENTWISE, kind_of
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.rewriting.elementwise_trees import Tree, Trees
+from tensorwright.plugins.draw_tokens.op import FIELDS
 from tensorwright.plugins.gpu.launch import MAX_BLOCKS, DenseProduct, Tensor, ceil_div
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
-"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, and
-last, where layers are recurrent, the slots of states."""
+"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, then how
+tokens are drawn, and last, where layers are recurrent, the slots of states."""
 WIDE_OPS = frozenset(("slice", "cast", "clamp"))
 """Ops beside those on each element through which logits go without a rounding."""
 
@@ -205,16 +206,20 @@ class CudaEmitter:
         return sum(layer.bytes for layer in self.graph.facts.state_layers) // ITEM_BYTES["float32"]
 
     def metadata(self, name: str, group: int = 0) -> Tensor:
-        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, or state_slots."""
+        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, draws or
+        state_slots."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
         shapes: dict[str, tuple[Any, ...]] = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
-            "logit_rows": (rows,), "slots": (tokens,), "state_slots": (seqs,),
+            "logit_rows": (rows,), "slots": (tokens,), "draws": (rows, len(FIELDS)), "state_slots": (seqs,),
         }  # fmt: skip
         if name == "block_tables":
             shapes[name] = (seqs, self.sizes[f"max_blocks.{group}"])
         behind, groups = len(STEP_METADATA), len(self.groups)
-        places = {"slots": behind + group, "block_tables": behind + groups + group, "state_slots": behind + 2 * groups}
+        last = behind + 2 * groups
+        places = {
+            "slots": behind + group, "block_tables": behind + groups + group, "draws": last, "state_slots": last + 1,
+        }  # fmt: skip
         number = places[name] if name in places else STEP_METADATA.index(name)
         address: Any = Address(METADATA, number)
         return Tensor.dense(name, address, shapes[name], "int32")

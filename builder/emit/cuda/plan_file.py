@@ -30,9 +30,12 @@ items. The file is read strictly in sequence.
         Node 0 is the root. A branch leads to later nodes.
         arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0 token_ids,
         1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g its block table,
-        and last, where layers are recurrent, the slots of states; int32), 3 page tensor (256 * layer + its place), 4
-        workspace, 7 the state of recurrent layer a in slot 0; or 5: the integer expression a; or 6: the number b
+        5 + 2 G how tokens are drawn, by rows of FIELDS of plugins/draw_tokens, and last, where layers are recurrent,
+        the slots of states; int32), 3 page tensor (256 * layer + its place), 4 workspace, 7 the state of recurrent
+        layer a in slot 0; or 5: the integer expression a; or 6: the number b
     u32 slot of the logits: float32, vocab_size columns
+    u32 number of the first instruction that draws tokens (plugins/draw_tokens), of which the runtime leaves out all in
+        steps that draw none, and 2^32 - 1 without any; u32 slot of the tokens: int32
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ PARAMETERS = {"i32": 1, "i64": 2, "fp32": 3}
 ROW_KINDS = ("tokens", "rows", "seqs")
 """What a slot has rows for, by number. These are the first variables too."""
 LAUNCH, PRODUCT = 0, 1
+NO_DRAWS = 2**32 - 1
 BRANCH, LEAF, REFUSED = 0, 1, 2
 INTEGER, FLOAT, ABSENT = 5, 6, 255
 """Kinds of arguments beside those of addresses.py."""
@@ -113,7 +117,8 @@ class KvLayerPages:
 @dataclass(frozen=True)
 class Plan:
     """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); states: bytes of each
-    recurrent layer's; slots: (kind, bytes of a row); weights: (offset, bytes); expressions: as `Expressions.items`."""
+    recurrent layer's; slots: (kind, bytes of a row); weights: (offset, bytes); expressions: as `Expressions.items`;
+    draws: the first instruction that draws tokens, and their slot, or None where none does."""
 
     sm: int
     vocab_size: int
@@ -132,6 +137,7 @@ class Plan:
     instructions: tuple[Instruction, ...]
     logits_slot: int
     states: tuple[int, ...] = ()
+    draws: tuple[int, int] | None = None
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -150,6 +156,7 @@ def to_bytes(plan: Plan) -> bytes:
         _list(numbers, lambda number: _expression(plan.expressions[number], numbers)),
         _list(plan.instructions, lambda one: _instruction(one, numbers)),
         _u32(plan.logits_slot),
+        struct.pack("<2I", *(plan.draws or (NO_DRAWS, 0))),
     ]
     body = b"".join(parts)
     head = MAGIC + _u32(VERSION)

@@ -140,6 +140,7 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
     : plan_(read_cuda_plan(plan_path)),
       facts_(plan_.facts()),
       graphs_wanted_(options.graphs),
+      draws_wanted_(options.draws),
       team_(options.threads),
       driver_(options.device),
       stream_(bound(driver_)),
@@ -255,6 +256,7 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   packed_ = PinnedMemory(driver_, packed, "metadata of steps");
   logits_ = PinnedMemory(driver_, plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows),
                          "logits");
+  tokens_ = PinnedMemory(driver_, sizeof(int32_t) * static_cast<size_t>(max_rows), "tokens");
   blocks_ = blocks;
   for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
   for (PageTensor& tensor : pages_) {
@@ -284,7 +286,7 @@ bool CudaExecutor::decodes(const Step& step) const {
 }
 
 StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
-  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty()};
+  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty(), !step.draws.empty()};
   for (const GroupTables& group : step.groups) shape.max_blocks.push_back(group.max_blocks);
   if (!bucket) return shape;
   shape.seqs = std::min({bucket_of(step.seqs()), limits_.seqs, limits_.tokens, limits_.rows});
@@ -306,6 +308,10 @@ CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
 LogitRows CudaExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
+  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
+    refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
+                  step.draws.size()));
+  }
   if (step.tokens() == 0) return {};
   const bool graph = decodes(step);
   const Prepared prepared = prepare(shape_of(step, graph));
@@ -318,7 +324,49 @@ LogitRows CudaExecutor::run(const Step& step) {
     throw;
   }
   stream_.synchronize();
-  return {reinterpret_cast<const float*>(logits_.data()), facts_.vocab_size, step.rows()};
+  const auto* logits = reinterpret_cast<const float*>(logits_.data());
+  if (step.draws.empty()) return {logits, facts_.vocab_size, step.rows()};
+  take_tokens(step);
+  return {logits, facts_.vocab_size, step.rows(), reinterpret_cast<const int32_t*>(tokens_.data())};
+}
+
+// Fetches the logits of the rows of which the device does not know the token.
+void CudaExecutor::take_tokens(const Step& step) {
+  const auto* tokens = reinterpret_cast<const int32_t*>(tokens_.data());
+  int64_t wanted = 0, undecided = 0;
+  for (size_t row = 0; row < step.draws.size(); ++row) {
+    if (tokens[row] < -1 || tokens[row] >= facts_.vocab_size) {
+      throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row],
+                               ", and the model has ", facts_.vocab_size,
+                               " tokens; this is a bug of theirs"));
+    }
+    wanted += step.draws[row].wanted;
+    undecided += step.draws[row].wanted && tokens[row] < 0;
+  }
+  counters_.drawn += wanted - undecided;
+  counters_.undecided += undecided;
+  const auto unknown = [&](size_t row) { return step.draws[row].wanted && tokens[row] < 0; };
+  if (copy_rows(step.rows(), unknown)) stream_.synchronize();
+}
+
+// Starts copies of the logits of some rows, one for each run of them. Returns whether there are any.
+template <typename Wanted>
+bool CudaExecutor::copy_rows(int32_t rows, const Wanted& wanted) {
+  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, end = static_cast<size_t>(rows);
+  bool any = false;
+  for (size_t first = 0; first < end;) {
+    size_t last = first;
+    while (last < end && wanted(last)) ++last;
+    if (last > first) {
+      driver_.check(driver_.copy_to_host_async(logits_.data() + first * row_bytes,
+                                               slots_[plan_.logits_slot] + first * row_bytes,
+                                               (last - first) * row_bytes, stream_.get()),
+                    "cuMemcpyDtoHAsync");
+      any = true;
+    }
+    first = last + 1;
+  }
+  return any;
 }
 
 void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph) {
@@ -333,11 +381,12 @@ void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool g
     start_all(prepared);
     ++counters_.eager;
   }
-  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes;
-  if (step.rows() > 0) {
-    driver_.check(driver_.copy_to_host_async(logits_.data(), slots_[plan_.logits_slot],
-                                             row_bytes * static_cast<size_t>(step.rows()), stream_.get()),
-                  "cuMemcpyDtoHAsync");
+  copy_rows(step.rows(), [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
+  if (!step.draws.empty()) {
+    driver_.check(
+        driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
+                                   sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
+        "cuMemcpyDtoHAsync");
   }
 }
 
@@ -361,7 +410,9 @@ void CudaExecutor::replay(const Prepared& step) {
 }
 
 void CudaExecutor::start_all(const Prepared& step) {
-  for (const CudaInstruction& instruction : plan_.instructions) {
+  const size_t count = step.shape.draws || !plan_.draws() ? plan_.instructions.size() : plan_.first_draw;
+  for (size_t i = 0; i < count; ++i) {
+    const CudaInstruction& instruction = plan_.instructions[i];
     try {
       start(instruction, step);
     } catch (const DeviceError& error) {

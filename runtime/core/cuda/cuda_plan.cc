@@ -103,6 +103,7 @@ class PlanParser {
     const CudaPlan::Slot& logits = plan_.slots[plan_.logits_slot];
     in_.require(logits.kind == RowKind::kRows && logits.row_bytes == uint64_t{4} * plan_.vocab_size,
                 "the logits must be rows of float32 numbers, one for each token of the vocabulary");
+    read_draws();
     in_.require(in_.done(), "it has bytes behind its end");
     return std::move(plan_);
   }
@@ -131,6 +132,17 @@ class PlanParser {
                                 plan_.max_rows, plan_.max_seqs}) {
       in_.require(size >= 1 && size <= kMostLimit, "a size of the model or of its steps is out of range");
     }
+  }
+
+  void read_draws() {
+    plan_.first_draw = in_.u32();
+    plan_.tokens_slot = in_.u32();
+    if (!plan_.draws()) return;
+    in_.require(plan_.first_draw < plan_.instructions.size(), "no instruction draws the tokens");
+    in_.require(plan_.tokens_slot < plan_.slots.size() &&
+                    plan_.slots[plan_.tokens_slot].kind == RowKind::kRows &&
+                    plan_.slots[plan_.tokens_slot].row_bytes >= sizeof(int32_t),
+                "the tokens must have a number for each row of logits");
   }
 
   CudaType dtype() {

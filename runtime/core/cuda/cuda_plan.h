@@ -26,8 +26,9 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 // What the rows of an activation belong to.
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
-// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then,
-// if the model has states, the slots of the sequences' states.
+// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then
+// how tokens are drawn (draw_fields.h), and last, if the model has states, the slots of the sequences'
+// states.
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
@@ -121,10 +122,15 @@ struct CudaPlan {
   std::vector<Expression> expressions;
   std::vector<CudaInstruction> instructions;
   uint32_t logits_slot = 0;
+  // The instructions from first_draw on draw tokens from the logits. The runtime leaves them out of steps
+  // that draw none.
+  static constexpr uint32_t kDrawsNone = UINT32_MAX;
+  uint32_t first_draw = kDrawsNone, tokens_slot = 0;
 
+  bool draws() const { return first_draw != kDrawsNone; }
   size_t variables() const { return static_cast<size_t>(StepVariable::kGroups) + 2 * groups.size(); }
   size_t metadata() const {
-    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 0 : 1);
+    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 1 : 2);
   }
   uint64_t state_bytes() const;  // of one sequence, over all recurrent layers
   ModelFacts facts() const;

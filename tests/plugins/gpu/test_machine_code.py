@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_carried, gpu_int4, gpu_latent, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
+from support import gpu_carried, gpu_draws, gpu_int4, gpu_latent, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
 from support.gpu_attention import Step
 from support.gpu_latent import LatentStep
 from support.ptx.emulator import SMS, Emulator
@@ -37,7 +37,7 @@ def covering(cases: list[gpu_rows.Case]) -> list[gpu_rows.Case]:
 
 
 CASES = [
-    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES]),
+    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES, *gpu_draws.CASES]),
     gpu_mixtures.experts_case("bfloat16", 40, 72, 70, 2, 1, only=1),
 ]
 MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
