@@ -31,7 +31,14 @@ def test_mixed_steps(interpreter: Interpreter, dtype: str, int8_kv: bool) -> Non
     Step(MIXED, dtype=dtype, int8_kv=int8_kv).check(interpreter)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 600, "has_sinks": True, "int8_kv": True, "block_size": 64}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 600, "has_sinks": True, "int8_kv": True, "block_size": 64},
+        {"window": 600, "chunked": True, "has_slopes": True},
+    ],
+)
 def test_mixed_steps_without_a_list(interpreter: Interpreter, options: dict) -> None:
     """As TensorRT starts them."""
     Step((*MIXED, (1, 1300)), **options, listed=False).check(interpreter)

@@ -11,6 +11,7 @@ from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.paged_attention import work_list
+from tensorwright.plugins.paged_attention.attention import first_seen
 from tensorwright.plugins.paged_attention.tiles import Attention
 from tensorwright.plugins.paged_attention.work_list import ITEM, UNIT, bounds, columns
 
@@ -51,7 +52,7 @@ def listed(
     return items, flat[bound.items * ITEM :][: 2 * len(lengths)].reshape(-1, 2)
 
 
-def check(items: np.ndarray, ranges: np.ndarray, lengths: LENGTHS, window: int) -> None:
+def check(items: np.ndarray, ranges: np.ndarray, lengths: LENGTHS, window: int, chunked: bool = False) -> None:
     """The splits of each sequence of one token follow one another and cover what it sees; others have none."""
     token = taken = 0
     for seq, ((tokens, context), (first, count)) in enumerate(zip(lengths, ranges, strict=True)):
@@ -59,7 +60,7 @@ def check(items: np.ndarray, ranges: np.ndarray, lengths: LENGTHS, window: int) 
         if tokens == 1:
             own = items[first : first + count]
             assert (own[:, [0, 1, 4]] == [token, seq, context]).all()
-            seen = max(context - window, 0) if window else 0
+            seen = int(first_seen(np.int64(context - 1), window, chunked))
             assert own[0, 2] == seen // UNIT * UNIT
             assert own[-1, 3] == context
             assert (own[1:, 2] == own[:-1, 3]).all()
@@ -73,16 +74,18 @@ def check(items: np.ndarray, ranges: np.ndarray, lengths: LENGTHS, window: int) 
 
 
 def test_a_list_covers_every_step(interpreter: Interpreter) -> None:
-    """Random steps, of few and of many sequences, with and without windows; bounds hold, or items would be missing."""
+    """Random steps, of few and of many sequences, with and without windows and chunks; bounds hold, or items would be
+    missing."""
     rng = np.random.default_rng(0)
     for turn in range(24):
         attrs = {**LLAMA, "kv_heads": int(rng.choice([1, 8, 32])), "window": int(rng.choice([0, 0, 100, 4096])),
                  "int8_kv": turn % 2}  # fmt: skip
+        attrs["chunked"] = attrs["window"] > 0 and turn % 3 > 0
         seqs = int(rng.choice([1, 2, 5, 16, 130, 200]))
         contexts = np.maximum((10.0 ** rng.uniform(0, rng.choice([2, 3, 4.5]), seqs)).astype(int), 1)
         lengths = [(int(rng.choice([1, 1, 1, 2, 5])), int(context) + 5) for context in contexts]
         items, ranges = listed(interpreter, attrs, lengths, int(rng.choice([80, 90])), int(rng.choice([0, 9])))
-        check(items, ranges, lengths, attrs["window"])
+        check(items, ranges, lengths, attrs["window"], attrs["chunked"])
 
 
 @pytest.mark.parametrize(
