@@ -1,4 +1,4 @@
-"""Counts the instructions of a kernel's inner loop in its machine code, and limits them: LOOPS.
+"""Counts the instructions of a kernel's inner loop in its machine code, and limits them.
 
 An inner loop is a backward branch with no other one between it and its target. A kernel may have several, such as those
 of the first and last tiles, which need masks. The one that counts is the shortest that multiplies on tensor cores, or
