@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from support.fake_libcuda import FakeDevice, Started, compile_libcuda
-from support.gpu_draws import PARAMETERS, TEMPERATURES, draws_of
+from support.gpu_draws import COMBINATIONS, draws_of
 from support.made_cuda_plan import (
     BLOCK,
     DECODE,
@@ -309,7 +309,7 @@ def test_how_tokens_are_drawn_is_written_as_the_kernels_read_it(device: FakeDevi
     kept = Logits()
     kept.row, device.run = ROW, kept.write
     executor = allocated(device, tmp_path)
-    every = draws_of(len(PARAMETERS) * len(TEMPERATURES), seed=3)
+    every = draws_of(len(COMBINATIONS), seed=3)
     for first in range(0, len(every), MAX_SEQS):
         some = every[first : first + MAX_SEQS]
         given = [(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.uniform) for draw in some]
