@@ -18,6 +18,7 @@ PARAMETERS = (
 )  # fmt: skip
 """Every combination of what may leave out tokens, and the ends of their ranges."""
 TEMPERATURES = (1.0, 0.7, 1.9, 0.01)
+COMBINATIONS = tuple(itertools.product(TEMPERATURES, PARAMETERS))
 
 
 def row_of(shape: str, columns: int, seed: int) -> np.ndarray:
@@ -37,7 +38,7 @@ def row_of(shape: str, columns: int, seed: int) -> np.ndarray:
 def draws_of(count: int, seed: int) -> list[Draw]:
     """Returns so many draws, of all parameters and temperatures in turn."""
     rng = np.random.default_rng(seed)
-    each = itertools.islice(itertools.cycle(itertools.product(TEMPERATURES, PARAMETERS)), count)
+    each = itertools.islice(itertools.cycle(COMBINATIONS), count)
     return [Draw(temperature, uniform=float(rng.random()), **some) for temperature, some in each]
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from support.fake_libcuda import FakeDevice, Started, compile_libcuda
-from support.gpu_draws import PARAMETERS as DRAWN
-from support.gpu_draws import TEMPERATURES, draws_of
+from support.gpu_draws import COMBINATIONS, draws_of
 from support.made_cuda_plan import (
     BLOCK,
     DECODE,
@@ -158,7 +157,7 @@ def test_a_leaf_starts_kernels_and_products_in_order(device: FakeDevice, tmp_pat
     half = replace(head, n=VOCAB // 2, args=(*head.args[:3], head.args[4], head.args[4]))
     launch = plan.instructions[0].nodes[3].launches[0]
     mixed = Instruction("mixed", (Branch(6, 1, 2), Leaf((half, launch)), Leaf(())))
-    plan_file, weights = write_plan(tmp_path, replace(plan, instructions=(mixed, plan.instructions[1])))
+    plan_file, weights = write_plan(tmp_path, replace(plan, instructions=(mixed, plan.instructions[1]), draws=None))
     executor = _runtime.CudaExecutor(str(plan_file), str(weights), 0, (str(device.library),))
     executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
     executor.step(*step_of([1, 1]))
@@ -407,7 +406,7 @@ def test_how_tokens_are_drawn_is_written_as_the_kernels_read_it(device: FakeDevi
     kept = Logits()
     kept.row, device.run = ROW, kept.write
     executor = allocated(device, tmp_path)
-    every = draws_of(len(DRAWN) * len(TEMPERATURES), seed=3)
+    every = draws_of(len(COMBINATIONS), seed=3)
     for first in range(0, len(every), MAX_SEQS):
         some = every[first : first + MAX_SEQS]
         given = [(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.uniform) for draw in some]
