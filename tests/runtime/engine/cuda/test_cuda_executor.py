@@ -157,7 +157,8 @@ def test_a_leaf_starts_kernels_and_products_in_order(device: FakeDevice, tmp_pat
     half = replace(head, n=VOCAB // 2, args=(*head.args[:3], head.args[4], head.args[4]))
     launch = plan.instructions[0].nodes[3].launches[0]
     mixed = Instruction("mixed", (Branch(6, 1, 2), Leaf((half, launch)), Leaf(())))
-    plan_file, weights = write_plan(tmp_path, replace(plan, instructions=(mixed, plan.instructions[1]), draws=None))
+    changed = replace(plan, instructions=(mixed, plan.instructions[1]), draws=None)
+    plan_file, weights = write_plan(tmp_path, changed)
     executor = _runtime.CudaExecutor(str(plan_file), str(weights), 0, (str(device.library),))
     executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
     executor.step(*step_of([1, 1]))
