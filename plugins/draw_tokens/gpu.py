@@ -264,8 +264,7 @@ def _draw_candidates(
         # Keys have the order of the scores; -0 and 0 are equal.
         bits = (score + 0.0).to(tl.int32, bitcast=True)
         key = tl.where(bits < 0, bits ^ 2147483647, bits)
-        x = _distances(largest, score)
-        weight = tl.where(there, _weights(x), 0)
+        weight = tl.where(there, _weights(_distances(largest, score)), 0)
         high = tl.max(key, axis=0)
         low = tl.min(tl.where(there, key, high), axis=0).to(tl.int64)
         if top_k > 0:
@@ -280,6 +279,8 @@ def _draw_candidates(
             sure = sure & _sure(before, upto, limit, _slack(total, V))
             mass = upto
         if distance >= 0:
+            # Scores come from their keys again: held all the while, they and their distances would be spilt.
+            x = _distances(largest, tl.where(key < 0, key ^ 2147483647, key).to(tl.float32, bitcast=True))
             bound = distance.to(tl.int64) << 8
             stays = (x <= bound - _FUZZ) | (key == high)
             unsure = (x <= bound + _FUZZ) & (stays == 0) & (weight > 0)

@@ -90,10 +90,11 @@ BUDGETS = {
     # Eight blocks of 128 threads fit a multiprocessor; a tile of 64 x 128 elements goes through shared memory.
     "int4_dequantize_kernel": Budget(64, 20480),
     # A multiprocessor holds 2 blocks of 256 threads, each with a chunk of a row, or 1 of 512 with a row's candidates.
+    # What is spilt there are weights of candidates, read again in each sum.
     "draw_maxima_kernel": Budget(64, 1024),
     "draw_sums_kernel": Budget(128, 2048),
     "draw_gather_kernel": Budget(128, 16384),
-    "draw_finish_kernel": Budget(128, 4096, 384),
+    "draw_finish_kernel": Budget(128, 4096, 96),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
     # tile. On SM 90 the tiles over an int8 cache spill the most, and were the fastest that were timed.
