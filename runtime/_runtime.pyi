@@ -181,7 +181,7 @@ class CudaExecutor:
         How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the tokens were drawn on the GPU (drawn), and left to the host after all (undecided).
         """
 
-    def draw_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], draws: Sequence[tuple[float, int, float, float, float] | None]) -> tuple[list[int], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
+    def draw_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], draws: Sequence[tuple[float, int, float, float, float] | None], state_slots: object = ()) -> tuple[list[int], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
         """
         Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, top_k, top_p, min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], whose rows with a token mean nothing).
         """

@@ -32,7 +32,8 @@ def test_nothing_is_lost_left_over_or_changed(pico_engine_float32: Path) -> None
     assert report["compared"] >= 30
     assert report["engines_replaced"] >= 1
     injected = (
-        "crowded", "held still for 1 s", "disk full", "file cut off", "file damaged", "file removed", "adapter unloaded",
+        "crowded", "held still for 1 s", "disk full", "file cut off", "file damaged", "file removed",
+        "adapter unloaded",
     )  # fmt: skip
     assert all(report["faults"].get(name) for name in injected), report["faults"]
     assert report["manners"]["leaves"] > 0

@@ -126,7 +126,7 @@ def test_every_call_of_a_model(case, variant: str, kv: str, sm: int) -> None:
 def test_products_of_int4_with_split_sums(dtype: str, sm: int) -> None:
     expressions = Expressions((Variable("tokens", 1, 8192),))
     tokens: Any = expressions.variable(0)
-    n, k, group = 4096, 4096, 64
+    n, k, group = 8192, 4096, 64
 
     def tensor(name: str, kind: int, number: int, shape: tuple, of: str) -> Tensor:
         address: Any = Address(kind, number)
