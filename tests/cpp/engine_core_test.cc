@@ -1,5 +1,5 @@
 // EngineCore over a fake model that sees every addressing mistake: crowds equal solo runs, errors stay where
-// they arose.
+// they arose. It has more than 500 lines because all of its tests share one crowd of requests and its fakes.
 #include "runtime/core/engine/engine_core.h"
 
 #include <functional>

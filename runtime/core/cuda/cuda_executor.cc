@@ -1,5 +1,5 @@
-// Over 500 lines: memory, steps and copies of blocks and states are the parts of one class, which share its
-// stream and its members.
+// Opens an engine of target cuda on a device and runs its steps. It has more than 500 lines because memory,
+// steps and copies of blocks and states are the parts of one class, which share its stream and its members.
 #include "runtime/core/cuda/cuda_executor.h"
 
 #include <fcntl.h>

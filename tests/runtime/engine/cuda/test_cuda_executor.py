@@ -1,4 +1,7 @@
-"""The runtime of target cuda over a stand-in of the driver: launches, metadata, graphs, and what goes wrong."""
+"""The runtime of target cuda over a stand-in of the driver: launches, metadata, graphs, and what goes wrong.
+
+It has more than 500 lines so that all of its tests share one stand-in and one plan.
+"""
 
 from __future__ import annotations
 
