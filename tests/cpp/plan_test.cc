@@ -1,5 +1,5 @@
-// The plan reader: takes a sound plan, refuses each broken field by name, and survives arbitrary damage. It has
-// more than 500 lines because each kind of instruction has its faults, all in the words of one reader.
+// The plan reader: takes a sound plan, refuses each broken field by name, and survives arbitrary damage. It
+// has more than 500 lines because each kind of instruction has its faults, all in the words of one reader.
 #include "runtime/core/plan/plan.h"
 
 #include <algorithm>
