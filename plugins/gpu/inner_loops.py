@@ -46,13 +46,13 @@ def loops(sm: int) -> list[Loop]:
     """Returns the loops that bound a decode step: over pages, and over the weights of quantized products."""
     shown = dict(budget.shown(sm))
     found = []
-    for form, kv_bytes, limit in (("heads of 128", 2, 450), ("int8 cache", 1, 1400)):
+    for form, kv_bytes, limit, spills in (("heads of 128", 2, 450, 0), ("int8 cache", 1, 1400, 32)):
         attrs = {"heads": 32, "kv_heads": 8, "head_dim": 128, "scale": 0.0884, "window": 0, "softcap": 0.0,
                  "has_sinks": 0, "int8_kv": int(kv_bytes == 1)}  # fmt: skip
         spec = attention.kernels(attrs, {"q": "bfloat16", "work": "int32"}, sm)[1]
         positions = spec.size("BLOCK_N")
         scales = 4 * 2 * positions if kv_bytes == 1 else 0
-        found.append(Loop(f"attention, decode, {form}", spec, 2 * positions * 128 * kv_bytes + scales, limit))
+        found.append(Loop(f"attention, decode, {form}", spec, 2 * positions * 128 * kv_bytes + scales, limit, spills))
     for rows, limit in ((8, 350), (16, 350), (64, 200)):
         name = f"int4 GEMM, groups of 128, {rows} rows"
         spec = shown[name]
