@@ -58,6 +58,8 @@ def carried_spec(
         aligned=(*rows, *present, "states", "y"),
         num_warps=num_warps,
         num_stages=1,
+        # Lanes that add up products exchange them: were a product and a sum one rounding, they would get two results.
+        fp_fusion=False,
     )
 
 
