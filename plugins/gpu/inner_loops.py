@@ -53,7 +53,7 @@ def loops(sm: int) -> list[Loop]:
         positions = spec.size("BLOCK_N")
         scales = 4 * 2 * positions if kv_bytes == 1 else 0
         found.append(Loop(f"attention, decode, {form}", spec, 2 * positions * 128 * kv_bytes + scales, limit, spills))
-    for rows, limit in ((8, 350), (16, 350), (64, 200)):
+    for rows, limit in ((8, 350), (16, 380), (64, 300)):
         name = f"int4 GEMM, groups of 128, {rows} rows"
         spec = shown[name]
         words = spec.size("DEPTH") * spec.size("COLUMNS") // 2
