@@ -255,15 +255,16 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
     plain = {"q": "float16"}
     found = []
     for name, attrs in forms.items():
-        prefill, decode, combine = attention.kernels(attrs, plain, sm)
+        prefill, decode, _ = attention.kernels(attrs, plain, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
-    found.append(("attention, sum of decode's splits", combine))
+    widest = forms["heads of 256, window, soft cap"]
+    found.append(("attention, sum of decode's splits", attention.kernels(widest, plain, sm)[2]))
     listed = {**plain, "work": "int32"}
     found += _named("attention, list of the work of decodes", work_list.kernels(llama, listed, sm))
     for name, attrs in forms.items():
-        _, decode, combine = attention.kernels(attrs, listed, sm)
+        decode = attention.kernels(attrs, listed, sm)[1]
         found.append((f"attention, listed decode, {name}", decode))
-    return [*found, ("attention, sum of listed splits", combine)]
+    return [*found, ("attention, sum of listed splits", attention.kernels(widest, listed, sm)[2])]
 
 
 def _latents(sm: int) -> list[tuple[str, KernelSpec]]:

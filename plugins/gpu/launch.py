@@ -96,6 +96,9 @@ class KernelSpec:
     num_stages: int = 2
     fp_fusion: bool = True
     """Whether a product and a sum may become one rounding."""
+    later: tuple[str, ...] = ()
+    """Constants that the kernel got after engines had it, with values that leave it as it was. The variant is without
+    them, so that those engines' kernels are still found."""
 
     @cached_property
     def variant(self) -> str:
@@ -104,7 +107,8 @@ class KernelSpec:
         Engines store it. It holds the names of arguments and constants, so a new name makes old engines useless.
         """
         aligned = tuple(sorted(self.aligned))
-        content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
+        constants = tuple(item for item in self.constants if item[0] not in self.later)
+        content = (self.kernel, self.module, self.signature, constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
     @cached_property

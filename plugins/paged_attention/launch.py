@@ -103,7 +103,10 @@ def _spec(
     fixed = tuple((name, None) for name, kind in types.items() if not kind) + tuple(constants.items())
     pointers = tuple(name for name, kind in signature if kind.startswith("*") and kind != "*i32")
     strides = tuple(name for name in ("q_stride", "out_stride") if name in types and not constants["HEAD_DIM"] % 16)
-    return KernelSpec(kernel, f"{ROOM}.{module}", signature, fixed, pointers + strides, tile.num_warps, tile.num_stages)
+    later = tuple(name for name, value in fixed if name in ("slopes", "CHUNKED", "HAS_SLOPES") and not value)
+    return KernelSpec(
+        kernel, f"{ROOM}.{module}", signature, fixed, pointers + strides, tile.num_warps, tile.num_stages, later=later
+    )
 
 
 def _operand_types(op: Attention) -> dict[str, str | None]:
