@@ -24,6 +24,7 @@ MODULES = (
     "delta_rule.carried",
     "delta_rule.op",
     "draft_features.op",
+    "draw_tokens.op",
     "elementwise.op",
     "embedding.op",
     "embedding.quantized",

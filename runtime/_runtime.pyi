@@ -147,9 +147,9 @@ class CudaExecutor:
     Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a time.
     """
 
-    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1) -> None:
+    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1, draws: bool = True) -> None:
         """
-        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
+        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -171,14 +171,19 @@ class CudaExecutor:
         Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.
         """
 
-    def step_seconds(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], repeats: int) -> list[float]:
+    def step_seconds(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], repeats: int, draws: Sequence[tuple[float, int, float, float, float] | None] = []) -> list[float]:
         """
-        Runs a step so many times, as step does. Returns the seconds of each, its logits in the host's memory.
+        Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, its logits and tokens in the host's memory.
         """
 
     def counters(self) -> dict[str, Any]:
         """
-        How many steps ran without a graph (eager), were captured, and were replayed.
+        How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the tokens were drawn on the GPU (drawn), and left to the host after all (undecided).
+        """
+
+    def draw_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], draws: Sequence[tuple[float, int, float, float, float] | None], state_slots: object = ()) -> tuple[list[int], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
+        """
+        Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, top_k, top_p, min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], whose rows with a token mean nothing).
         """
 
     def copy_block(self, group: int, source: int, target: int) -> None:

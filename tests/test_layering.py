@@ -76,7 +76,9 @@ MAY_IMPORT_TORCH = {
     "models/train_medusa.py", "models/train_pooled_heads.py",
 }  # fmt: skip
 # Compiling and interpreting GPU kernels; nothing at run time imports Triton.
-MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|interpret_child|unpack|sequences)\.py")
+MAY_IMPORT_TRITON = re.compile(
+    r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|inner_loops|interpret_child|sequences|unpack)\.py"
+)
 
 
 def python_files(room: str) -> list[Path]:

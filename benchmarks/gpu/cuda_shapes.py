@@ -26,6 +26,10 @@ BLOCK = 32
 STEPS = (("decode", 1, 1, 1024), ("decode", 8, 1, 1024), ("decode", 64, 1, 1024), ("decode", 1, 1, 16384),
          ("prefill", 1, 512, 512), ("prefill", 1, 2048, 2048), ("prefill", 1, 8192, 8192))  # fmt: skip
 """(kind, sequences, tokens of each, context)"""
+DRAWS = {"greedy": (0.0, 0, 1.0, 0.0, 0.0), "temperature": (0.8, 0, 1.0, 0.0, 0.3), "top_p": (0.8, 0, 0.9, 0.0, 0.3),
+         "top_k": (0.8, 50, 0.9, 0.05, 0.3)}  # fmt: skip
+"""How tokens are drawn on the GPU, beside steps whose logits all travel: temperature, top_k, top_p, min_p, and the
+random number."""
 BATCHES = (1, 8, 64)
 PROMPT, ANSWER = 512, 128
 MAX_SEQ_LEN = 32768
@@ -112,7 +116,7 @@ def step_of(seqs: int, tokens: int, context: int, vocab: int) -> tuple[Any, ...]
     return ids, np.tile(position, seqs).astype(np.int32), starts, lengths, rows, [(table, slots)]
 
 
-def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bool) -> None:
+def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bool, draws: bool) -> None:
     from tensorwright.runtime import _runtime
     from tensorwright.runtime.engine.cuda.library import cublaslt_names
 
@@ -124,7 +128,13 @@ def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bo
 
     def opened() -> Any:
         return _runtime.CudaExecutor(
-            str(out / f"sm_{facts['sm']}.plan"), str(weights), 0, cublaslt=cublaslt_names(), graphs=graphs, threads=0
+            str(out / f"sm_{facts['sm']}.plan"),
+            str(weights),
+            0,
+            cublaslt=cublaslt_names(),
+            graphs=graphs,
+            threads=0,
+            draws=draws,
         )
 
     executor = opened()
@@ -142,13 +152,16 @@ def run(out: Path, report: str | None, place: Path, copy_rate: float, graphs: bo
         arguments = step_of(seqs, tokens, context, own["vocab_size"])
         logits = executor.step(*arguments)
         times = executor.step_seconds(*arguments, 20 if kind == "decode" else 5)[2:]
+        drawn = {name: statistics.median(executor.step_seconds(*arguments, 20, [how] * seqs)[2:]) * 1e3
+                 for name, how in DRAWS.items()} if kind == "decode" and draws else {}  # fmt: skip
         read = facts["weight_bytes"] + facts["kv_bytes_of_a_token"] * seqs * context
         row = {"case": f"{kind} {seqs} x {context if tokens == 1 else tokens}", "ms": statistics.median(times) * 1e3,
                "least_ms": min(times) * 1e3, "finite": bool(np.isfinite(logits).all()),
-               "floor_ms": read / copy_rate * 1e3}  # fmt: skip
+               "floor_ms": read / copy_rate * 1e3, "drawn_ms": drawn}  # fmt: skip
         rows.append(row)
         print(f"{row['case']:20} {row['ms']:9.3f} ms (least {row['least_ms']:.3f}), bytes once {row['floor_ms']:.3f} "
-              f"({row['floor_ms'] / row['ms']:.0%}){'' if row['finite'] else '  NOT FINITE'}", flush=True)  # fmt: skip
+              f"({row['floor_ms'] / row['ms']:.0%}){'' if row['finite'] else '  NOT FINITE'}"
+              + "".join(f"; {name} {ms:.3f}" for name, ms in drawn.items()), flush=True)  # fmt: skip
     print(executor.counters())
     executor.close()
     served = [_generate(opened(), batch, own) for batch in BATCHES]
@@ -217,11 +230,12 @@ def main() -> None:
         "--copy-rate", type=float, default=2.8e12, help="bytes/s that the GPU reads (default: %(default)s)"
     )
     running.add_argument("--no-graphs", action="store_true")
+    running.add_argument("--no-draws", action="store_true", help="the host draws all tokens")
     args = parser.parse_args()
     if args.command == "make":
         make(args.config, args.out, args.sm, args.quantize, args.dtype, (args.max_batch_size, args.max_num_tokens))
     else:
-        run(args.out, args.json, args.weights_in, args.copy_rate, not args.no_graphs)
+        run(args.out, args.json, args.weights_in, args.copy_rate, not args.no_graphs, not args.no_draws)
 
 
 if __name__ == "__main__":

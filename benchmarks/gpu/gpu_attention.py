@@ -28,7 +28,9 @@ from gpu_device import Device, with_memory
 from tensorwright.errors import MissingDependencyError
 from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch
+from tensorwright.plugins.paged_attention import work_list
 from tensorwright.plugins.paged_attention.launch import kernels, launches, workspace_bytes
+from tensorwright.plugins.paged_attention.tiles import Attention
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
 DECODE = ((64, 4096), (8, 4096), (1, 32768), (64, 512))
@@ -67,9 +69,10 @@ def operations(seqs: int, tokens: int, window: int) -> int:
 
 def work(
     memory: Memory, seqs: int, tokens: int, context: int, layers: int, dtype: str, sm: int, *, window: int = 0,
-    kv_dtype: str = "auto",
+    kv_dtype: str = "auto", listed: bool = True,
 ) -> list[Launch]:  # fmt: skip
-    """Returns the launches of all layers. The `tokens` of each sequence are at the end of its `context`."""
+    """Returns the launches of all layers. The `tokens` of each sequence are at the end of its `context`. listed: with a
+    list of the work of decodes, made once, as engines of target cuda do."""
     attrs, width = attributes(window, kv_dtype), -(-context // BLOCK_SIZE)
     kv = "int8" if kv_dtype == "int8" else dtype
     page = (seqs * width, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -81,9 +84,14 @@ def work(
         "block_tables": memory.put("block_tables", tables, "int32"),
     }
     out = memory.empty("out", inputs["q"].shape, dtype)
-    size = workspace_bytes(attrs, {"block_tables": (seqs, width)}) // 4
-    workspace = memory.empty("workspace", (size,), "float32") if size else None
     started: list[Launch] = []
+    if listed:
+        shape = (seqs, work_list.columns(Attention.of(attrs, dtype)))
+        made = {"work": memory.empty("work", shape, "int32")}
+        started += work_list.launches(attrs, inputs, made, None, sm)
+        inputs |= made
+    size = workspace_bytes(attrs, {name: tensor.shape for name, tensor in inputs.items()}) // 4
+    workspace = memory.empty("workspace", (size,), "float32") if size else None
     for layer in range(layers):
         pages = {name: filled(memory, f"{name}.{layer}", page, kv) for name in ("k_pages", "v_pages")}
         if kv == "int8":
@@ -98,15 +106,23 @@ def seconds(device: Device, dtype: str, seqs: int, tokens: int, context: int, la
     memory = Memory()
     started = work(memory, seqs, tokens, context, layers, dtype, device.sm, **options)
     attrs = attributes(options.get("window", 0), options.get("kv_dtype", "auto"))
-    specs = kernels(attrs, {"q": dtype}, device.sm)
+    specs = started_kernels(attrs, dtype, device.sm, listed=options.get("listed", True))
     time = with_memory(device, memory, lambda real: device.microseconds(device.prepared(specs, started, real), REPEATS))
     return time / layers * 1e-6
+
+
+def started_kernels(attrs: dict[str, Any], dtype: str, sm: int, *, listed: bool = True) -> tuple[KernelSpec, ...]:
+    """Returns the kernels that `work` starts."""
+    if not listed:
+        return kernels(attrs, {"q": dtype}, sm)
+    dtypes = {"q": dtype, "work": "int32"}
+    return *work_list.kernels(attrs, dtypes, sm), *kernels(attrs, dtypes, sm)
 
 
 def specs(sm: int, dtype: str = "bfloat16") -> Iterator[KernelSpec]:
     """Yields the kernels of all cases."""
     for window, kv_dtype in {(window, "auto") for _, _, window in PREFILL} | {(0, kv_dtype) for kv_dtype in KV_DTYPES}:
-        yield from kernels(attributes(window, kv_dtype), {"q": dtype}, sm)
+        yield from started_kernels(attributes(window, kv_dtype), dtype, sm)
 
 
 def measure(device: Device, dtype: str) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ class Int4:
 
 
 FEW = (1, 8, 16)
-NARROW = {"COLUMNS": 64, "GEMM_WARPS": {8: 4, 16: 4, 64: 4}}
+NARROW = {"GEMM_TILES": ((64, 64),)}
 INT4 = (
     Int4("as it is"),
     Int4("4 blocks of an SM", {"BLOCKS_OF_AN_SM": {"gemv": 4, "gemm": 4}}),
@@ -61,6 +61,7 @@ INT4 = (
     Int4("K never split", {"MAX_SPLITS": 1}, FEW),
     Int4("4 stages", {"GEMM_STAGES": 4}),
     Int4("6 stages", {"GEMM_STAGES": 6}, FEW),
+    Int4("128 columns", {"GEMM_TILES": ((128, 64),)}, FEW),
     Int4("64 columns", NARROW, FEW),
     Int4("64 columns, 4 blocks of an SM", {**NARROW, "BLOCKS_OF_AN_SM": {"gemv": 4, "gemm": 4}}, FEW),
     Int4("64 columns, 6 stages", {**NARROW, "GEMM_STAGES": 6}, FEW),
@@ -144,7 +145,7 @@ def attention_error(device: Device, form: Form) -> float:
     memory, seqs, context = Memory(), 2, 200
     tokens = context if form.prefill else 1
     options: dict[str, Any] = {"window": form.window, "kv_dtype": form.kv_dtype}
-    launches = gpu_attention.work(memory, seqs, tokens, context, 1, gpu_tiles.DTYPE, device.sm, **options)
+    launches = gpu_attention.work(memory, seqs, tokens, context, 1, gpu_tiles.DTYPE, device.sm, listed=False, **options)
     device.run(gpu_attention.kernels(form.attributes(), {"q": gpu_tiles.DTYPE}, device.sm), launches, memory)
     heads, kv_heads, dim = gpu_attention.HEADS, gpu_attention.KV_HEADS, gpu_attention.HEAD_DIM
     q = memory.array("q").reshape(seqs, tokens, kv_heads, heads // kv_heads, dim).astype(np.float64)

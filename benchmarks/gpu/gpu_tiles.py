@@ -152,7 +152,7 @@ def measure(device: Device, only: str) -> list[dict[str, Any]]:
 def seconds(device: Device, form: Form, seqs: int, count: int) -> float | None:
     """Returns the seconds of one layer; None if the GPU or the compiler refuses the choice."""
     tokens, layers = (count, 1) if form.prefill else (1, gpu_attention.layers_of(seqs, count, form.kv_dtype))
-    options: dict[str, Any] = {"window": form.window, "kv_dtype": form.kv_dtype}
+    options: dict[str, Any] = {"window": form.window, "kv_dtype": form.kv_dtype, "listed": False}
     try:
         return gpu_attention.seconds(device, DTYPE, seqs, tokens, count, layers, **options)
     except KernelError as error:

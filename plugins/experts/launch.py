@@ -251,6 +251,7 @@ def _product(
         aligned=tuple(name for name in names if name not in (*small, "scales")) if wide else (),
         num_warps=WARPS[rows],
         num_stages=STAGES,
+        later=() if form.scaled else ("scales", *form.constants(sizes.hidden)),
     )
 
 

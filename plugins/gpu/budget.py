@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tensorwright.errors import KernelError
 from tensorwright.plugins.causal_conv import launch as causal_conv
 from tensorwright.plugins.delta_rule import launch as delta_rule
+from tensorwright.plugins.draw_tokens import launch as draw_tokens
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
 from tensorwright.plugins.embedding import quantized_launch as quantized_embedding
@@ -20,10 +21,10 @@ from tensorwright.plugins.gpu.launch import KernelSpec
 from tensorwright.plugins.head_products import launch as head_products
 from tensorwright.plugins.latent_attention import launch as latent_kv_write
 from tensorwright.plugins.layer_norm import launch as layer_norm
-from tensorwright.plugins.paged_attention import latent_launch
+from tensorwright.plugins.paged_attention import latent_launch, work_list
 from tensorwright.plugins.paged_attention import launch as attention
 from tensorwright.plugins.quantized_matmul import bytes_launch, rounded_launch
-from tensorwright.plugins.quantized_matmul import launch as int4
+from tensorwright.plugins.quantized_matmul import dense_launch as int4
 from tensorwright.plugins.rg_lru import launch as rg_lru
 from tensorwright.plugins.rms_norm import columns_launch
 from tensorwright.plugins.rms_norm import launch as rms_norm
@@ -86,12 +87,23 @@ BUDGETS = {
     "experts_sum_kernel": Budget(40, 0),
     "head_products_kernel": Budget(128, 81920),
     "int4_reduce_kernel": Budget(64, 0),
+    # Eight blocks of 128 threads fit a multiprocessor; a tile of 64 x 128 elements goes through shared memory.
+    "int4_dequantize_kernel": Budget(64, 20480),
+    # A multiprocessor holds 2 blocks of 256 threads, each with a chunk of a row, or 1 of 512 with a row's candidates.
+    # What is spilt there are weights of candidates, read again in each sum.
+    "draw_maxima_kernel": Budget(64, 1024),
+    "draw_sums_kernel": Budget(128, 2048),
+    "draw_gather_kernel": Budget(128, 16384),
+    "draw_finish_kernel": Budget(128, 4096, 96),
     # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90, or two
     # blocks of 128 threads. The spilt values are addresses: 8 bytes are one register, written and read once for each
     # tile. On SM 90 the tiles over an int8 cache spill the most, and were the fastest that were timed.
     "attention_prefill_kernel": Budget(255, 192 * 1024, 448),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
+    "attention_listed_decode_kernel": Budget(255, 74 * 1024, 64),
+    "attention_listed_combine_kernel": Budget(64, 2560),
+    "attention_list_kernel": Budget(40, 1024),
     # Recurrences: a state of up to 4096 numbers in the registers of 128 threads.
     "carried_conv_kernel": Budget(80, 1024),
     "carried_selective_scan_kernel": Budget(96, 8192),
@@ -126,8 +138,10 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
     half = dict.fromkeys(("x", "y", "scales", "qkv", "k_pages"), "float16")
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     product = {"n": 4096, "k": 4096, "group": 128}
-    gemv = int4.kernels(product, dict.fromkeys(("x", "y", "scales"), "float32"), 80)
-    products = (*gemv[:-1], *int4.kernels(product, half, 80))
+    gemv = int4.kernels(product, dict.fromkeys(("x", "y", "scales"), "float32"), sm)
+    small = int4.kernels({**product, "n": 2048, "k": 2048}, half, sm)
+    *halves, dequantize = int4.kernels(product, half, sm)
+    products = (*gemv[:-1], *halves)
     return [
         *_named("RMS norm, 4096 channels", rms_norm.kernels({"channels": 4096}, half, 80)),
         *_named(
@@ -141,8 +155,10 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
             rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
         ),
         *((_int4_name(spec), spec) for spec in products),
+        *((_int4_name(spec), spec) for spec in (*small[:2], dequantize)),
         *_bytes(half),
         *_mixture(half),
+        *_draws(),
         *_attention(sm),
         *_latents(sm),
         *_recurrences(sm),
@@ -215,6 +231,17 @@ def _mixture(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
     ]
 
 
+def _draws() -> list[tuple[str, KernelSpec]]:
+    """Returns the kernels that draw tokens from rows of 128,256 logits."""
+    maxima, sums, gather, finish = draw_tokens.kernels({"columns": 128_256, "max_rows": 512}, {}, 80)
+    return [
+        ("tokens, largest logits", maxima),
+        ("tokens, weights within each level", sums),
+        ("tokens, candidates", gather),
+        ("tokens, draw", finish),
+    ]
+
+
 def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
     """Returns an 8 B Llama's kernels; those with an int8 cache, a window and sinks; those of a Gemma's heads of 256."""
     llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "scale": 0.0884, "window": 0, "softcap": 0.0, "has_sinks": 0,
@@ -225,11 +252,19 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
         "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
         "slopes, chunks": {**llama, "kv_heads": 32, "has_slopes": 1, "window": 8192, "chunked": True},
     }
+    plain = {"q": "float16"}
     found = []
     for name, attrs in forms.items():
-        prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, sm)
+        prefill, decode, _ = attention.kernels(attrs, plain, sm)
         found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
-    return [*found, ("attention, sum of decode's splits", combine)]
+    widest = forms["heads of 256, window, soft cap"]
+    found.append(("attention, sum of decode's splits", attention.kernels(widest, plain, sm)[2]))
+    listed = {**plain, "work": "int32"}
+    found += _named("attention, list of the work of decodes", work_list.kernels(llama, listed, sm))
+    for name, attrs in forms.items():
+        decode = attention.kernels(attrs, listed, sm)[1]
+        found.append((f"attention, listed decode, {name}", decode))
+    return [*found, ("attention, sum of listed splits", attention.kernels(widest, listed, sm)[2])]
 
 
 def _latents(sm: int) -> list[tuple[str, KernelSpec]]:
@@ -275,4 +310,7 @@ def _int4_name(spec: KernelSpec) -> str:
     constants = dict(spec.constants)
     if "TOKENS" in constants:
         return f"int4 GEMV, float32, groups of 128, {constants['TOKENS']} tokens"
-    return f"int4 GEMM, groups of 128, {constants['ROWS']} rows" if "ROWS" in constants else "int4, sum of K's parts"
+    if "ROWS" in constants:
+        narrow = ", 64 columns" if constants["COLUMNS"] == 64 else ""
+        return f"int4 GEMM, groups of 128, {constants['ROWS']} rows{narrow}"
+    return "int4, words to numbers" if "COLUMNS" in constants else "int4, sum of K's parts"

@@ -19,7 +19,9 @@ from typing import Any
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 
-POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32"}
+POINTERS = {
+    "float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32", "int64": "*i64",
+}  # fmt: skip
 """The name of a pointer to each element type, in Triton."""
 SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 INT_BOUNDS = {"i32": 2**31, "i64": 2**63}
@@ -30,6 +32,9 @@ COLUMN_BLOCK = 1024
 """The most columns of a program that computes a part of one row: 8 for each of 128 threads."""
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """The largest CUDA grid in x, y and z."""
+
+MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170, 121: 48}
+"""The multiprocessors of the largest usual card of each SM. Work is cut up for these."""
 
 Constant = int | float | str | bool | None
 
@@ -91,6 +96,9 @@ class KernelSpec:
     num_stages: int = 2
     fp_fusion: bool = True
     """Whether a product and a sum may become one rounding."""
+    later: tuple[str, ...] = ()
+    """Constants that the kernel got after engines had it, with values that leave it as it was. The variant is without
+    them, so that those engines' kernels are still found."""
 
     @cached_property
     def variant(self) -> str:
@@ -99,7 +107,8 @@ class KernelSpec:
         Engines store it. It holds the names of arguments and constants, so a new name makes old engines useless.
         """
         aligned = tuple(sorted(self.aligned))
-        content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
+        constants = tuple(item for item in self.constants if item[0] not in self.later)
+        content = (self.kernel, self.module, self.signature, constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
     @cached_property
@@ -135,6 +144,26 @@ class Launch:
     grid: tuple[int, int, int]
     args: tuple[Any, ...]
     aligned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class DenseProduct:
+    """y = x w^T (+ bias) (+ residual), which stands among launches where the target has a library for it.
+
+    x [M, K] and w [N, K] dense and of one type; bias [N], residual and y [M, N] of another or the same. Rows of y and
+    of the residual are strides[0] elements apart, the same number for both.
+    """
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Returns the operands and the result."""
+        found = (self.x, self.w, self.bias, self.residual, self.y)
+        return tuple(tensor for tensor in found if tensor is not None)
 
 
 def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any]) -> Launch:

@@ -1,6 +1,6 @@
-"""python -m tensorwright.plugins.gpu.report [PAGE]: prints what the shown kernels take on each SM.
+"""python -m tensorwright.plugins.gpu.report [PAGE]: prints what the shown kernels take on each SM, and inner loops.
 
-With PAGE, such as docs/gpu-kernels.md, it replaces the table of that page.
+With PAGE, such as docs/gpu-kernels.md, it replaces the tables of that page.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.plugins.gpu import budget
+from tensorwright.plugins.gpu import budget, inner_loops
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.compile import compile_kernel, import_triton
 from tensorwright.plugins.gpu.launch import KernelSpec
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+MEASURED, LOOPS = "measured", "loops"
+"""The parts of a page that hold the tables."""
 
 
 def cell(kernel: CompiledKernel) -> str:
@@ -59,22 +60,55 @@ def table(compiled: Callable[[KernelSpec, int], CompiledKernel] = compile_kernel
     return "\n".join(lines)
 
 
-def table_of(page: str) -> str:
-    """Returns the table of a page. Raises InvalidOptionError if there is none."""
-    found = re.search(f"{BEGIN}\n(.*)\n{END}", page, re.DOTALL)
+def loop_row(loop: inner_loops.Loop, counts: list[str]) -> str:
+    return f"| {loop.name} | {loop.step_bytes / 1024:.2f} | {' | '.join(counts)} | {loop.limit} |"
+
+
+def loop_table(compiled: Callable[[KernelSpec, int], CompiledKernel] = compile_kernel) -> str:
+    """Returns the table of inner loops. Raises KernelError if one goes over its limits."""
+    lines = loop_heading()
+    for of_each_sm in zip(*(inner_loops.loops(sm) for sm in inner_loops.SMS), strict=True):
+        counts = [
+            str(inner_loops.check(loop, compiled(loop.spec, sm)))
+            for loop, sm in zip(of_each_sm, inner_loops.SMS, strict=True)
+        ]
+        lines.append(loop_row(of_each_sm[0], counts))
+    return "\n".join(lines)
+
+
+def loop_heading() -> list[str]:
+    return [
+        f"Triton {import_triton().__version__}; instructions of one warp in one round of the loop.",
+        "",
+        "| loop | KiB of a round | " + " | ".join(f"SM {sm}" for sm in inner_loops.SMS) + " | limit |",
+        "|---|---|" + "---|" * (len(inner_loops.SMS) + 1),
+    ]
+
+
+def marks(part: str) -> tuple[str, str]:
+    """Returns the lines before and behind a table of a page."""
+    return f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+
+
+def table_of(page: str, part: str = MEASURED) -> str:
+    """Returns a table of a page. Raises InvalidOptionError if there is none."""
+    begin, end = marks(part)
+    found = re.search(f"{begin}\n(.*)\n{end}", page, re.DOTALL)
     if found is None:
-        raise InvalidOptionError(f"the page must have a part between {BEGIN} and {END}, and has none")
+        raise InvalidOptionError(f"the page must have a part between {begin} and {end}, and has none")
     return found.group(1)
 
 
 def main(arguments: list[str]) -> None:
-    text = table()
-    print(text)
+    tables = {MEASURED: table(), LOOPS: loop_table()}
+    print(*tables.values(), sep="\n\n")
     for name in arguments:
         path = Path(name)
         page = path.read_text(encoding="utf-8")
-        old = f"{BEGIN}\n{table_of(page)}\n{END}"
-        path.write_text(page.replace(old, f"{BEGIN}\n{text}\n{END}"), encoding="utf-8")
+        for part, text in tables.items():
+            begin, end = marks(part)
+            page = page.replace(f"{begin}\n{table_of(page, part)}\n{end}", f"{begin}\n{text}\n{end}")
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ BLOCK_SIZE = 32
 BLOCK_SIZES = (16, 32, 64, 128)
 HEAD_DIMS = range(16, 257)
 SPLIT = 512
-"""Positions of the shortest split: its partial result costs group / 256 of the 16-bit K and V that it reads."""
+"""Positions of the shortest split where no list says another (work_list.py). Its partial result costs group / 256 of
+the 16-bit K and V that it reads."""
 DECODE_PROGRAMS = 512
 """The approximate number of programs for one long sequence: two to four for each of 132 SMs."""
 
@@ -171,3 +172,8 @@ def decode_tile(op: Attention, sm: int) -> Tile:
     spills = op.int8_kv and (op.window > 0 or op.has_sinks)
     warps = 2 if sm == 90 and block_m == 16 and op.block_d <= 128 and not spills else 4
     return Tile(block_m, block_n, min(op.group, block_m), warps, 3)
+
+
+def programs_of_an_item(op: Attention, sm: int) -> int:
+    """Returns the programs of decode for the same positions: one for each KV head, or for each part of its heads."""
+    return op.kv_heads * ceil_div(op.group, decode_tile(op, sm).heads)

@@ -14,6 +14,7 @@ from typing import Any
 
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
+    MULTIPROCESSORS,
     KernelSpec,
     Launch,
     Tensor,
@@ -25,7 +26,6 @@ from tensorwright.plugins.gpu.launch import (
 )
 from tensorwright.plugins.quantized_matmul.launch import (
     BLOCKS_OF_AN_SM,
-    MULTIPROCESSORS,
     REDUCE_BLOCK,
     pointers,
     reduce_spec,

@@ -151,3 +151,27 @@ def int4_reduce_kernel(parts, bias, y, tokens, N, splits, BLOCK: tl.constexpr):
     if bias is not None:
         acc += tl.load(bias + at % N, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + at, acc.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def int4_dequantize_kernel(packed, scales, w, columns, N, K, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Stores the first `columns` rows of w [N, K], each number rounded once to w's type.
+
+    Program (i, g) makes elements g * GROUP ... of COLUMNS rows. Words are read along N and elements stored along K.
+    """
+    WORDS: tl.constexpr = GROUP // 8
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    at = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    inside = column < columns
+    mask = (at * 8 < K)[:, None] & inside[None, :]
+    words = tl.load(packed + at[:, None] * N + column[None, :], mask=mask, other=0)
+    element: tl.constexpr = w.dtype.element_ty
+    first_two = tl.join(widen_nibbles(words, element), widen_nibbles(words >> 4, element))
+    last_two = tl.join(widen_nibbles(words >> 8, element), widen_nibbles(words >> 12, element))
+    # Element 4 b + 2 c + h of a word is at [b, h, c].
+    values = tl.permute(tl.join(first_two, last_two), (1, 0, 2, 4, 3))
+    values = tl.reshape(values, (COLUMNS, GROUP)).to(tl.float32)
+    scale = tl.load(scales + tl.program_id(1) * N + column, mask=inside, other=0.0).to(tl.float32)
+    k = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
+    to = w + column.to(tl.int64)[:, None] * K + k[None, :]
+    tl.store(to, (values * scale[:, None]).to(element), mask=inside[:, None] & (k < K)[None, :])

@@ -2,9 +2,10 @@
 
     inputs   x [T, K], packed [ceil(K / 8), N] int32, scales [ceil(K / group), N] of x's type, bias [N] (may be absent)
     outputs  y [T, N]: x's type or float32; bias: either, too
-attrs: n, k, group. Tensor cores multiply float16 and bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32
-has no tensor cores and uses the GEMV, at most 4 tokens at a time. If this gives a GPU too few blocks, K is split: the
-parts' sums go through the workspace and are added in order.
+attrs: n, k, group, and `narrow` where programs may take fewer columns (GEMM_TILES). Tensor cores multiply float16 and
+bfloat16 from one token on, in blocks of 8, 16 or 64 rows. float32 has no tensor cores and uses the GEMV, at most 4
+tokens at a time. If this gives a GPU too few blocks, K is split: the parts' sums go through the workspace and are added
+in order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
+    MULTIPROCESSORS,
     POINTERS,
     KernelSpec,
     Launch,
@@ -31,6 +33,13 @@ GEMV_TOKENS = (1, 2, 4)
 """The most rows of x that each specialisation of the GEMV takes."""
 GEMM_ROWS = (8, 16, 64)
 COLUMNS = 128
+"""Columns of a program, but for the tensor cores' programs of few rows."""
+GEMM_TILES = ((128, 64), (64, 64), (64, 32))
+"""What programs of at most FEW_ROWS rows may take, if `narrow`: (columns, the least words of a split). The first one
+that gives nine multiprocessors of ten a program is taken, else the last: a matrix of 2048 x 2048 has 64, 128 and 256
+programs. On an H100 128 columns were 5 to 10 % faster than 64 where both gave it enough (docs/gpu.md). Engines of
+TensorRT that were built before have kernels of 128 columns alone."""
+FEW_ROWS = 16
 GEMV_WORDS = {1: 16, 2: 8, 4: 8}
 """Rows of words at once, by rows of x: 8 or 4 KiB, so that registers allow four blocks of 128 threads."""
 GEMV_STAGES = 3
@@ -47,11 +56,10 @@ smallest SM's 100 KiB of shared memory."""
 SPLIT_UNIT = 16
 """Splits begin at multiples of this many words, 128 elements of K, which is the largest group."""
 MIN_SPLIT = 64
+"""The least words of a split where GEMM_TILES says nothing else."""
 MAX_SPLITS = 16
 BLOCKS_OF_AN_SM = {"gemv": 4, "gemm": 2}
 """The wanted number of blocks of threads for each multiprocessor."""
-MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170, 121: 48}
-"""The multiprocessors of the largest usual card of each SM. Products are split for these."""
 REDUCE_BLOCK = 1024
 
 
@@ -61,7 +69,7 @@ def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tup
     if dtypes["x"] == "float32":
         products = [_gemv(attrs, dtypes, tokens) for tokens in _gemv_tokens(attrs)]
     else:
-        products = [_gemm(attrs, dtypes, rows) for rows in GEMM_ROWS]
+        products = [_gemm(attrs, dtypes, rows, sm) for rows in GEMM_ROWS]
     return (*products, reduce_spec(attrs, dtypes))
 
 
@@ -74,8 +82,7 @@ def launches(
 ) -> list[Launch]:
     """Makes no launch for no tokens, two if K is split. `workspace`: any type, of at least `workspace_bytes`."""
     x, y = inputs["x"], outputs["y"]
-    _check_sizes(attrs)
-    _check(attrs, inputs, y)
+    check(attrs, inputs, y)
     tokens = x.shape[0]
     if tokens == 0:
         return []
@@ -89,13 +96,12 @@ def launches(
     parts = Tensor.dense("parts", at, shape, "float32")
     sizes = {"tokens": tokens, "N": attrs["n"], "splits": splits}
     values = {**inputs, "y": y, "parts": parts, **sizes, "K": attrs["k"], "words_of_a_split": words}
-    columns = ceil_div(attrs["n"], COLUMNS)
     rows = _rows(attrs, tokens, x.dtype)
-    blocks = ceil_div(tokens, rows)
+    columns, blocks = ceil_div(attrs["n"], _tile(attrs, x.dtype, rows, sm)[0]), ceil_div(tokens, rows)
     if x.dtype == "float32":
         found = [make_launch(_gemv(attrs, dtypes, rows), grid_of(columns, splits, blocks), values)]
     else:
-        found = [make_launch(_gemm(attrs, dtypes, rows), grid_of(columns, blocks, splits), values)]
+        found = [make_launch(_gemm(attrs, dtypes, rows, sm), grid_of(columns, blocks, splits), values)]
     if splits > 1:
         bias = {"bias": inputs["bias"]} if "bias" in inputs else {}
         grid = grid_of(ceil_div(tokens * attrs["n"], REDUCE_BLOCK))
@@ -122,11 +128,28 @@ def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int
 def split(attrs: Mapping[str, Any], dtype: str, tokens: int, sm: int) -> tuple[int, int]:
     """Returns (parts of K, words of each part)."""
     words, rows = ceil_div(attrs["k"], 8), _rows(attrs, tokens, dtype)
-    blocks = ceil_div(attrs["n"], COLUMNS) * ceil_div(tokens, rows)
-    wanted = MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89]) * BLOCKS_OF_AN_SM["gemv" if dtype == "float32" else "gemm"]
-    splits = max(min(wanted // max(blocks, 1), words // MIN_SPLIT, MAX_SPLITS), 1)
+    columns, least = _tile(attrs, dtype, rows, sm)
+    blocks = ceil_div(attrs["n"], columns) * ceil_div(tokens, rows)
+    wanted = _multiprocessors(sm) * BLOCKS_OF_AN_SM["gemv" if dtype == "float32" else "gemm"]
+    splits = max(min(wanted // max(blocks, 1), words // least, MAX_SPLITS), 1)
     of_each = ceil_div(ceil_div(words, splits), SPLIT_UNIT) * SPLIT_UNIT
     return ceil_div(words, of_each), of_each
+
+
+def _tile(attrs: Mapping[str, Any], dtype: str, rows: int, sm: int) -> tuple[int, int]:
+    """Returns (columns of a program, the least words of a split) for programs of so many rows."""
+    if dtype == "float32" or rows > FEW_ROWS or not attrs.get("narrow", False):
+        return COLUMNS, MIN_SPLIT
+    words = ceil_div(attrs["k"], 8)
+    for columns, least in GEMM_TILES:
+        programs = ceil_div(attrs["n"], columns) * max(min(words // least, MAX_SPLITS), 1)
+        if 10 * programs >= 9 * _multiprocessors(sm):
+            return columns, least
+    return GEMM_TILES[-1]
+
+
+def _multiprocessors(sm: int) -> int:
+    return MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89])
 
 
 def _part_bytes(splits: int, tokens: int, attrs: Mapping[str, Any]) -> int:
@@ -147,7 +170,9 @@ def _rows(attrs: Mapping[str, Any], tokens: int, dtype: str) -> int:
     return min((size for size in forms if size >= tokens), default=forms[-1])
 
 
-def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> None:
+def check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> None:
+    """Compares sizes, shapes and types with one another. Raises KernelError."""
+    _check_sizes(attrs)
     n, k, group = attrs["n"], attrs["k"], attrs["group"]
     x = inputs["x"]
     tokens = x.shape[0]
@@ -198,9 +223,10 @@ def _gemv(attrs: Mapping[str, Any], dtypes: Mapping[str, str], tokens: int) -> K
     return _product("int4_gemv_kernel", attrs, dtypes, sizes, warps=4, stages=2)
 
 
-def _gemm(attrs: Mapping[str, Any], dtypes: Mapping[str, str], rows: int) -> KernelSpec:
+def _gemm(attrs: Mapping[str, Any], dtypes: Mapping[str, str], rows: int, sm: int) -> KernelSpec:
+    columns, _ = _tile(attrs, dtypes["x"], rows, sm)
     depth, warps = min(attrs["group"], GEMM_DEPTH[rows]), GEMM_WARPS[rows]
-    sizes = {"DEPTH": depth, "ROWS": rows, "COLUMNS": COLUMNS, "STAGES": GEMM_STAGES, "WARPS": warps}
+    sizes = {"DEPTH": depth, "ROWS": rows, "COLUMNS": columns, "STAGES": GEMM_STAGES, "WARPS": warps}
     return _product("int4_gemm_kernel", attrs, dtypes, sizes, warps=warps, stages=GEMM_STAGES)
 
 

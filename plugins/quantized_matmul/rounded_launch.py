@@ -16,6 +16,7 @@ from typing import Any
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
     COLUMN_BLOCK,
+    MULTIPROCESSORS,
     POINTERS,
     KernelSpec,
     Launch,
@@ -28,7 +29,7 @@ from tensorwright.plugins.gpu.launch import (
     require_shape,
 )
 from tensorwright.plugins.quantized_matmul.bytes_launch import MAX_SPLIT_TOKENS, split
-from tensorwright.plugins.quantized_matmul.launch import MULTIPROCESSORS, REDUCE_BLOCK
+from tensorwright.plugins.quantized_matmul.launch import REDUCE_BLOCK
 
 MODULE = "tensorwright.plugins.quantized_matmul.gpu_rounded"
 ROWS = (8, 16, 64)

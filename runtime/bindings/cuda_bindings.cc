@@ -1,8 +1,13 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,10 +23,11 @@ using namespace nb::literals;
 namespace tensorwright {
 
 PyCudaExecutor::PyCudaExecutor(const std::string& plan, const std::string& weights, int device,
-                               const std::vector<std::string>& cublaslt, bool graphs, int threads) {
+                               const std::vector<std::string>& cublaslt, bool graphs, int threads,
+                               bool draws) {
   const nb::gil_scoped_release release;
-  executor_ =
-      std::make_unique<CudaExecutor>(plan, weights, CudaExecutorOptions{device, cublaslt, graphs, threads});
+  executor_ = std::make_unique<CudaExecutor>(plan, weights,
+                                             CudaExecutorOptions{device, cublaslt, graphs, draws, threads});
 }
 
 CudaExecutor& PyCudaExecutor::get() const {
@@ -60,6 +66,8 @@ Facts executor_counters(const PyCudaExecutor& self) {
   result["eager"] = counters.eager;
   result["captured"] = counters.captured;
   result["replayed"] = counters.replayed;
+  result["drawn"] = counters.drawn;
+  result["undecided"] = counters.undecided;
   return result;
 }
 
@@ -77,12 +85,46 @@ Logits run_step(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions
   return copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size);
 }
 
+// None, or temperature, top_k, top_p, min_p and the random number.
+using PyDraw = std::optional<std::tuple<double, int32_t, double, double, double>>;
+
+std::vector<RowDraw> to_draws(const std::vector<PyDraw>& draws) {
+  std::vector<RowDraw> rows(draws.size());
+  for (size_t i = 0; i < draws.size(); ++i) {
+    if (!draws[i]) continue;
+    RowDraw& row = rows[i];
+    std::tie(row.temperature, row.top_k, row.top_p, row.min_p, row.uniform) = *draws[i];
+    row.wanted = true;
+  }
+  return rows;
+}
+
+std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::handle token_ids,
+                                                  nb::handle positions, nb::handle seq_starts,
+                                                  nb::handle context_lens, nb::handle logit_rows,
+                                                  const Groups& groups, const std::vector<PyDraw>& draws,
+                                                  nb::handle state_slots) {
+  CudaExecutor& executor = self.get();
+  Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
+  step.draws = to_draws(draws);
+  LogitRows rows;
+  {
+    const nb::gil_scoped_release release;
+    executor.begin_thread();
+    rows = executor.run(step);
+  }
+  std::vector<int32_t> tokens(static_cast<size_t>(rows.rows), -1);
+  if (rows.tokens) tokens.assign(rows.tokens, rows.tokens + rows.rows);
+  return {std::move(tokens), copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size)};
+}
+
 // Runs a step again and again. Returns the seconds of each run.
 std::vector<double> step_seconds(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions,
                                  nb::handle seq_starts, nb::handle context_lens, nb::handle logit_rows,
-                                 const Groups& groups, int repeats) {
+                                 const Groups& groups, int repeats, const std::vector<PyDraw>& draws) {
   CudaExecutor& executor = self.get();
-  const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  step.draws = to_draws(draws);
   const nb::gil_scoped_release release;
   executor.begin_thread();
   std::vector<double> seconds;
@@ -116,11 +158,14 @@ void bind_cuda(nb::module_& m) {
       "Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a "
       "time.")
       .def(
-          nb::init<const std::string&, const std::string&, int, const std::vector<std::string>&, bool, int>(),
+          nb::init<const std::string&, const std::string&, int, const std::vector<std::string>&, bool, int,
+                   bool>(),
           "plan_path"_a, "weights_path"_a, "device"_a, "cublaslt"_a, "graphs"_a = true, "threads"_a = 1,
+          "draws"_a = true,
           "cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode "
           "steps are "
-          "replayed as CUDA graphs. threads: that draw tokens, 0 is one per usable processor. Raises "
+          "replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: "
+          "that draw tokens, 0 is one per usable processor. Raises "
           "EngineError, MissingDependencyError, OutOfMemoryError.")
       .def("facts", &executor_facts, "Facts of the model, the limits of a step, and the GPU's name and sm.")
       .def(
@@ -145,11 +190,21 @@ void bind_cuda(nb::module_& m) {
            "groups"_a, "state_slots"_a = nb::tuple(),
            "Runs a step as CpuExecutor.step does. Returns float32 [rows, vocab]. One thread at a time.")
       .def("step_seconds", &step_seconds, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "logit_rows"_a, "groups"_a, "repeats"_a,
-           "Runs a step so many times, as step does. Returns the seconds of each, its logits in the host's "
-           "memory.")
+           "logit_rows"_a, "groups"_a, "repeats"_a, "draws"_a = std::vector<PyDraw>(),
+           "Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, "
+           "its "
+           "logits and tokens in the host's memory.")
       .def("counters", &executor_counters,
-           "How many steps ran without a graph (eager), were captured, and were replayed.")
+           "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
+           "the "
+           "tokens were drawn on the GPU (drawn), and left to the host after all (undecided).")
+      .def("draw_step", &draw_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
+           "logit_rows"_a, "groups"_a, "draws"_a, "state_slots"_a = nb::tuple(),
+           "Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, "
+           "top_k, top_p, "
+           "min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], "
+           "whose "
+           "rows with a token mean nothing).")
       .def(
           "copy_block",
           [](PyCudaExecutor& self, int32_t group, int32_t source, int32_t target) {

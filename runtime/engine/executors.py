@@ -31,6 +31,8 @@ ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
 """The environment variable that is "0" where engines of target cuda start every kernel by itself, and "1" where CUDA
 graphs replay decode steps of target tensorrt-rtx."""
+CUDA_DRAWS = "TENSORWRIGHT_CUDA_DRAWS"
+"""The environment variable that is "0" where the host draws all tokens of engines of target cuda."""
 TENSORRT_KERNELS = "TENSORWRIGHT_TENSORRT_KERNELS"
 """The environment variable that says when TensorRT for RTX compiles kernels for a step's shapes: "lazy", the default,
 "eager" or "none"."""
@@ -105,10 +107,11 @@ def _limits_of_tensorrt(engine: EngineDir) -> dict[str, int]:
 def _open_cuda(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.cuda.executor import CudaExecutor
 
-    graphs = os.environ.get(CUDA_GRAPHS, "1") != "0"
+    graphs, draws = (os.environ.get(name, "1") != "0" for name in (CUDA_GRAPHS, CUDA_DRAWS))
     return CudaExecutor(
-        engine, device=opening.device or 0, threads=opening.threads, graphs=graphs, memory_share=opening.gpu_memory
-    )
+        engine, device=opening.device or 0, threads=opening.threads, graphs=graphs, draws=draws,
+        memory_share=opening.gpu_memory,
+    )  # fmt: skip
 
 
 def _describe_cuda(engine: EngineDir) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 // EngineCore over a fake model that sees every addressing mistake: crowds equal solo runs, errors stay where
-// they arose.
+// they arose. It has more than 500 lines because all of its tests share one crowd of requests and its fakes.
 #include "runtime/core/engine/engine_core.h"
+
+#include <functional>
+#include <vector>
 
 #include "runtime/core/base/invariants.h"
 #include "tests/cpp/engine_cases.h"
@@ -85,7 +88,7 @@ TW_TEST(pooled_rows_are_those_of_a_run_alone_though_prompts_begin_again) {
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
   int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;
-  int64_t snapshot_hits = 0;
+  int64_t snapshot_hits = 0, drawn = 0;
   SnapshotStats snapshots;
   for (int round = 0; round < 40; ++round) {
     std::vector<Request> requests;
@@ -112,6 +115,8 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     behaviour.chunked = chunked;
     behaviour.sink_tokens = sink_tokens;
     behaviour.states = states;
+    behaviour.draws = round % 2 == 1;
+    behaviour.drawn = &drawn;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
@@ -139,6 +144,47 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   TW_CHECK(evictions > 100);
   TW_CHECK(forks > 100);
   TW_CHECK(snapshot_hits > 50 && snapshots.taken > 500 && snapshots.evicted > 100);
+  TW_CHECK(drawn > 500);
+}
+
+// An executor draws what the request leaves to it. A row that it is not sure of, or that has no distribution,
+// and every parameter that it does not know, is the sampler's.
+TW_TEST(an_executor_draws_only_what_a_request_leaves_to_it) {
+  const auto drawn_of = [](const std::function<void(Sampling&)>& change) {
+    int64_t drawn = 0;
+    FakeBehaviour behaviour;
+    behaviour.draws = true;
+    behaviour.drawn = &drawn;
+    EngineCore core(fake(behaviour), options(60, 8, 64));
+    Request r = request(1, {1, 2, 3, 1}, 9);
+    r.sampling.temperature = 0.8;
+    r.sampling.seed = 4;
+    change(r.sampling);
+    Outcomes outcomes = run_core(core, {r});
+    for (int32_t i = 0; i < r.sampling.n; ++i) TW_CHECK(same(outcomes[1 + kNext * i], solo_completion(r, i)));
+    return drawn;
+  };
+  TW_CHECK_EQ(drawn_of([](Sampling&) {}), 6);
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.temperature = 0; }), 6);
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.top_k = 7, s.top_p = 0.8, s.min_p = 0.1; }), 6);
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.temperature = 0, s.typical_p = 0.5; }), 6);  // greedy all the same
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.n = 2; }),
+              11);  // of 17 rows; the first is shared, so it is not asked for
+  TW_CHECK_EQ(drawn_of([](Sampling& s) { s.min_tokens = 3, s.eos_token_ids = {5}; }),
+              4);  // from the fourth on
+  for (const auto& change : std::vector<std::function<void(Sampling&)>>{
+           [](Sampling& s) { s.logprobs = 0; },
+           [](Sampling& s) { s.typical_p = 0.9; },
+           [](Sampling& s) { s.xtc_probability = 0.5; },
+           [](Sampling& s) { s.repetition_penalty = 1.1; },
+           [](Sampling& s) { s.presence_penalty = 0.1; },
+           [](Sampling& s) { s.frequency_penalty = 0.1; },
+           [](Sampling& s) { s.dry_multiplier = 0.8; },
+           [](Sampling& s) { s.no_repeat_ngram_size = 2; },
+           [](Sampling& s) { s.logit_bias = {{3, 1.0}}; },
+           [](Sampling& s) { s.bad_words = BannedWords({{7}}); },
+       })
+    TW_CHECK_EQ(drawn_of(change), 0);
 }
 
 // The fake model notices each copy of states that is not made: for a fork, or for a prefix.

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "runtime/core/base/clock.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/interface/executor.h"
+#include "tests/cpp/sampler_oracle.h"
 
 namespace tw_test {
 
@@ -43,6 +45,8 @@ struct FakeBehaviour {
   bool lose_states = false;  // a copy of states does nothing
   bool heads = false;        // of a model with one group without a window
   int32_t at_once = 1;       // tokens that the heads say at once; more than one: without a cache
+  bool draws = false;        // it draws tokens itself, but leaves each third to the engine, as not being sure
+  int64_t* drawn = nullptr;  // counts the tokens that it drew
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -98,8 +102,10 @@ class FakeExecutor : public tensorwright::Executor {
     for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
     if (late) throw std::runtime_error("late poison");
     if (features_wanted_) ++feature_steps_, fill_features(step);
-    return {logits_.data(), stride(), step.rows()};
+    draw(step);
+    return {logits_.data(), stride(), step.rows(), step.draws.empty() ? nullptr : tokens_.data()};
   }
+  bool draws_tokens() const override { return behaviour_.draws; }
 
   void want_features(bool wanted) override { features_wanted_ = wanted; }
   tensorwright::FeatureRows features() const override {
@@ -224,6 +230,29 @@ class FakeExecutor : public tensorwright::Executor {
     }
     return {{logits_.data(), wide, step.rows()}, {own_.data(), 4}};
   }
+  // The logits of a row with a token must not be read, so they are NaN.
+  void draw(const tensorwright::Step& step) {
+    if (step.draws.empty()) return;
+    require(behaviour_.draws && step.draws.size() == step.logit_rows.size(), "draws");
+    tokens_.assign(step.draws.size(), -1);
+    for (size_t r = 0; r < tokens_.size(); ++r) {
+      const tensorwright::RowDraw& draw = step.draws[r];
+      const auto vocab = static_cast<size_t>(facts_.vocab_size);
+      const std::span<float> row{&logits_[r * static_cast<size_t>(stride())], vocab};
+      const bool nan = std::ranges::any_of(row, [](float x) { return x != x; });
+      if (!draw.wanted || nan || ++asked_ % 3 == 0) continue;
+      if (draw.temperature > 0) {
+        tensorwright::Sampling sampling;
+        sampling.temperature = draw.temperature, sampling.top_k = draw.top_k;
+        sampling.top_p = draw.top_p, sampling.min_p = draw.min_p;
+        tokens_[r] = oracle_at(oracle_tokens(row, sampling), draw.uniform);
+      } else {
+        tokens_[r] = static_cast<int32_t>(std::ranges::max_element(row) - row.begin());
+      }
+      std::ranges::fill(row, std::numeric_limits<float>::quiet_NaN());
+      if (behaviour_.drawn) ++*behaviour_.drawn;
+    }
+  }
   void put_logits(uint64_t hash, float* row) const {
     for (int32_t v = 0; v < facts_.vocab_size; ++v) {
       uint64_t x = (hash + static_cast<uint64_t>(v)) * 0xff51afd7ed558ccdu;
@@ -326,6 +355,8 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<State> states_;              // [state slots]
   std::vector<uint64_t> behind_;           // [tokens]: the hash behind each token of the step
   std::vector<float> logits_, features_, own_;
+  std::vector<int32_t> tokens_;          // [rows]: those that were drawn
+  int64_t asked_ = 0;                    // the draws that were asked for
   std::vector<DraftEntry> draft_cache_;  // [slots]
   bool features_wanted_ = false;
   int64_t feature_steps_ = 0;

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_carried, gpu_latent, gpu_mixtures, gpu_rows
+from support import gpu_carried, gpu_draws, gpu_latent, gpu_mixtures, gpu_rows
 
 pytestmark = pytest.mark.gpu
 LARGE = [
@@ -19,11 +19,22 @@ LARGE = [
     gpu_mixtures.experts_case("bfloat16", 700, 256, 192, 16, 4),
     gpu_mixtures.route_case("float32", 700, 256, k=8, bias=True, score="sigmoid", by_scores=True, groups=8,
                             group_limit=4, group_best=2),
+    gpu_draws.draw_case(64, 128_256, 4),
+    gpu_draws.draw_case(3, 262_144, 5),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "case", [*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES, *LARGE], ids=str
+    "case",
+    [
+        *gpu_rows.CASES,
+        *gpu_mixtures.CASES,
+        *gpu_latent.CASES,
+        *gpu_carried.CASES,
+        *gpu_draws.CASES,
+        *LARGE,
+    ],
+    ids=str,
 )
 def test_equals_the_definition(device: Any, case: gpu_rows.Case) -> None:
     gpu_rows.run(device, case)

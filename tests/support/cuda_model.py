@@ -21,17 +21,18 @@ from support.cuda_plan import (
     WEIGHT,
     WORKSPACE,
     Argument,
-    Instruction,
+    Product,
     chosen,
-    evaluate,
     read_plan,
 )
+from support.cuda_plan import Launch as PlannedLaunch
 from support.plugin_form import SEQUENCES, STEPS, PluginModel, step_metadata
 from tensorwright.builder.emit.cuda.emit import PlannedGraph, plan_graph
 from tensorwright.builder.emit.cuda.plan_file import to_bytes
 from tensorwright.ir import Graph
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.draw_tokens.op import Draw
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.interpret import Block, Interpreter, Memory
 from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor
@@ -40,6 +41,7 @@ MAX_STEP = (64, 64, 8)
 """The most tokens, rows and sequences of the engines of tests."""
 WIDTHS: dict[str, dict[str, int]] = {
     "gpt2": {"hidden_size": 64},
+    "cohere": {"hidden_size": 64},
     "gpt_neox": {"hidden_size": 64},
     "bloom": {"hidden_size": 96},
     "gemma4_shared": {"head_dim": 16, "global_head_dim": 24},
@@ -47,7 +49,7 @@ WIDTHS: dict[str, dict[str, int]] = {
     "lfm2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     **{name: {} for name in ("minicpm3", "deepseek_v2_experts", "mamba", "mamba2", "qwen3_next", "kimi_linear")},
 }
-TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
 
 
 def wide_enough(variant: str) -> dict[str, int]:
@@ -99,24 +101,28 @@ class CudaSteps:
         self._reserve()
 
     def run(self, counts: Sequence[int]) -> list[np.ndarray]:
-        """Logits [counts[i], vocab] float64 of every sequence."""
+        """Logits [counts[i], vocab] float64 of every sequence. The token of each row is drawn greedily, and must be
+        right."""
         given = step_metadata(self.adapter, counts, self.groups)
+        given["draws"] = np.array([Draw(0.0).fields()] * len(given["logit_rows"]), np.int32)
         self._put_metadata(given)
         tokens, seqs, rows = (len(given[name]) for name in ("token_ids", "context_lens", "logit_rows"))
         tables = [given[f"block_tables.{group}"].shape[1] for group in range(self.groups)]
         values = [tokens, rows, seqs, *tables, *self.blocks]
         started: list[Launch] = []
-        for instruction in self.plan.instructions:
-            if instruction.product is None:
-                started += self._launches(instruction, values)
-                continue
-            self._start(started)
-            started = []
-            self._multiply(instruction, values)
+        for work in (one for instruction in self.plan.instructions for one in chosen(self.plan, instruction, values)):
+            if isinstance(work, Product):
+                self._start(started)
+                started = []
+                self._multiply(work)
+            else:
+                started.append(self._launch(work))
         self._start(started)
         self.adapter.done = [d + n for d, n in zip(self.adapter.done, counts, strict=True)]
         vocab = self.plan.facts["vocab_size"]
         logits = self._view(Argument(SLOT, self.plan.logits_slot, 0.0), "float32", rows * vocab).reshape(rows, vocab)
+        tokens = self._view(Argument(SLOT, self.plan.tokens_slot, 0.0), "int32", rows)
+        np.testing.assert_array_equal(tokens, logits.argmax(1))
         return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
 
     def _reserve(self) -> None:
@@ -135,7 +141,7 @@ class CudaSteps:
 
     def _put_metadata(self, given: dict[str, np.ndarray]) -> None:
         names = [*METADATA_NAMES, *(f"slots.{g}" for g in range(self.groups))]
-        names += [f"block_tables.{g}" for g in range(self.groups)]
+        names += [*(f"block_tables.{g}" for g in range(self.groups)), "draws"]
         names += ["state_slots"] if self.plan.states else []
         for number, name in enumerate(names):
             self.memory.blocks.pop(f"{METADATA} {number}", None)
@@ -144,16 +150,9 @@ class CudaSteps:
     def _block(self, arg: Argument) -> Block:
         return self.memory.blocks[f"{arg.kind} {0 if arg.kind == STATES else arg.a}"]
 
-    def _launches(self, instruction: Instruction, values: Sequence[int]) -> list[Launch]:
-        return [
-            Launch(
-                self.model.specs[launch.kernel].kernel,
-                self.model.specs[launch.kernel].variant,
-                (launch.grid[0], launch.grid[1], launch.grid[2]),
-                tuple(self._value(arg) for arg in launch.args),
-            )
-            for launch in chosen(self.plan, instruction, values)
-        ]
+    def _launch(self, launch: PlannedLaunch) -> Launch:
+        spec, (x, y, z) = self.model.specs[launch.kernel], launch.grid
+        return Launch(spec.kernel, spec.variant, (x, y, z), tuple(self._value(arg) for arg in launch.args))
 
     def _value(self, arg: Argument) -> Any:
         if arg.kind == FLOAT:
@@ -178,16 +177,19 @@ class CudaSteps:
         data: np.ndarray = self._block(arg).data
         return data.reshape(-1).view(np.int8)[start : start + size].view(TYPES[dtype])
 
-    def _multiply(self, instruction: Instruction, values: Sequence[int]) -> None:
-        p = instruction.product
-        assert p is not None
-        m = evaluate(self.plan.expressions, p.m, values)
-        x, w, bias, c, d = p.operands
-        left = self._view(x, p.dtype, m * p.k).reshape(m, p.k).astype(np.float32)
+    def _multiply(self, p: Product) -> None:
+        x, w, bias, c, d = p.args
+        count = (p.m - 1) * p.stride + p.n if p.m else 0
+
+        def rows(arg: Argument) -> np.ndarray:
+            flat = self._view(arg, p.out_dtype, count)
+            return np.lib.stride_tricks.as_strided(flat, (p.m, p.n), (p.stride * flat.itemsize, flat.itemsize))
+
+        left = self._view(x, p.dtype, p.m * p.k).reshape(p.m, p.k).astype(np.float32)
         right = self._view(w, p.dtype, p.n * p.k).reshape(p.n, p.k).astype(np.float32)
         y = left @ right.T
         if bias.kind != ABSENT:
             y = y + self._view(bias, p.out_dtype, p.n).astype(np.float32)
         if c.kind != ABSENT:
-            y = y + self._view(c, p.out_dtype, m * p.n).reshape(m, p.n).astype(np.float32)
-        self._view(d, p.out_dtype, m * p.n)[:] = y.astype(TYPES[p.out_dtype]).ravel()
+            y = y + rows(c).astype(np.float32)
+        rows(d)[:] = y.astype(TYPES[p.out_dtype])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +30,32 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Node:
-    """Of kind 0 a branch (condition, if true, if false), 1 launches, 2 a refusal."""
-
-    kind: int
-    branch: tuple[int, int, int] = (0, 0, 0)
-    launches: tuple[Launch, ...] = ()
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class Product:
+    """m: an expression; its value in what `chosen` returns."""
+
     m: int
     n: int
     k: int
+    stride: int
     dtype: str
     out_dtype: str
-    operands: tuple[Argument, ...]
+    args: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """Of kind 0 a branch (condition, if true, if false), 1 launches and products, 2 a refusal."""
+
+    kind: int
+    branch: tuple[int, int, int] = (0, 0, 0)
+    work: tuple[Launch | Product, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Instruction:
     text: str
     nodes: tuple[Node, ...] = ()
-    product: Product | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class CudaPlan:
     expressions: tuple[tuple[int, int, int], ...] = ()
     instructions: tuple[Instruction, ...] = ()
     logits_slot: int = 0
+    first_draw: int = 0
+    """The first instruction that draws tokens, or how many there are."""
+    tokens_slot: int = 0
 
 
 class _Reader:
@@ -128,19 +133,15 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     plan.expressions = r.list(lambda: r.take("I2q"))
     plan.instructions = r.list(lambda: _instruction(r))
     plan.logits_slot = r.take("I")
+    first, plan.tokens_slot = r.take("2I")
+    plan.first_draw = len(plan.instructions) if first == 2**32 - 1 else first
     assert r.at == len(data), "something follows the plan"
     _check(plan)
     return plan
 
 
 def _instruction(r: _Reader) -> Instruction:
-    text, kind = r.text(), r.take("I")
-    if kind == 0:
-        return Instruction(text, r.list(lambda: _node(r)))
-    assert kind == 1, kind
-    m, n, k, dtype, out_dtype = r.take("5I")
-    operands = tuple(Argument(*r.take("Iqd")) for _ in range(5))
-    return Instruction(text, product=Product(m, n, k, DTYPES[dtype], DTYPES[out_dtype], operands))
+    return Instruction(r.text(), r.list(lambda: _node(r)))
 
 
 def _node(r: _Reader) -> Node:
@@ -148,12 +149,16 @@ def _node(r: _Reader) -> Node:
     if kind == 0:
         return Node(0, branch=r.take("3I"))
     if kind == 1:
-        return Node(1, launches=r.list(lambda: _launch(r)))
+        return Node(1, work=r.list(lambda: _work(r)))
     assert kind == 2, kind
     return Node(2, why=r.text())
 
 
-def _launch(r: _Reader) -> Launch:
+def _work(r: _Reader) -> Launch | Product:
+    if r.take("I") == 1:
+        m, n, k, stride, dtype, out_dtype = r.take("6I")
+        args = tuple(Argument(*r.take("Iqd")) for _ in range(5))
+        return Product(m, n, k, stride, DTYPES[dtype], DTYPES[out_dtype], args)
     return Launch(r.take("I"), r.take("3I"), r.list(lambda: Argument(*r.take("Iqd"))))
 
 
@@ -168,9 +173,12 @@ def _check(plan: CudaPlan) -> None:
     for instruction in plan.instructions:
         for number, node in enumerate(instruction.nodes):
             assert node.kind != 0 or number < min(node.branch[1:]) <= max(node.branch[1:]) < len(instruction.nodes)
-            for launch in node.launches:
-                assert len(launch.args) + 2 == len(plan.kernels[launch.kernel].parameters)
-                assert max(launch.grid) < len(plan.expressions)
+            for work in node.work:
+                if isinstance(work, Product):
+                    assert work.stride >= work.n
+                    continue
+                assert len(work.args) + 2 == len(plan.kernels[work.kernel].parameters)
+                assert max(work.grid) < len(plan.expressions)
 
 
 def evaluate(expressions: Sequence[tuple[int, int, int]], number: int, values: Sequence[int]) -> int:
@@ -189,20 +197,23 @@ def evaluate(expressions: Sequence[tuple[int, int, int]], number: int, values: S
     return results[op]()
 
 
-def chosen(plan: CudaPlan, instruction: Instruction, values: Sequence[int]) -> tuple[Launch, ...]:
-    """The launches of a step, with the values of grids and integers in place of expressions."""
+def chosen(plan: CudaPlan, instruction: Instruction, values: Sequence[int]) -> tuple[Launch | Product, ...]:
+    """The launches and products of a step, with the values of grids and integers in place of expressions."""
     node = instruction.nodes[0]
     while node.kind == 0:
         condition, if_true, if_false = node.branch
         node = instruction.nodes[if_true if evaluate(plan.expressions, condition, values) else if_false]
     assert node.kind == 1, node.why
-    return tuple(_valued(plan, launch, values) for launch in node.launches)
+    return tuple(_valued(plan, work, values) for work in node.work)
 
 
-def _valued(plan: CudaPlan, launch: Launch, values: Sequence[int]) -> Launch:
+def _valued(plan: CudaPlan, work: Launch | Product, values: Sequence[int]) -> Launch | Product:
+    if isinstance(work, Product):
+        return replace(work, m=evaluate(plan.expressions, work.m, values))
+
     def known(arg: Argument) -> Argument:
         value = evaluate(plan.expressions, arg.a, values) if arg.kind == INTEGER else arg.a
         return Argument(arg.kind, value, arg.b)
 
-    grid = tuple(evaluate(plan.expressions, size, values) for size in launch.grid)
-    return Launch(launch.kernel, grid, tuple(known(arg) for arg in launch.args))
+    grid = tuple(evaluate(plan.expressions, size, values) for size in work.grid)
+    return Launch(work.kernel, grid, tuple(known(arg) for arg in work.args))

@@ -24,7 +24,7 @@ typedef struct {
   int value;
   int64_t kernel;
   uint32_t grid[3], block, shared;
-  uint64_t values[MOST_PARAMETERS];  // of a launch; of a product m, n, k, types and addresses
+  uint64_t values[MOST_PARAMETERS];  // of a launch; of a product m, n, k, types, addresses and the stride of C and D
 } Op;
 
 typedef struct {
@@ -358,10 +358,10 @@ int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const 
 }
 int cublasLtMatmulAlgoGetHeuristic(void *handle, Description *d, Layout *w, Layout *x, Layout *c, Layout *out,
                                    void *preference, int wanted, void *results, int *found) {
-  (void)handle, (void)preference, (void)c;
+  (void)handle, (void)preference;
   const int fits = wanted == 1 && d->transposed == 1 && w->rows == x->rows && w->columns == out->rows &&
                    x->columns == out->columns && w->type == x->type && w->stride == (int64_t)w->rows &&
-                   x->stride == (int64_t)x->rows && out->stride == (int64_t)out->rows;
+                   x->stride == (int64_t)x->rows && out->stride >= (int64_t)out->rows && c == out;
   *found = fits;
   if (fits) memset(results, 0, 8 * 8 + 8 + 4 + 4 + 16);
   return 0;
@@ -369,11 +369,12 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, Description *d, Layout *w, Layo
 int cublasLtMatmul(void *handle, Description *d, const float *alpha, const void *a, Layout *w, const void *b, Layout *x,
                    const float *beta, const void *c, Layout *c_layout, void *to, Layout *out, const void *algorithm,
                    void *workspace, size_t workspace_bytes, Stream *stream) {
-  (void)handle, (void)c_layout, (void)algorithm, (void)workspace, (void)workspace_bytes;
-  if (*alpha != 1) return 7;
+  (void)handle, (void)algorithm, (void)workspace, (void)workspace_bytes;
+  if (*alpha != 1 || (*beta != 0 && *beta != 1) || c_layout != out) return 7;
   Op op = {.kind = PRODUCT};
   const uint64_t values[] = {x->columns, w->columns, w->rows, (uint64_t)w->type, (uint64_t)out->type, (uint64_t)b,
-                             (uint64_t)a, d->epilogue == 4 ? d->bias : 0, *beta == 1 ? (uint64_t)c : 0, (uint64_t)to};
+                             (uint64_t)a, d->epilogue == 4 ? d->bias : 0, *beta == 1 ? (uint64_t)c : 0, (uint64_t)to,
+                             (uint64_t)out->stride};
   memcpy(op.values, values, sizeof values);
   return start(stream, op);
 }

@@ -29,7 +29,7 @@ def compile_libcuda(folder: Path) -> Path:
 @dataclass(frozen=True)
 class Started:
     """A kernel or a product that ran. kernel: the kernel's number; -1 for a product, whose values are m, n, k, the
-    types, and the addresses of x, w, bias, C and D."""
+    types, the addresses of x, w, bias, C and D, and the stride of C and D."""
 
     kernel: int
     grid: tuple[int, int, int]

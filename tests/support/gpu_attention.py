@@ -10,10 +10,11 @@ from tolerances import gpu_attention_tolerance
 
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
-from tensorwright.plugins.paged_attention import launch, op
+from tensorwright.plugins.paged_attention import launch, op, work_list
 from tensorwright.plugins.paged_attention.attention import first_seen
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads
+from tensorwright.plugins.paged_attention.tiles import Attention
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 
 NAN = np.float32(np.nan)
@@ -45,6 +46,8 @@ class Step:
     more_blocks: int = 1
     has_slopes: bool = False
     chunked: bool = False
+    listed: bool = True
+    """Whether the work of decodes is listed on the device, as on target cuda; TensorRT's plugin has no list."""
     rng: np.random.Generator = field(init=False)
     launch: ClassVar[Any] = launch
 
@@ -108,7 +111,12 @@ class Step:
         for name, vector in self.vectors().items():
             if vector is not None:
                 inputs[name] = memory.put(name, vector, "float32")
-        size = self.launch.workspace_bytes(self.attrs, {"block_tables": self.block_tables.shape}) // 4
+        shapes = {"block_tables": self.block_tables.shape}
+        if self.listed:
+            columns = work_list.columns(Attention.of(self.attrs, self.dtype))
+            inputs["work"] = memory.empty("work", (len(self.sequences), columns), "int32")
+            shapes["work"] = inputs["work"].shape
+        size = self.launch.workspace_bytes(self.attrs, shapes) // 4
         workspace = memory.empty("workspace", (size,), "float32") if size else None
         return memory, inputs, memory.empty("out", (self.tokens, self.out_columns), self.dtype), workspace
 
@@ -121,12 +129,22 @@ class Step:
         return {"sinks": self.sinks if self.has_sinks else None, "slopes": self.slopes if self.has_slopes else None}
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        return self.launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
+        """The kernels of a step: of the list, if there is one, and of attention."""
+        if not self.listed:
+            return self.launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
+        dtypes = {"q": self.dtype, "work": "int32"}
+        return *work_list.kernels(self.attrs, dtypes, self.sm), *self.launch.kernels(self.attrs, dtypes, self.sm)
+
+    def launches(self, inputs: dict[str, Tensor], out: Tensor, workspace: Tensor | None) -> list[Launch]:
+        """What a step starts."""
+        listing = {name: inputs[name] for name in ("q", "seq_starts", "context_lens", "block_tables")}
+        first = work_list.launches(self.attrs, listing, inputs, None, self.sm) if self.listed else []
+        return first + self.launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
 
     def run(self, interpreter: Interpreter, change: Any = None) -> np.ndarray:
         """What the launches write; `change` may alter their list first."""
         memory, inputs, out, workspace = self.memory()
-        started: list[Launch] = self.launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
+        started = self.launches(inputs, out, workspace)
         interpreter.run(self.specs(), change(started) if change else started, memory)
         return memory.array("out").astype(np.float32)
 

@@ -9,8 +9,8 @@ from tolerances import rounding_tolerance, sum_tolerance
 
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
-from tensorwright.plugins.gpu.launch import Launch, Tensor
-from tensorwright.plugins.quantized_matmul import launch
+from tensorwright.plugins.gpu.launch import DenseProduct, Launch, Tensor
+from tensorwright.plugins.quantized_matmul import dense_launch, launch
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, quantize_weights
 
 Case = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor], Quantized]
@@ -41,6 +41,46 @@ def make(
     return {"n": n, "k": k, "group": group}, inputs, {"y": memory.empty("y", (tokens, n), out or dtype)}, weights
 
 
+def run_dense(runner: Any, memory: Memory, case: Case, sm: int = 80) -> int:
+    """Runs the kernels that a target with a library of dense products starts, and checks what the library gets.
+
+    Returns how many products there are.
+    """
+    attrs, inputs, outputs, weights = case
+    size = dense_launch.workspace_bytes(attrs, {"x": inputs["x"].shape})
+    # Elements of x's type, so that the library's operand can be read back.
+    workspace = memory.empty("workspace", (size // 2,), inputs["x"].dtype)
+    dtypes = {name: tensor.dtype for name, tensor in {**inputs, **outputs}.items()}
+    specs, products, first = dense_launch.kernels(attrs, dtypes, sm), 0, 0
+    for one in dense_launch.launches(attrs, inputs, outputs, workspace, sm):
+        if isinstance(one, Launch):
+            runner.run(specs, [one], memory)
+            continue
+        _check_dense(case, one, first)
+        w = memory.array("workspace")[: one.w.shape[0] * attrs["k"]].reshape(one.w.shape).astype(np.float32)
+        columns = slice(first, first + len(w))
+        values = weights.values.reshape(attrs["n"], -1)[columns, : attrs["k"]].astype(np.float32)
+        scales = np.repeat(memory.array("scales").T[columns].astype(np.float32), attrs["group"], 1)[:, : attrs["k"]]
+        exact = Memory()
+        exact.put("w", values * scales, inputs["x"].dtype)
+        np.testing.assert_array_equal(w, exact.array("w"), "a weight is its integer times its scale, rounded once")
+        products, first = products + 1, first + len(w)
+    assert first == attrs["n"]
+    return products
+
+
+def _check_dense(case: Case, one: DenseProduct, first: int) -> None:
+    """A piece's operands are those of its columns."""
+    _, inputs, outputs, _ = case
+    assert one.x == inputs["x"]
+    assert one.y.address == outputs["y"].address + first * outputs["y"].item_bytes
+    assert (one.y.shape, one.y.strides) == ((one.x.shape[0], one.w.shape[0]), outputs["y"].strides)
+    assert (one.bias is None) == ("bias" not in inputs)
+    if one.bias is not None:
+        assert one.bias.address == inputs["bias"].address + first * inputs["bias"].item_bytes
+        assert one.bias.shape == (one.w.shape[0],)
+
+
 def started(memory: Memory, case: Case, sm: int = 80) -> list[Launch]:
     attrs, inputs, outputs, _ = case
     size = launch.workspace_bytes(attrs, {"x": inputs["x"].shape})
@@ -48,9 +88,9 @@ def started(memory: Memory, case: Case, sm: int = 80) -> list[Launch]:
     return launch.launches(attrs, inputs, outputs, workspace, sm)
 
 
-def run(interpreter: Interpreter, memory: Memory, case: Case, launches: list[Launch]) -> None:
+def run(interpreter: Interpreter, memory: Memory, case: Case, launches: list[Launch], sm: int = 80) -> None:
     dtypes = {name: tensor.dtype for name, tensor in {**case[1], **case[2]}.items()}
-    interpreter.run(launch.kernels(case[0], dtypes, 80), launches, memory)
+    interpreter.run(launch.kernels(case[0], dtypes, sm), launches, memory)
 
 
 def check(memory: Memory, case: Case) -> None:

@@ -30,6 +30,7 @@ class LatentStep(Step):
     kv_heads: int = 1
     head_dim: int = 40
     v_dim: int = 32
+    listed: bool = False
     launch: ClassVar[Any] = latent_launch
 
     @property

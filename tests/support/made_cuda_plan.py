@@ -11,8 +11,8 @@ from tensorwright.builder.emit.cuda.plan_file import (
     FLOAT,
     INTEGER,
     Argument,
+    Instruction,
     KvLayerPages,
-    Launches,
     Plan,
     PlannedLaunch,
     Product,
@@ -31,6 +31,8 @@ SLOT, WEIGHT, METADATA, PAGES, WORKSPACE, STATES = 0, 1, 2, 3, 4, 7
 PARAMETERS = ("*bf16", "*i32", "*i32", "*i8", "*fp32", "i32", "i64", "fp32", SCRATCH, SCRATCH)
 DECODE, PREFILL = 3, 5
 """The numbers that the launches of the two paths get as their argument i32."""
+DRAW_KERNEL = 1
+"""The number of the kernel that draws tokens: it gets the logits, how tokens are drawn, and the tokens."""
 
 
 def kernel(number: int, parameters: tuple[str, ...]) -> CompiledKernel:
@@ -39,8 +41,9 @@ def kernel(number: int, parameters: tuple[str, ...]) -> CompiledKernel:
 
 
 def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
-    """Two instructions: a launch that depends on whether all sequences decode, and the product of the logits. states:
-    the bytes of recurrent layers' states, of which the launch gets the last one's and the slots."""
+    """Three instructions: a launch that depends on whether all sequences decode, the product of the logits, and a
+    launch that draws tokens. states: the bytes of recurrent layers' states, of which the first launch gets the last
+    one's and the slots."""
     expressions = (
         (VARIABLE, 0, 0), (VARIABLE, 1, 0), (VARIABLE, 2, 0), (VARIABLE, 3, 0), (VARIABLE, 4, 0), (CONSTANT, 1, 0),
         (EQUAL, 0, 2), (CONSTANT, DECODE, 0), (CONSTANT, PREFILL, 0), (CONSTANT, 60, 0), (LESS, 9, 0),
@@ -50,7 +53,7 @@ def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
     def launch(grid: tuple[int, int, int], number: int) -> PlannedLaunch:
         read = Argument(STATES, len(states) - 1) if states else Argument(SLOT, 0, 64.0)
         args = (
-            read, Argument(METADATA, 0), Argument(METADATA, 7 if states else 6), Argument(PAGES, 1),
+            read, Argument(METADATA, 0), Argument(METADATA, 8 if states else 6), Argument(PAGES, 1),
             Argument(WORKSPACE, 0, 256.0), Argument(INTEGER, number), Argument(INTEGER, blocks),
             Argument(FLOAT, 0, 0.5),
         )  # fmt: skip
@@ -63,16 +66,22 @@ def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
     operands = (
         Argument(SLOT, 1), Argument(WEIGHT, 0), Argument(WEIGHT, 1), Argument(ABSENT), Argument(SLOT, 2),
     )  # fmt: skip
+    product = Product(rows, VOCAB, WIDTH, VOCAB, "bfloat16", "float32", operands)
+    drawing = PlannedLaunch(
+        DRAW_KERNEL, (rows, one, one), (Argument(SLOT, 2), Argument(METADATA, 7), Argument(SLOT, 3))
+    )
     return Plan(
         sm=sm, vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN, block_size=BLOCK, dtype="bfloat16", weights_bytes=512,
         max_step=(MAX_TOKENS, MAX_SEQS, MAX_SEQS), workspace_bytes=1024, groups=((0, False),),
-        layers=(KvLayerPages(0, (64, 128)),), slots=((0, 128), (1, 2 * WIDTH), (1, 4 * VOCAB)),
+        layers=(KvLayerPages(0, (64, 128)),), slots=((0, 128), (1, 2 * WIDTH), (1, 4 * VOCAB), (1, 4)),
         weights=((0, 2 * VOCAB * WIDTH), (256, 4 * VOCAB)),
-        kernels=(kernel(0, PARAMETERS),),
+        kernels=(kernel(0, PARAMETERS), kernel(DRAW_KERNEL, ("*fp32", "*i32", "*i32", SCRATCH, SCRATCH))),
         expressions=expressions,
-        instructions=(Launches("layer.0 made", nodes),
-                      Product("head", rows, VOCAB, WIDTH, "bfloat16", "float32", operands)),
+        instructions=(Instruction("layer.0 made", nodes),
+                      Instruction("head", (Leaf((product,)),)),
+                      Instruction("draw_tokens", (Leaf((drawing,)),))),
         logits_slot=2,
+        draws=(2, 3),
         states=states,
     )  # fmt: skip
 

@@ -5,12 +5,12 @@ Tensors have symbolic addresses (addresses.py) and sizes (sizes.py); SLOT addres
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from tensorwright.builder.emit.cuda.addresses import SLOT, Address
-from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+from tensorwright.plugins.gpu.launch import DenseProduct, KernelSpec, Launch, Tensor
 
 
 class LaunchModule(Protocol):
@@ -25,7 +25,7 @@ class LaunchModule(Protocol):
         outputs: Mapping[str, Tensor],
         workspace: Tensor | None,
         sm: int,
-    ) -> list[Launch]: ...
+    ) -> Sequence[Launch | DenseProduct]: ...
 
     def workspace_bytes(self, attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int: ...
 
@@ -49,18 +49,13 @@ class OpCall:
 
 @dataclass(frozen=True)
 class ProductCall:
-    """y = x w^T (+ bias) of a stored matrix w [N, K]. x is [M, K] of w's type; bias has y's type."""
+    """A product with a stored matrix."""
 
     text: str
-    x: Tensor
-    w: Tensor
-    bias: Tensor | None
-    y: Tensor
+    product: DenseProduct
 
     def tensors(self) -> Iterator[Tensor]:
-        yield from (self.x, self.w, self.y)
-        if self.bias is not None:
-            yield self.bias
+        yield from self.product.tensors()
 
 
 Call = OpCall | ProductCall

@@ -5,27 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.builder.emit.cuda.calls import address_of, buffers_of
+from tensorwright.builder.emit.cuda.calls import OpCall, address_of, buffers_of
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, page_kinds
 from tensorwright.builder.emit.cuda.handlers import HANDLERS, HANDLERS_OF_KINDS, elementwise_tree, wide_logits
 from tensorwright.builder.emit.cuda.plan_calls import Planner, workspace_bytes
-from tensorwright.builder.emit.cuda.plan_file import KvLayerPages, Plan, slot_kind
+from tensorwright.builder.emit.cuda.plan_file import Instruction, KvLayerPages, Plan, slot_kind
 from tensorwright.builder.emit.cuda.slots import Slot, assign_slots
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.draw_tokens import launch as draw_tokens
+from tensorwright.plugins.draw_tokens.op import MAX_VOCABULARY
 from tensorwright.plugins.gpu.bundle import CompiledKernel
+from tensorwright.plugins.gpu.launch import Tensor
 
 
 @dataclass(frozen=True)
 class PlannedGraph:
-    """A graph whose calls, memory and weights are known; what an SM decides is not. slots; slot_of: by buffer."""
+    """A graph whose calls, memory and weights are known; what an SM decides is not. slots; slot_of: by buffer. draws:
+    the first call that draws tokens, and their slot; None where the host draws them all."""
 
     emitter: CudaEmitter
     slots: tuple[Slot, ...]
     slot_of: tuple[int, ...]
     logits_slot: int
+    draws: tuple[int, int] | None
 
     @property
     def block_bytes(self) -> int:
@@ -37,12 +42,12 @@ class PlannedGraph:
         """The record of quantization. The weights must have been written."""
         return self.emitter.weights.record(self.emitter.graph)
 
-    def traced(self, sm: int) -> tuple[Planner, tuple[Any, ...]]:
+    def traced(self, sm: int) -> tuple[Planner, tuple[Instruction, ...]]:
         """Returns the planner of an SM and its instructions. Raises LoweringError."""
         planner = Planner(self.emitter.expressions, self.slot_of, sm)
         return planner, tuple(planner.instruction(call) for call in self.emitter.calls)
 
-    def plan(self, sm: int, instructions: tuple[Any, ...], kernels: tuple[CompiledKernel, ...]) -> Plan:
+    def plan(self, sm: int, instructions: tuple[Instruction, ...], kernels: tuple[CompiledKernel, ...]) -> Plan:
         """Returns the plan for an SM, from what `traced` gives and the kernels of its planner, compiled."""
         emitter, facts = self.emitter, self.emitter.graph.facts
         windows = {layer.group: (layer.window, layer.chunked) for layer in facts.kv_layers}
@@ -64,6 +69,7 @@ class PlannedGraph:
             instructions=instructions,
             logits_slot=self.logits_slot,
             states=tuple(layer.bytes for layer in facts.state_layers),
+            draws=self.draws,
         )
 
 
@@ -75,10 +81,25 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     """
     emitter = CudaEmitter(graph, checkpoint, dtype, max_step)
     logits = wide_logits(emitter, emitter.run(HANDLERS, HANDLERS_OF_KINDS, elementwise_tree), graph.outputs[0])
+    first_draw, tokens = len(emitter.calls), _draw_tokens(emitter, logits)
     uses = [buffers_of(call) for call in emitter.calls]
     kept = address_of(logits).number
     slots, slot_of = assign_slots(emitter.buffers, uses, kept)
-    return PlannedGraph(emitter, slots, slot_of, slot_of[kept])
+    draws = None if tokens is None else (first_draw, slot_of[address_of(tokens).number])
+    return PlannedGraph(emitter, slots, slot_of, slot_of[kept], draws)
+
+
+def _draw_tokens(emitter: CudaEmitter, logits: Tensor) -> Tensor | None:
+    """Adds the call that draws tokens from the logits, and returns the tokens; None for more logits than it takes."""
+    columns, max_rows = logits.shape[1], emitter.max_step[1]
+    if columns > MAX_VOCABULARY:
+        return None
+    tokens = emitter.make(("rows",), "tokens", "int32")
+    attrs = {"columns": columns, "max_rows": max_rows}
+    inputs = {"logits": logits, "draws": emitter.metadata("draws")}
+    workspace = draw_tokens.workspace_bytes(attrs, {})
+    emitter.calls.append(OpCall("draw_tokens", draw_tokens, attrs, inputs, {"tokens": tokens}, workspace))
+    return tokens
 
 
 def kv_layers(facts: Facts, dtype: str) -> tuple[KvLayerPages, ...]:

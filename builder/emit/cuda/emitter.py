@@ -26,11 +26,12 @@ from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import ELEMENTWISE, kind_of
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.rewriting.elementwise_trees import Tree, Trees
-from tensorwright.plugins.gpu.launch import MAX_BLOCKS, Tensor, ceil_div
+from tensorwright.plugins.draw_tokens.op import FIELDS
+from tensorwright.plugins.gpu.launch import MAX_BLOCKS, DenseProduct, Tensor, ceil_div
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
-"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, and
-last, where layers are recurrent, the slots of states."""
+"""The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, then how
+tokens are drawn, and last, where layers are recurrent, the slots of states."""
 WIDE_OPS = frozenset(("slice", "cast", "clamp"))
 """Ops beside those on each element through which logits go without a rounding."""
 
@@ -50,6 +51,10 @@ class CudaEmitter:
         self.buffers: list[Buffer] = []
         self.tensors: dict[Value, Tensor] = {}
         """The tensor of each computed value, and of each input."""
+        self.work_lists: dict[tuple[Any, ...], Tensor] = {}
+        """The lists of decodes' work, by what decides them."""
+        self._products: dict[Value, int] = {}
+        """The number of the call of each value that is a product."""
         self.users = graph.users()
         self.wide = self._wide_values()
 
@@ -125,7 +130,48 @@ class CudaEmitter:
         """Adds a product with a stored matrix."""
         if x.dtype != w.dtype:
             raise self.refusal(node, f"a product of {x.dtype} with {w.dtype} has no form on target cuda")
-        self.calls.append(ProductCall(self.text(node), x, w, bias, y))
+        self._products[node.output] = len(self.calls)
+        self.calls.append(ProductCall(self.text(node), DenseProduct(x, w, y, bias)))
+
+    def sum_in_products(self, values: Sequence[Value], dtype: str) -> Tensor | None:
+        """Returns the sum of computed values, of a type, if products can add it up: all of the values but one are
+        products that nothing else reads, and each adds the sum of those before it. Returns None if they cannot.
+
+        The sum has the memory of the last product. It is rounded once for each product, when that is stored: once less
+        than where a product is stored first, and a kernel adds it.
+        """
+        products = sorted((v for v in values if self._may_add(v)), key=lambda v: self._products[v])
+        others = [v for v in values if v not in products] or [products.pop(0)]
+        if len(others) > 1 or len(values) < 2:
+            return None
+        total = self.activation(others[0], "residual")
+        tensors = [total, *(self.tensors[v] for v in products)]
+        alike = {(tensor.dtype, tensor.shape) for tensor in tensors}
+        if alike != {(dtype, total.shape)} or self._written(total) >= self._products[products[0]]:
+            return None
+        for value in products:
+            at = self._products[value]
+            call = self.calls[at]
+            assert isinstance(call, ProductCall)
+            added = replace(call.product, residual=total)
+            self.calls[at], total = replace(call, product=added), call.product.y
+        return total
+
+    def _may_add(self, value: Value) -> bool:
+        """Says whether a value is a product without a residual that only one operand of one node reads."""
+        if value not in self._products or not self.only_use(value):
+            return False
+        call = self.calls[self._products[value]]
+        return isinstance(call, ProductCall) and call.product.residual is None
+
+    def _written(self, tensor: Tensor) -> int:
+        """Returns the number of the last call so far that writes a tensor's memory, -1 if none does."""
+        written = -1
+        for number, call in enumerate(self.calls):
+            results = call.outputs.values() if isinstance(call, OpCall) else (call.product.y,)
+            if any(result.address == tensor.address for result in results):
+                written = number
+        return written
 
     def text(self, node: Node) -> str:
         """Returns the words of a node for messages."""
@@ -160,16 +206,20 @@ class CudaEmitter:
         return sum(layer.bytes for layer in self.graph.facts.state_layers) // ITEM_BYTES["float32"]
 
     def metadata(self, name: str, group: int = 0) -> Tensor:
-        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, or state_slots."""
+        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, draws or
+        state_slots."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
         shapes: dict[str, tuple[Any, ...]] = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
-            "logit_rows": (rows,), "slots": (tokens,), "state_slots": (seqs,),
+            "logit_rows": (rows,), "slots": (tokens,), "draws": (rows, len(FIELDS)), "state_slots": (seqs,),
         }  # fmt: skip
         if name == "block_tables":
             shapes[name] = (seqs, self.sizes[f"max_blocks.{group}"])
         behind, groups = len(STEP_METADATA), len(self.groups)
-        places = {"slots": behind + group, "block_tables": behind + groups + group, "state_slots": behind + 2 * groups}
+        last = behind + 2 * groups
+        places = {
+            "slots": behind + group, "block_tables": behind + groups + group, "draws": last, "state_slots": last + 1,
+        }  # fmt: skip
         number = places[name] if name in places else STEP_METADATA.index(name)
         address: Any = Address(METADATA, number)
         return Tensor.dense(name, address, shapes[name], "int32")

@@ -6,6 +6,7 @@ compute in float32 inside their kernels, and round once to A.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tensorwright.builder.emit.cuda.emitter import CudaEmitter, Handler
@@ -30,8 +31,10 @@ from tensorwright.plugins.layer_norm import launch as layer_norm
 from tensorwright.plugins.linear_attention import launch as linear_attention
 from tensorwright.plugins.paged_attention import latent_launch as latent_attention
 from tensorwright.plugins.paged_attention import launch as paged_attention
+from tensorwright.plugins.paged_attention import work_list
+from tensorwright.plugins.paged_attention.tiles import Attention
 from tensorwright.plugins.quantized_matmul import bytes_launch as byte_product
-from tensorwright.plugins.quantized_matmul import launch as int4_product
+from tensorwright.plugins.quantized_matmul import dense_launch as int4_product
 from tensorwright.plugins.quantized_matmul import rounded_launch as rounded_product
 from tensorwright.plugins.quantized_matmul.rows_launch import Form
 from tensorwright.plugins.rg_lru import launch as rg_lru
@@ -81,13 +84,20 @@ def _rms_norm(e: CudaEmitter, node: Node) -> Results:
 
 
 def _add_rms_norm(e: CudaEmitter, node: Node) -> Results:
-    inputs = {
-        "x": e.activation(node.operand(0), "x"),
-        "residual": e.activation(node.operand(1), "residual"),
-        "w": e.plain(node.operand(2), "w", "float32"),
-    }
-    y, total = e.result(node.outputs[0], "y"), e.result(node.outputs[1], "sum")
-    e.call(node, rms_norm, {**node.attrs, "channels": y.shape[-1]}, inputs, {"y": y, "sum": total})
+    return _add_norm(e, node, rms_norm, {"w": e.plain(node.operand(2), "w", "float32")})
+
+
+def _add_norm(e: CudaEmitter, node: Node, module: Any, weights: dict[str, Tensor]) -> Results:
+    """Normalises a sum that a product has made, or else adds and normalises."""
+    total = e.sum_in_products((node.operand(0), node.operand(1)), e.dtype)
+    y = e.result(node.outputs[0], "y")
+    attrs = {**node.attrs, "channels": y.shape[-1]}
+    if total is not None:
+        e.call(node, module, attrs, {"x": replace(total, name="x"), **weights}, {"y": y})
+        return [y, total]
+    inputs = {"x": e.activation(node.operand(0), "x"), "residual": e.activation(node.operand(1), "residual")}
+    total = e.result(node.outputs[1], "sum")
+    e.call(node, module, attrs, {**inputs, **weights}, {"y": y, "sum": total})
     return [y, total]
 
 
@@ -103,11 +113,7 @@ def _layer_norm(e: CudaEmitter, node: Node) -> Results:
 
 
 def _add_layer_norm(e: CudaEmitter, node: Node) -> Results:
-    inputs = {"x": e.activation(node.operand(0), "x"), "residual": e.activation(node.operand(1), "residual")}
-    inputs |= _norm_weights(e, node.operand(2), node.optional(3))
-    y, total = e.result(node.outputs[0], "y"), e.result(node.outputs[1], "sum")
-    e.call(node, layer_norm, {**node.attrs, "channels": y.shape[-1]}, inputs, {"y": y, "sum": total})
-    return [y, total]
+    return _add_norm(e, node, layer_norm, _norm_weights(e, node.operand(2), node.optional(3)))
 
 
 def _norm_weights(e: CudaEmitter, w: Value, b: Value | None) -> dict[str, Tensor]:
@@ -177,8 +183,23 @@ def _paged_attention(e: CudaEmitter, node: Node) -> Results:
     flags = {f"has_{name}": int(v is not None) for name, v in vectors.items()} | {"int8_kv": int(len(pages) > 2)}
     out = e.result(node.output, "out")
     attrs = {**node.attrs, **flags, "block_size": e.graph.facts.block_size}
+    inputs["work"] = _work_list(e, node, attrs, inputs, group)
     e.call(node, paged_attention, attrs, inputs, {"out": out})
     return [out]
+
+
+def _work_list(e: CudaEmitter, node: Node, attrs: dict[str, Any], inputs: dict[str, Tensor], group: int) -> Tensor:
+    """Returns the list of the work of a step's decodes, made by the first of the layers that share it."""
+    try:
+        op = Attention.of(attrs, e.dtype)
+    except KernelError as error:
+        raise e.refusal(node, str(error)) from error
+    shared = (group, *(getattr(op, name) for name in work_list.SHARED))
+    if shared not in e.work_lists:
+        operands = {name: inputs[name] for name in ("q", "seq_starts", "context_lens", "block_tables")}
+        work = e.work_lists[shared] = e.make(("seqs", work_list.columns(op)), "work", "int32")
+        e.call(node, work_list, attrs, operands, {"work": work})
+    return e.work_lists[shared]
 
 
 def _linear(e: CudaEmitter, node: Node) -> Results:
@@ -323,7 +344,12 @@ def _elementwise(e: CudaEmitter, node: Node) -> Results:
 
 
 def elementwise_tree(e: CudaEmitter, node: Node, tree: Tree) -> Results:
-    """Calls the program of a tree of ops, whose last one is the node."""
+    """Calls the program of a tree of ops, whose last one is the node. A sum of products needs no program."""
+    operands = [f"x{i}" for i in range(len(tree.x))]
+    if sorted(tree.program.split()) == sorted([*operands, *["add"] * (len(operands) - 1)]):
+        total = e.sum_in_products(tree.x, "float32" if node.output in e.wide else e.dtype)
+        if total is not None:
+            return [total]
     inputs = {f"x{i}": e.activation(value, f"x{i}") for i, value in enumerate(tree.x)}
     inputs |= {} if tree.w is None else {"w": e.plain(tree.w, "w", "float32")}
     return _program(e, node, tree.program, inputs)

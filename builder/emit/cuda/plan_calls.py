@@ -13,7 +13,7 @@ from tensorwright.builder.emit.cuda.plan_file import (
     FLOAT,
     INTEGER,
     Argument,
-    Launches,
+    Instruction,
     PlannedLaunch,
     Product,
 )
@@ -23,7 +23,7 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError, LoweringError
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.compile import compile_kernel
-from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+from tensorwright.plugins.gpu.launch import DenseProduct, KernelSpec, Launch, Tensor
 
 OPERAND = -1
 """The kind of an address in a trace that calls of the same form share: the number is that of the memory among the
@@ -40,10 +40,12 @@ class Planner:
         """The number of each kernel that is started, in the order of their first start."""
         self._traces: dict[str, tuple[Node, ...]] = {}
 
-    def instruction(self, call: Call) -> Launches | Product:
+    def instruction(self, call: Call) -> Instruction:
         """Returns what the plan says of a call. Raises LoweringError for one that the operation's kernels refuse."""
         if isinstance(call, ProductCall):
-            return self._product(call)
+            product = self._product(call.product)
+            own = tuple(self._in_slot(arg) for arg in product.args)
+            return Instruction(call.text, (Leaf((replace(product, args=own),)),))
         memories, shared = _with_own_addresses(call)
         key = repr((call.module, sorted(call.attrs.items()), shared.inputs, shared.outputs))
         if key not in self._traces:
@@ -51,7 +53,7 @@ class Planner:
                 self._traces[key] = trace(self.expressions, lambda: self._launches(shared))
             except KernelError as error:
                 raise LoweringError(f"{call.text}: {error}; build with target cpu") from error
-        return Launches(call.text, tuple(self._placed(node, memories) for node in self._traces[key]))
+        return Instruction(call.text, tuple(self._placed(node, memories) for node in self._traces[key]))
 
     def compiled(self, advance: Callable[[int, int], None]) -> tuple[CompiledKernel, ...]:
         """Compiles the kernels, by number. Raises KernelError."""
@@ -61,7 +63,7 @@ class Planner:
             advance(len(made), len(self.specs))
         return tuple(made)
 
-    def _launches(self, call: OpCall) -> tuple[PlannedLaunch, ...]:
+    def _launches(self, call: OpCall) -> tuple[PlannedLaunch | Product, ...]:
         workspace = None
         if call.workspace:
             address: Any = Address(WORKSPACE)
@@ -70,7 +72,7 @@ class Planner:
         dtypes = {name: tensor.dtype for name, tensor in {**call.inputs, **call.outputs}.items()}
         known = {(spec.kernel, spec.variant): spec for spec in call.module.kernels(call.attrs, dtypes, self.sm)}
         made = call.module.launches(call.attrs, call.inputs, call.outputs, workspace, self.sm)
-        return tuple(self._planned(launch, known) for launch in made)
+        return tuple(self._product(one) if isinstance(one, DenseProduct) else self._planned(one, known) for one in made)
 
     def _planned(self, launch: Launch, known: Mapping[tuple[str, str], KernelSpec]) -> PlannedLaunch:
         spec = known.get((launch.kernel, launch.variant))
@@ -99,17 +101,18 @@ class Planner:
         if arg.kind != OPERAND:
             return arg
         found = memories[arg.a]
-        return Argument(found.kind, self.slots[found.number] if found.kind == SLOT else found.number, arg.b)
+        return self._in_slot(Argument(found.kind, found.number, arg.b))
 
-    def _product(self, call: ProductCall) -> Product:
-        operands = [None if t is None else address_of(t) for t in (call.x, call.w, call.bias, None, call.y)]
-        x, w, bias, c, y = (
-            Argument(ABSENT) if at is None else self._at(Argument(OPERAND, 0, float(at.offset)), [at])
-            for at in operands
-        )
-        n, k = call.w.shape
-        m = self.expressions.number_of(call.y.shape[0])
-        return Product(call.text, m, n, k, call.w.dtype, call.y.dtype, (x, w, bias, c, y))
+    def _in_slot(self, arg: Argument) -> Argument:
+        """Returns an argument with the slot of a buffer in place of the buffer."""
+        return replace(arg, a=self.slots[arg.a]) if arg.kind == SLOT else arg
+
+    def _product(self, product: DenseProduct) -> Product:
+        n, k = product.w.shape
+        m = self.expressions.number_of(product.y.shape[0])
+        operands = (product.x, product.w, product.bias, product.residual, product.y)
+        args = tuple(Argument(ABSENT) if tensor is None else self._argument("*", tensor) for tensor in operands)
+        return Product(m, n, k, product.y.strides[0], product.w.dtype, product.y.dtype, args)
 
 
 def workspace_bytes(calls: list[Call]) -> int:

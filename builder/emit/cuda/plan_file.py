@@ -18,21 +18,24 @@ items. The file is read strictly in sequence.
     list(expression): u32 operation (sizes.py); i64 a; i64 b: numbers of earlier expressions, but the value of a
         constant, and for a variable its number: 0 tokens, 1 rows, 2 seqs, 3 + g the columns of the block table of cache
         group g, 3 + G + g the blocks in the pool of group g, of G groups
-    list(instruction): text for messages; u32 kind
-        kind 0, launches: list(node): u32 type
-            0 branch: u32 condition (an expression), u32 node if it is not 0, u32 node if it is 0
-            1 leaf: list(launch): u32 kernel; 3 x u32 grid (expressions); list(argument): u32 kind; i64 a; f64 b
-            2 refused: text why
-            Node 0 is the root. A branch leads to later nodes.
-            arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0
-            token_ids, 1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g
-            its block table, and last, where layers are recurrent, the slots of states; int32), 3 page tensor (256 *
-            layer + its place), 4 workspace, 7 the state of recurrent layer a in slot 0; or 5: the integer expression a;
-            or 6: the number b
-        kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 dtype of x and w; u32 dtype
-            of D, C and bias; five of (u32 kind, i64 a, f64 b), as above or of kind 255 for none: x [m, k], w [n, k],
-            bias [n], C [m, n], D [m, n], all dense. With m 0 nothing is computed.
+    list(instruction): text for messages; list(node): u32 type
+        0 branch: u32 condition (an expression), u32 node if it is not 0, u32 node if it is 0
+        1 leaf: list(work), started in order: u32 kind
+            kind 0, launch: u32 kernel; 3 x u32 grid (expressions); list(argument): u32 kind; i64 a; f64 b
+            kind 1, product D = x w^T (+ bias) (+ C): u32 m (an expression); u32 n; u32 k; u32 the numbers from one row
+            of D and C to the next; u32 dtype of x and w; u32 dtype of D, C and bias; five arguments, as below or of
+            kind 255 for none: x [m, k], w [n, k], bias [n], C [m, n], D [m, n]. x and w are dense. With m 0 nothing is
+            computed.
+        2 refused: text why
+        Node 0 is the root. A branch leads to later nodes.
+        arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0 token_ids,
+        1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g its block table,
+        5 + 2 G how tokens are drawn, by rows of FIELDS of plugins/draw_tokens, and last, where layers are recurrent,
+        the slots of states; int32), 3 page tensor (256 * layer + its place), 4 workspace, 7 the state of recurrent
+        layer a in slot 0; or 5: the integer expression a; or 6: the number b
     u32 slot of the logits: float32, vocab_size columns
+    u32 number of the first instruction that draws tokens (plugins/draw_tokens), of which the runtime leaves out all in
+        steps that draw none, and 2^32 - 1 without any; u32 slot of the tokens: int32
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tensorwright.builder.emit.cuda.sizes import CONSTANT, VARIABLE
 from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf, Node
@@ -54,7 +57,8 @@ PARAMETERS = {"i32": 1, "i64": 2, "fp32": 3}
 """The number of a parameter's type; that of a pointer is 0."""
 ROW_KINDS = ("tokens", "rows", "seqs")
 """What a slot has rows for, by number. These are the first variables too."""
-LAUNCHES, PRODUCT = 0, 1
+LAUNCH, PRODUCT = 0, 1
+NO_DRAWS = 2**32 - 1
 BRANCH, LEAF, REFUSED = 0, 1, 2
 INTEGER, FLOAT, ABSENT = 5, 6, 255
 """Kinds of arguments beside those of addresses.py."""
@@ -81,24 +85,25 @@ class PlannedLaunch:
 
 
 @dataclass(frozen=True)
-class Launches:
-    """An instruction that starts kernels: the leaves of `nodes` hold PlannedLaunch."""
-
-    text: str
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
 class Product:
-    """An instruction that multiplies. m: the number of an expression. operands: x, w, bias, C, D."""
+    """One product. m: the number of an expression. stride: numbers from one row of D and C to the next. args: x, w,
+    bias, C, D."""
 
-    text: str
     m: int
     n: int
     k: int
+    stride: int
     dtype: str
     out_dtype: str
-    operands: tuple[Argument, Argument, Argument, Argument, Argument]
+    args: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What a step starts of one call: the leaves of `nodes` hold PlannedLaunch and Product."""
+
+    text: str
+    nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ class KvLayerPages:
 @dataclass(frozen=True)
 class Plan:
     """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); states: bytes of each
-    recurrent layer's; slots: (kind, bytes of a row); weights: (offset, bytes); expressions: as `Expressions.items`."""
+    recurrent layer's; slots: (kind, bytes of a row); weights: (offset, bytes); expressions: as `Expressions.items`;
+    draws: the first instruction that draws tokens, and their slot, or None where none does."""
 
     sm: int
     vocab_size: int
@@ -128,9 +134,10 @@ class Plan:
     weights: tuple[tuple[int, int], ...]
     kernels: tuple[CompiledKernel, ...]
     expressions: tuple[tuple[int, int, int], ...]
-    instructions: tuple[Launches | Product, ...]
+    instructions: tuple[Instruction, ...]
     logits_slot: int
     states: tuple[int, ...] = ()
+    draws: tuple[int, int] | None = None
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -149,6 +156,7 @@ def to_bytes(plan: Plan) -> bytes:
         _list(numbers, lambda number: _expression(plan.expressions[number], numbers)),
         _list(plan.instructions, lambda one: _instruction(one, numbers)),
         _u32(plan.logits_slot),
+        struct.pack("<2I", *(plan.draws or (NO_DRAWS, 0))),
     ]
     body = b"".join(parts)
     head = MAGIC + _u32(VERSION)
@@ -158,16 +166,13 @@ def to_bytes(plan: Plan) -> bytes:
 def _used_expressions(plan: Plan) -> dict[int, int]:
     """Returns the number in the file of each expression that is used, by its number in the plan, in order."""
     waiting: list[int] = []
-    for one in plan.instructions:
-        if isinstance(one, Product):
-            waiting.append(one.m)
-            continue
-        for node in one.nodes:
-            if isinstance(node, Branch):
-                waiting.append(node.condition)
-            elif isinstance(node, Leaf):
-                for launch in node.launches:
-                    waiting += [*launch.grid, *(arg.a for arg in launch.args if arg.kind == INTEGER)]
+    for node in (node for one in plan.instructions for node in one.nodes):
+        if isinstance(node, Branch):
+            waiting.append(node.condition)
+        elif isinstance(node, Leaf):
+            for work in node.launches:
+                waiting += [work.m] if isinstance(work, Product) else work.grid
+                waiting += [arg.a for arg in work.args if arg.kind == INTEGER]
     used: set[int] = set()
     while waiting:
         number = waiting.pop()
@@ -207,25 +212,25 @@ def _argument(arg: Argument, numbers: dict[int, int]) -> bytes:
     return struct.pack("<Iqd", arg.kind, numbers[arg.a] if arg.kind == INTEGER else arg.a, arg.b)
 
 
-def _instruction(one: Launches | Product, numbers: dict[int, int]) -> bytes:
-    if isinstance(one, Launches):
-        return _text(one.text) + _u32(LAUNCHES) + _list(one.nodes, lambda node: _node(node, numbers))
-    types = DTYPE_NUMBERS[one.dtype], DTYPE_NUMBERS[one.out_dtype]
-    sizes = struct.pack("<5I", numbers[one.m], one.n, one.k, *types)
-    return _text(one.text) + _u32(PRODUCT) + sizes + b"".join(_argument(arg, numbers) for arg in one.operands)
+def _instruction(one: Instruction, numbers: dict[int, int]) -> bytes:
+    return _text(one.text) + _list(one.nodes, lambda node: _node(node, numbers))
 
 
 def _node(node: Node, numbers: dict[int, int]) -> bytes:
     if isinstance(node, Branch):
         return struct.pack("<4I", BRANCH, numbers[node.condition], node.if_true, node.if_false)
     if isinstance(node, Leaf):
-        return _u32(LEAF) + _list(node.launches, lambda launch: _launch(launch, numbers))
+        return _u32(LEAF) + _list(node.launches, lambda work: _work(work, numbers))
     return _u32(REFUSED) + _text(node.why)
 
 
-def _launch(launch: Any, numbers: dict[int, int]) -> bytes:
-    head = struct.pack("<4I", launch.kernel, *(numbers[size] for size in launch.grid))
-    return head + _list(launch.args, lambda arg: _argument(arg, numbers))
+def _work(work: PlannedLaunch | Product, numbers: dict[int, int]) -> bytes:
+    if isinstance(work, Product):
+        types = DTYPE_NUMBERS[work.dtype], DTYPE_NUMBERS[work.out_dtype]
+        sizes = struct.pack("<7I", PRODUCT, numbers[work.m], work.n, work.k, work.stride, *types)
+        return sizes + b"".join(_argument(arg, numbers) for arg in work.args)
+    head = struct.pack("<5I", LAUNCH, work.kernel, *(numbers[size] for size in work.grid))
+    return head + _list(work.args, lambda arg: _argument(arg, numbers))
 
 
 def slot_kind(rows: str) -> int:

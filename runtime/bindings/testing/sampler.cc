@@ -11,6 +11,7 @@
 #include "runtime/bindings/conversions.h"
 #include "runtime/bindings/kernel_bindings.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/base/philox.h"
 #include "runtime/core/base/thread_team.h"
 
 namespace nb = nanobind;
@@ -73,6 +74,10 @@ void bind_sampler(nb::module_& m) {
       .def(nb::init<int>(), "threads"_a)
       .def("sample", &RowSampler::sample, "logits"_a, "sampling"_a, "seed"_a, "position"_a,
            "A token of each row of float32 [rows, vocab]; row i is drawn at position + i.");
+  m.def(
+      "philox_uniform",
+      [](uint64_t seed, int64_t position) { return philox_uniform(seed, static_cast<uint64_t>(position)); },
+      "seed"_a, "position"_a, "The number in [0, 1) that a token is drawn with.");
   m.def("completion_seed", &completion_seed, "seed"_a, "completion"_a, "What a completion draws with.");
   m.def(
       "sample",

@@ -1,5 +1,5 @@
-// Over 500 lines: memory, steps and copies of blocks and states are the parts of one class, which share its
-// stream and its members.
+// Opens an engine of target cuda on a device and runs its steps. It has more than 500 lines because memory,
+// steps and copies of blocks and states are the parts of one class, which share its stream and its members.
 #include "runtime/core/cuda/cuda_executor.h"
 
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <variant>
 
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
@@ -139,11 +140,13 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
     : plan_(read_cuda_plan(plan_path)),
       facts_(plan_.facts()),
       graphs_wanted_(options.graphs),
+      draws_wanted_(options.draws),
       team_(options.threads),
       driver_(options.device),
       stream_(bound(driver_)),
       kernels_(driver_, fitting(plan_, driver_.facts(), plan_path)),
-      products_(driver_, options.cublaslt) {
+      products_(driver_, options.cublaslt),
+      graphs_(kMostGraphs) {
   for (const CudaPlan::KvLayer& layer : plan_.layers) {
     first_page_.push_back(pages_.size());
     for (const uint64_t bytes : layer.page_bytes) pages_.push_back({layer.group, bytes, {}});
@@ -253,6 +256,7 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   packed_ = PinnedMemory(driver_, packed, "metadata of steps");
   logits_ = PinnedMemory(driver_, plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows),
                          "logits");
+  tokens_ = PinnedMemory(driver_, sizeof(int32_t) * static_cast<size_t>(max_rows), "tokens");
   blocks_ = blocks;
   for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
   for (PageTensor& tensor : pages_) {
@@ -282,7 +286,7 @@ bool CudaExecutor::decodes(const Step& step) const {
 }
 
 StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
-  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty()};
+  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty(), !step.draws.empty()};
   for (const GroupTables& group : step.groups) shape.max_blocks.push_back(group.max_blocks);
   if (!bucket) return shape;
   shape.seqs = std::min({bucket_of(step.seqs()), limits_.seqs, limits_.tokens, limits_.rows});
@@ -304,6 +308,10 @@ CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
 LogitRows CudaExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
+  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
+    refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
+                  step.draws.size()));
+  }
   if (step.tokens() == 0) return {};
   const bool graph = decodes(step);
   const Prepared prepared = prepare(shape_of(step, graph));
@@ -316,7 +324,49 @@ LogitRows CudaExecutor::run(const Step& step) {
     throw;
   }
   stream_.synchronize();
-  return {reinterpret_cast<const float*>(logits_.data()), facts_.vocab_size, step.rows()};
+  const auto* logits = reinterpret_cast<const float*>(logits_.data());
+  if (step.draws.empty()) return {logits, facts_.vocab_size, step.rows()};
+  take_tokens(step);
+  return {logits, facts_.vocab_size, step.rows(), reinterpret_cast<const int32_t*>(tokens_.data())};
+}
+
+// Fetches the logits of the rows of which the device does not know the token.
+void CudaExecutor::take_tokens(const Step& step) {
+  const auto* tokens = reinterpret_cast<const int32_t*>(tokens_.data());
+  int64_t wanted = 0, undecided = 0;
+  for (size_t row = 0; row < step.draws.size(); ++row) {
+    if (tokens[row] < -1 || tokens[row] >= facts_.vocab_size) {
+      throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row],
+                               ", and the model has ", facts_.vocab_size,
+                               " tokens; this is a bug of theirs"));
+    }
+    wanted += step.draws[row].wanted;
+    undecided += step.draws[row].wanted && tokens[row] < 0;
+  }
+  counters_.drawn += wanted - undecided;
+  counters_.undecided += undecided;
+  const auto unknown = [&](size_t row) { return step.draws[row].wanted && tokens[row] < 0; };
+  if (copy_rows(step.rows(), unknown)) stream_.synchronize();
+}
+
+// Starts copies of the logits of some rows, one for each run of them. Returns whether there are any.
+template <typename Wanted>
+bool CudaExecutor::copy_rows(int32_t rows, const Wanted& wanted) {
+  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, end = static_cast<size_t>(rows);
+  bool any = false;
+  for (size_t first = 0; first < end;) {
+    size_t last = first;
+    while (last < end && wanted(last)) ++last;
+    if (last > first) {
+      driver_.check(driver_.copy_to_host_async(logits_.data() + first * row_bytes,
+                                               slots_[plan_.logits_slot] + first * row_bytes,
+                                               (last - first) * row_bytes, stream_.get()),
+                    "cuMemcpyDtoHAsync");
+      any = true;
+    }
+    first = last + 1;
+  }
+  return any;
 }
 
 void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph) {
@@ -331,35 +381,38 @@ void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool g
     start_all(prepared);
     ++counters_.eager;
   }
-  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes;
-  if (step.rows() > 0) {
-    driver_.check(driver_.copy_to_host_async(logits_.data(), slots_[plan_.logits_slot],
-                                             row_bytes * static_cast<size_t>(step.rows()), stream_.get()),
-                  "cuMemcpyDtoHAsync");
+  copy_rows(step.rows(), [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
+  if (!step.draws.empty()) {
+    driver_.check(
+        driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
+                                   sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
+        "cuMemcpyDtoHAsync");
   }
 }
 
 // The first step of a shape runs as it is: it makes the libraries choose their kernels, which a capture may
-// not see. The second is captured.
+// not see. The second is captured. A new shape takes the place of the one that was used least recently; run()
+// has waited for every step of it.
 void CudaExecutor::replay(const Prepared& step) {
-  const auto found = graphs_.find(step.shape);
-  if (found == graphs_.end()) {
-    if (graphs_.size() >= kMostGraphs) graphs_.clear();
+  std::unique_ptr<Graph>* graph = graphs_.find(step.shape);
+  if (!graph) {
     start_all(step);
-    graphs_.emplace(step.shape, nullptr);
+    graphs_.add(step.shape, nullptr);
     ++counters_.eager;
     return;
   }
-  if (!found->second) {
-    found->second = std::make_unique<Graph>(driver_, stream_, [&] { start_all(step); });
+  if (!*graph) {
+    *graph = std::make_unique<Graph>(driver_, stream_, [&] { start_all(step); });
     ++counters_.captured;
   }
-  found->second->launch(stream_);
+  (*graph)->launch(stream_);
   ++counters_.replayed;
 }
 
 void CudaExecutor::start_all(const Prepared& step) {
-  for (const CudaInstruction& instruction : plan_.instructions) {
+  const size_t count = step.shape.draws || !plan_.draws() ? plan_.instructions.size() : plan_.first_draw;
+  for (size_t i = 0; i < count; ++i) {
+    const CudaInstruction& instruction = plan_.instructions[i];
     try {
       start(instruction, step);
     } catch (const DeviceError& error) {
@@ -371,27 +424,27 @@ void CudaExecutor::start_all(const Prepared& step) {
 }
 
 void CudaExecutor::start(const CudaInstruction& instruction, const Prepared& step) {
-  if (instruction.decisions.empty()) {
-    const ProductRecord& record = instruction.product;
-    const auto optional = [&](const Place& place) { return place.absent() ? 0 : address(place, step); };
-    const Product product{step.values[record.m],
-                          record.n,
-                          record.k,
-                          record.dtype,
-                          record.out_dtype,
-                          address(record.x, step),
-                          address(record.w, step),
-                          optional(record.bias),
-                          optional(record.c),
-                          address(record.d, step)};
-    if (product.m > 0) products_.start(product, stream_.get());
-    return;
-  }
   const DecisionNode* node = instruction.decisions.data();
   while (node->type == DecisionNode::kBranch)
     node = &instruction.decisions[step.values[node->condition] ? node->yes : node->no];
   if (node->type == DecisionNode::kRefused) refuse(concat("a step of this size is refused: ", node->why));
-  for (const LaunchRecord& launch : node->launches) start(launch, step);
+  for (const WorkRecord& work : node->work) std::visit([&](const auto& one) { start(one, step); }, work);
+}
+
+void CudaExecutor::start(const ProductRecord& record, const Prepared& step) {
+  const auto optional = [&](const Place& place) { return place.absent() ? 0 : address(place, step); };
+  const Product product{step.values[record.m],
+                        record.n,
+                        record.k,
+                        record.stride,
+                        record.dtype,
+                        record.out_dtype,
+                        address(record.x, step),
+                        address(record.w, step),
+                        optional(record.bias),
+                        optional(record.c),
+                        address(record.d, step)};
+  if (product.m > 0) products_.start(product, stream_.get());
 }
 
 void CudaExecutor::start(const LaunchRecord& launch, const Prepared& step) {

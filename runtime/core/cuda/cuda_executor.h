@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "runtime/core/base/recent_map.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/cuda/cuda_plan.h"
 #include "runtime/core/cuda/device_memory.h"
@@ -28,6 +28,9 @@ struct CudaExecutorOptions {
   // Whether steps in which every sequence has one token are captured as CUDA graphs, one for each bucket of
   // sequences and blocks, and replayed.
   bool graphs = true;
+  // Whether tokens are drawn on the device, from the rows of which nothing else is wanted, if the engine has
+  // kernels for that.
+  bool draws = true;
   // The threads that draw tokens, and do other work between steps; 0: one per usable processor.
   int threads = 1;
 };
@@ -35,9 +38,11 @@ struct CudaExecutorOptions {
 // What run() did.
 struct CudaCounters {
   int64_t eager = 0, captured = 0, replayed = 0;  // steps
+  // Rows whose tokens were drawn on the device, and those that it left to the host because it was not sure.
+  int64_t drawn = 0, undecided = 0;
 };
 
-// Computes a step on the device, and waits for its logits. Two threads must not use it at once.
+// Computes a step on the device, and waits for its tokens and logits. Two threads must not use it at once.
 class CudaExecutor : public Executor {
  public:
   // Loads kernels and weights. Throws Error{"EngineError"} for files that are missing or wrong, or code for
@@ -53,6 +58,7 @@ class CudaExecutor : public Executor {
   int threads() const override { return team_.threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   LogitRows run(const Step& step) override;
+  bool draws_tokens() const override { return draws_wanted_ && plan_.draws(); }
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
   void read_block(int32_t group, int32_t block, char* to) const override;
@@ -90,9 +96,13 @@ class CudaExecutor : public Executor {
   StepShape shape_of(const Step& step, bool bucket) const;
   void settle() const noexcept;
   void start_step(const Step& step, const Prepared& prepared, bool graph);
+  template <typename Wanted>
+  bool copy_rows(int32_t rows, const Wanted& wanted);
+  void take_tokens(const Step& step);
   void start_all(const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);
+  void start(const ProductRecord& record, const Prepared& step);
   void replay(const Prepared& step);
   DevicePointer address(const Place& place, const Prepared& step) const;
   StepShape largest_shape(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
@@ -102,14 +112,14 @@ class CudaExecutor : public Executor {
 
   const CudaPlan plan_;
   const ModelFacts facts_;
-  const bool graphs_wanted_;
+  const bool graphs_wanted_, draws_wanted_;
   ThreadTeam team_;
   const Driver driver_;
   const Stream stream_;
   const Kernels kernels_;
   Products products_;
   DeviceMemory weights_, workspace_, activations_, metadata_;
-  PinnedMemory packed_, logits_;
+  PinnedMemory packed_, logits_, tokens_;
   std::vector<PageTensor> pages_;     // [layer, tensor], one behind the other
   std::vector<size_t> first_page_;    // [layers]: its first tensor
   std::vector<DevicePointer> slots_;  // [slots]
@@ -117,8 +127,8 @@ class CudaExecutor : public Executor {
   std::vector<uint64_t> state_offsets_;  // [recurrent layers]: in a slot
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
-  std::unique_ptr<StepChecker> checker_;  // null before allocate()
-  std::map<StepShape, std::unique_ptr<Graph>> graphs_;
+  std::unique_ptr<StepChecker> checker_;                 // null before allocate()
+  RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };
 

@@ -103,6 +103,7 @@ class PlanParser {
     const CudaPlan::Slot& logits = plan_.slots[plan_.logits_slot];
     in_.require(logits.kind == RowKind::kRows && logits.row_bytes == uint64_t{4} * plan_.vocab_size,
                 "the logits must be rows of float32 numbers, one for each token of the vocabulary");
+    read_draws();
     in_.require(in_.done(), "it has bytes behind its end");
     return std::move(plan_);
   }
@@ -131,6 +132,17 @@ class PlanParser {
                                 plan_.max_rows, plan_.max_seqs}) {
       in_.require(size >= 1 && size <= kMostLimit, "a size of the model or of its steps is out of range");
     }
+  }
+
+  void read_draws() {
+    plan_.first_draw = in_.u32();
+    plan_.tokens_slot = in_.u32();
+    if (!plan_.draws()) return;
+    in_.require(plan_.first_draw < plan_.instructions.size(), "no instruction draws the tokens");
+    in_.require(plan_.tokens_slot < plan_.slots.size() &&
+                    plan_.slots[plan_.tokens_slot].kind == RowKind::kRows &&
+                    plan_.slots[plan_.tokens_slot].row_bytes >= sizeof(int32_t),
+                "the tokens must have a number for each row of logits");
   }
 
   CudaType dtype() {
@@ -212,14 +224,8 @@ class PlanParser {
   CudaInstruction instruction() {
     CudaInstruction instruction;
     instruction.name = in_.text();
-    const uint32_t kind = in_.u32();
-    in_.require(kind <= 1, "an instruction has an unknown kind");
-    if (kind == 1) {
-      instruction.product = product();
-      return instruction;
-    }
     instruction.decisions = in_.list<DecisionNode>(8, [&] { return node(); });
-    in_.require(!instruction.decisions.empty(), "an instruction has no launches");
+    in_.require(!instruction.decisions.empty(), "an instruction starts nothing");
     for (size_t i = 0; i < instruction.decisions.size(); ++i) {
       const DecisionNode& node = instruction.decisions[i];
       if (node.type != DecisionNode::kBranch) continue;
@@ -239,12 +245,19 @@ class PlanParser {
       node.condition = expression();
       node.yes = in_.u32();
       node.no = in_.u32();
-    } else if (node.type == DecisionNode::kLaunches) {
-      node.launches = in_.list<LaunchRecord>(20, [&] { return launch(); });
+    } else if (node.type == DecisionNode::kWork) {
+      node.work = in_.list<WorkRecord>(24, [&] { return work(); });
     } else {
       node.why = in_.text();
     }
     return node;
+  }
+
+  WorkRecord work() {
+    const uint32_t kind = in_.u32();
+    in_.require(kind <= 1, "a step starts something of an unknown kind");
+    if (kind == 0) return launch();
+    return product();
   }
 
   LaunchRecord launch() {
@@ -336,6 +349,7 @@ class PlanParser {
     product.m = expression();
     product.n = in_.u32();
     product.k = in_.u32();
+    product.stride = in_.u32();
     product.dtype = dtype();
     product.out_dtype = dtype();
     for (Place* place : {&product.x, &product.w, &product.bias, &product.c, &product.d})
@@ -343,6 +357,7 @@ class PlanParser {
     in_.require(
         product.n >= 1 && product.k >= 1 && !product.x.absent() && !product.w.absent() && !product.d.absent(),
         "a product lacks an operand");
+    in_.require(product.stride >= product.n, "the rows of a product overlap");
     return product;
   }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "runtime/core/cuda/expressions.h"
@@ -25,8 +26,9 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 // What the rows of an activation belong to.
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
-// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then,
-// if the model has states, the slots of the sequences' states.
+// Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then
+// how tokens are drawn (draw_fields.h), and last, if the model has states, the slots of the sequences'
+// states.
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
@@ -56,27 +58,30 @@ struct LaunchRecord {
   std::vector<LaunchArgument> arguments;
 };
 
-// A node of an operation's decisions. The root is node 0, and each node comes before those that it names.
-struct DecisionNode {
-  enum Type : uint32_t { kBranch = 0, kLaunches, kRefused };
-  Type type;
-  uint32_t condition = 0, yes = 0, no = 0;
-  std::vector<LaunchRecord> launches;
-  std::string why;  // of what is refused
-};
-
-// D = x w^T (+ bias) (+ C): x [m, k], w [n, k], bias [n] of D's type, C and D [m, n]; dense rows.
+// D = x w^T (+ bias) (+ C): x [m, k] and w [n, k] dense, bias [n] of D's type, C and D [m, n].
 struct ProductRecord {
   uint32_t m = 0;  // an expression
   int64_t n = 0, k = 0;
+  int64_t stride = 0;             // the numbers from one row of C and D to the next
   CudaType dtype{}, out_dtype{};  // of x and w, and of bias, C and D
   Place x, w, bias, c, d;
 };
 
+// What a step starts.
+using WorkRecord = std::variant<LaunchRecord, ProductRecord>;
+
+// A node of an operation's decisions. The root is node 0, and each node comes before those that it names.
+struct DecisionNode {
+  enum Type : uint32_t { kBranch = 0, kWork, kRefused };
+  Type type;
+  uint32_t condition = 0, yes = 0, no = 0;
+  std::vector<WorkRecord> work;
+  std::string why;  // of what is refused
+};
+
 struct CudaInstruction {
   std::string name;
-  std::vector<DecisionNode> decisions;  // empty: a product
-  ProductRecord product;
+  std::vector<DecisionNode> decisions;
 };
 
 struct KernelRecord {
@@ -117,10 +122,15 @@ struct CudaPlan {
   std::vector<Expression> expressions;
   std::vector<CudaInstruction> instructions;
   uint32_t logits_slot = 0;
+  // The instructions from first_draw on draw tokens from the logits. The runtime leaves them out of steps
+  // that draw none.
+  static constexpr uint32_t kDrawsNone = UINT32_MAX;
+  uint32_t first_draw = kDrawsNone, tokens_slot = 0;
 
+  bool draws() const { return first_draw != kDrawsNone; }
   size_t variables() const { return static_cast<size_t>(StepVariable::kGroups) + 2 * groups.size(); }
   size_t metadata() const {
-    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 0 : 1);
+    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 1 : 2);
   }
   uint64_t state_bytes() const;  // of one sequence, over all recurrent layers
   ModelFacts facts() const;

@@ -35,7 +35,8 @@ void* pointer(DevicePointer address) { return reinterpret_cast<void*>(address); 
 Products::Products(const Driver& driver, const std::vector<std::string>& libraries)
     : library_(libraries,
                "engines of target cuda need NVIDIA's cuBLASLt, and none can be loaded; pip install "
-               "nvidia-cublas, or build the model with --target cpu") {
+               "nvidia-cublas, or build the model with --target cpu"),
+      ways_(kMostWays) {
   library_.find("cublasLtCreate", create_);
   library_.find("cublasLtDestroy", destroy_);
   library_.find("cublasLtMatmulDescCreate", describe_);
@@ -53,7 +54,6 @@ Products::Products(const Driver& driver, const std::vector<std::string>& librari
 }
 
 Products::~Products() {
-  for (auto& [key, way] : ways_) destroy(way);
   if (handle_) destroy_(handle_);
 }
 
@@ -79,19 +79,15 @@ void Products::start(const Product& product, CudaStream* stream) {
 }
 
 Products::Way& Products::way_of(const Product& product) {
-  const Key key{product.m,         product.n,         product.k,     product.dtype,
-                product.out_dtype, product.bias != 0, product.c != 0};
-  const auto found = ways_.find(key);
-  if (found != ways_.end()) return found->second;
-  if (ways_.size() >= kMostWays) {
-    for (auto& [old, way] : ways_) destroy(way);
-    ways_.clear();
-  }
-  return ways_.emplace(key, make_way(product)).first->second;
+  const Key key{product.m,     product.n,         product.k,         product.stride,
+                product.dtype, product.out_dtype, product.bias != 0, product.c != 0};
+  if (const OwnedWay* way = ways_.find(key)) return **way;
+  return *ways_.add(key, make_way(product));
 }
 
-Products::Way Products::make_way(const Product& product) {
-  Way way;
+Products::OwnedWay Products::make_way(const Product& product) const {
+  OwnedWay made(new Way, WayEnd{this});
+  Way& way = *made;
   const int type = type_number(product.dtype), out = type_number(product.out_dtype);
   void* preference = nullptr;
   int found = 0;
@@ -111,7 +107,7 @@ Products::Way Products::make_way(const Product& product) {
                k = static_cast<uint64_t>(product.k);
     check(layout_(&way.w, type, k, n, product.k), "cublasLtMatrixLayoutCreate");
     check(layout_(&way.x, type, k, m, product.k), "cublasLtMatrixLayoutCreate");
-    check(layout_(&way.d, out, n, m, product.n), "cublasLtMatrixLayoutCreate");
+    check(layout_(&way.d, out, n, m, product.stride), "cublasLtMatrixLayoutCreate");
     check(preference_(&preference), "cublasLtMatmulPreferenceCreate");
     const size_t bytes = workspace_.bytes();
     check(preference_set_(preference, kPreferenceWorkspace, &bytes, sizeof bytes),
@@ -125,18 +121,18 @@ Products::Way Products::make_way(const Product& product) {
     }
   } catch (...) {
     if (preference) preference_end_(preference);
-    destroy(way);
     throw;
   }
   preference_end_(preference);
-  return way;
+  return made;
 }
 
-void Products::destroy(Way& way) noexcept {
-  for (void* layout : {way.w, way.x, way.d}) {
-    if (layout) layout_end_(layout);
+void Products::WayEnd::operator()(Way* way) const noexcept {
+  for (void* layout : {way->w, way->x, way->d}) {
+    if (layout) products->layout_end_(layout);
   }
-  if (way.description) describe_end_(way.description);
+  if (way->description) products->describe_end_(way->description);
+  delete way;
 }
 
 }  // namespace tensorwright

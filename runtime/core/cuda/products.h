@@ -5,11 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "runtime/core/base/recent_map.h"
 #include "runtime/core/cuda/cuda_plan.h"
 #include "runtime/core/cuda/device_memory.h"
 #include "runtime/core/cuda/driver.h"
@@ -17,9 +18,10 @@
 
 namespace tensorwright {
 
-// One product of a step, with all addresses. bias and c may be 0.
+// One product of a step, with all addresses. bias and c may be 0. stride: the numbers from one row of c and d
+// to the next, n or more.
 struct Product {
-  int64_t m, n, k;
+  int64_t m, n, k, stride;
   CudaType dtype, out_dtype;
   DevicePointer x, w, bias, c, d;
 };
@@ -52,12 +54,16 @@ class Products {
     void *description = nullptr, *w = nullptr, *x = nullptr, *d = nullptr;
     Heuristic heuristic{};
   };
-  using Key = std::tuple<int64_t, int64_t, int64_t, CudaType, CudaType, bool, bool>;
+  struct WayEnd {
+    const Products* products;
+    void operator()(Way* way) const noexcept;
+  };
+  using OwnedWay = std::unique_ptr<Way, WayEnd>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, CudaType, CudaType, bool, bool>;
 
   void check(int status, const char* call) const;
   Way& way_of(const Product& product);
-  Way make_way(const Product& product);
-  void destroy(Way& way) noexcept;
+  OwnedWay make_way(const Product& product) const;
 
   const Library library_;
   int (*create_)(void**);
@@ -76,7 +82,7 @@ class Products {
 
   void* handle_ = nullptr;
   DeviceMemory workspace_;
-  std::map<Key, Way> ways_;
+  RecentMap<Key, OwnedWay> ways_;
 };
 
 }  // namespace tensorwright

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/core/cuda/cuda_plan.h"
+#include "runtime/core/cuda/draw_fields.h"
 
 namespace tensorwright {
 
@@ -29,6 +30,7 @@ MetadataLayout::MetadataLayout(const StepShape& shape) {
   for (const size_t count : {tokens, tokens, seqs + 1, seqs, rows}) add(count);
   for (size_t g = 0; g < shape.max_blocks.size(); ++g) add(tokens);
   for (const int32_t blocks : shape.max_blocks) add(seqs * static_cast<size_t>(blocks));
+  add(rows * kDrawFields);
   if (shape.states) add(seqs);
 }
 
@@ -48,8 +50,13 @@ void pack_step(const Step& step, const StepShape& shape, const std::vector<int32
     if (i < shape.rows - step.rows()) rows[i] = step.tokens() + i;
   }
   const size_t groups = step.groups.size();
+  auto* draw = reinterpret_cast<int32_t*>(at(Metadata::kGroups, 2 * groups));
+  for (int32_t r = 0; r < shape.rows; ++r, draw += kDrawFields) {
+    const auto row = static_cast<size_t>(r);
+    write_draw(row < step.draws.size() ? step.draws[row] : RowDraw{}, draw);
+  }
   if (shape.states)
-    std::fill_n(put(at(Metadata::kGroups, 2 * groups), step.state_slots), missing, spare_state);
+    std::fill_n(put(at(Metadata::kGroups, 2 * groups + 1), step.state_slots), missing, spare_state);
   for (size_t g = 0; g < groups; ++g) {
     const GroupTables& tables = step.groups[g];
     std::fill_n(put(at(Metadata::kGroups, g), tables.slots), missing, spare[g] * block_size);

@@ -11,18 +11,19 @@
 
 namespace tensorwright {
 
-// The sizes of a step. Addresses and launches depend on nothing else.
+// The sizes of a step, and whether it draws tokens. Addresses and launches depend on nothing else.
 struct StepShape {
   int32_t tokens = 0, rows = 0, seqs = 0;
   std::vector<int32_t> max_blocks;  // [cache groups]: columns of the block tables
   bool states = false;              // whether sequences have states
+  bool draws = false;               // whether tokens are drawn
 
   auto operator<=>(const StepShape&) const = default;
 };
 
 // Where the parts of a step's metadata lie, in bytes from the begin: token ids, positions, starts of
-// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each, and the
-// slots of states.
+// sequences, context lengths, logit rows, the slots of each cache group, the block tables of each, how tokens
+// are drawn, and the slots of states.
 struct MetadataLayout {
   explicit MetadataLayout(const StepShape& shape);
 

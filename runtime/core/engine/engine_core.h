@@ -171,6 +171,7 @@ class EngineCore {
   struct Draw {
     Sequence* sequence;
     std::span<const float> row;  // [columns()] of the executor's logits, or of `kept`
+    int32_t token = -1;          // what the executor drew from the row, which is then empty; -1: nothing
     // The tokens of the sequence's draft that are not verified yet. The rows behind them follow `row`, each
     // `stride` floats behind the one before.
     int32_t ahead = 0;
@@ -209,8 +210,10 @@ class EngineCore {
   std::vector<Share> alive(const std::function<bool(const Sequence&)>& wanted) const;
   LogitRows execute(const StepPlan& plan, const std::vector<WantedRows>& wanted);
   std::vector<WantedRows> wanted_rows(const StepPlan& plan);
+  void ask_for_tokens(const std::vector<WantedRows>& wanted);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,
                  std::vector<Event>* events);
+  Draw draw_of(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows) const;
   void fork(Sequence& first, const Draw& draw);
   void take_draw(Draw& draw, std::vector<Event>* events);
   void advance_beams(std::vector<Event>* events);

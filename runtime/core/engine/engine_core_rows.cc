@@ -30,6 +30,17 @@ std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) 
   return {logits.data + row * logits.stride, static_cast<size_t>(facts().columns())};
 }
 
+// Returns the draw from the first of a sequence's rows.
+EngineCore::Draw EngineCore::draw_of(Sequence& sequence, const LogitRows& logits, int32_t row,
+                                     int32_t rows) const {
+  Draw draw{&sequence, {}};
+  draw.ahead = rows - 1;
+  draw.stride = logits.stride;
+  if (logits.tokens) draw.token = logits.tokens[row];
+  if (draw.token < 0) draw.row = values(logits, row);
+  return draw;
+}
+
 // Reports the logprobs of prompt positions and draws tokens from the other rows. `computing` is the time that
 // the rows took.
 void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits,
@@ -46,7 +57,7 @@ void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRow
         continue;
       }
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
-      if (drawn > 0) fork(*sequence, {sequence, values(logits, row + prompt), drawn - 1, logits.stride});
+      if (drawn > 0) fork(*sequence, draw_of(*sequence, logits, row + prompt, drawn));
     } catch (const std::exception& error) {
       failures.push_back({id, as_error(error)});
     }
@@ -242,8 +253,10 @@ void EngineCore::take_draw(Draw& draw, std::vector<Event>* events) {
   if (right) {
     scheduler_->accept(sequence);
     // There is room: the draw of this sequence that was there before has gone to ready_.
-    pending_.push_back(
-        {&sequence, {draw.row.data() + draw.stride, draw.row.size()}, draw.ahead - 1, draw.stride});
+    Draw next{&sequence, {draw.row.data() + draw.stride, draw.row.size()}};
+    next.ahead = draw.ahead - 1;
+    next.stride = draw.stride;
+    pending_.push_back(std::move(next));
   } else if (!sequence.draft.empty()) {
     scheduler_->settle(sequence);
   }
@@ -278,6 +291,10 @@ void EngineCore::process_rows() {
 
 // Draws a token from the row, or finds what may follow a beam.
 void EngineCore::sample(Draw& draw, int thread) {
+  if (draw.token >= 0) {
+    draw.sample.token = draw.token;
+    return;
+  }
   const Sequence& sequence = *draw.sequence;
   Sampler& sampler = samplers_[static_cast<size_t>(thread)];
   const History history{sequence.tokens, sequence.prompt_tokens};

@@ -8,6 +8,7 @@
 #include "runtime/core/base/make_room.h"
 #include "runtime/core/engine/engine_core.h"
 #include "runtime/core/interface/fatal_error.h"
+#include "runtime/core/sampling/row_draw.h"
 
 namespace tensorwright {
 
@@ -205,11 +206,28 @@ LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows
   for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.drawn;
   build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_,
              facts().sparse_prefill > 0);
+  ask_for_tokens(wanted);
   LogitRows logits = executor_->run(step_);
   if (logits.rows == rows) return logits;
   throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
                                        " rows it was asked for, got " + std::to_string(logits.rows) +
                                        "; this is a bug of the executor");
+}
+
+// Leaves the draws to the executor that it can do. A row that several sequences or tokens of a draft are
+// drawn from is none of them.
+void EngineCore::ask_for_tokens(const std::vector<WantedRows>& wanted) {
+  step_.draws.clear();
+  if (!executor_->draws_tokens()) return;
+  bool any = false;
+  for (const auto& [sequence, prompt, drawn] : wanted) {
+    step_.draws.resize(step_.draws.size() + static_cast<size_t>(prompt + drawn));
+    if (drawn != 1 || sequence->forks > 0) continue;
+    const History history{sequence->tokens, sequence->prompt_tokens};
+    step_.draws.back() = row_draw(*sequence->sampling, sequence->seed, sequence->size(), history);
+    any = any || step_.draws.back().wanted;
+  }
+  if (!any) step_.draws.clear();
 }
 
 }  // namespace tensorwright

@@ -79,6 +79,17 @@ struct GroupTables {
   std::vector<int32_t> slots;         // [tokens]: block * block_size + offset
 };
 
+// How an executor draws the token of a row, where it does: by what runtime/core/sampling says of these
+// parameters of a request, which are valid.
+struct RowDraw {
+  bool wanted = false;     // false: the row's logits are wanted in place of its token
+  double temperature = 0;  // 0: greedy
+  int32_t top_k = 0;       // below 1: off
+  double top_p = 1;        // 1: off
+  double min_p = 0;        // 0: off
+  double uniform = 0;      // the random number in [0, 1) of the request's seed and the token's position
+};
+
 // A step of `tokens` tokens over `seqs` sequences: any mix of prefill chunks and decode tokens.
 struct Step {
   std::vector<int32_t> token_ids;     // [tokens]
@@ -96,6 +107,9 @@ struct Step {
   // [seqs]: how many tokens of each sequence are its prompt, where the facts have sparse_prefill. Empty: no
   // row chooses what it sees.
   std::vector<int32_t> prompt_lens = {};
+  // [rows]: the rows whose tokens are wanted in place of their logits. Empty: logits of all rows are wanted,
+  // as every executor gives them. Only one that draws_tokens() takes others.
+  std::vector<RowDraw> draws = {};
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids.size()); }
   int32_t seqs() const { return static_cast<int32_t>(context_lens.size()); }
@@ -112,6 +126,9 @@ struct LogitRows {
   const float* data = nullptr;  // [rows, columns()]
   int64_t stride = 0;           // floats between rows
   int32_t rows = 0;
+  // [rows]: the token that was drawn from each row, and -1 for a row of logits. The logits of a row with a
+  // token mean nothing. Null: no token was drawn.
+  const int32_t* tokens = nullptr;
 };
 
 // Features of the tokens of a step. They belong to the executor and are valid until it computes again.
@@ -140,6 +157,9 @@ class Executor {
   virtual void end_thread() noexcept {}
   // Computes a step and returns its logits. Throws before any effect if the step is malformed.
   virtual LogitRows run(const Step& step) = 0;
+  // Returns whether run() draws tokens from rows, as Step::draws asks. It may give the logits of such a row
+  // after all, where it is not sure of the token.
+  virtual bool draws_tokens() const { return false; }
   // Copies one block of a group, for copy-on-write.
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
   // Copies the states of all recurrent layers from one slot to another.

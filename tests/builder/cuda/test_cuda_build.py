@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from support.cuda_model import MAX_STEP, plan_without_code
 from support.cuda_plan import chosen, read_plan
+from support.plugin_form import lower
 from support.tiny_models import make_variant
 from tensorwright import build
+from tensorwright.builder.emit.cuda import emit
 from tensorwright.engine_format.engine_folder import EngineFolder
 
 SMS = (80, 90)
@@ -49,7 +52,20 @@ def test_plans_of_all_sms_share_the_weights(engine: Path) -> None:
 
 
 def test_a_step_of_one_token_starts_few_kernels(engine: Path) -> None:
-    """One kernel or product for each op: decode attention has one split in so short a context."""
+    """One kernel or product for each op, and four that draw tokens: decode attention has one split in so short a
+    context."""
     plan = read_plan(engine / "cuda/sm_90.plan")
-    counts = [len(chosen(plan, one, [1, 1, 1, 4, 8])) for one in plan.instructions if one.product is None]
-    assert set(counts) == {1}
+    model, draws = plan.instructions[: plan.first_draw], plan.instructions[plan.first_draw :]
+    assert {len(chosen(plan, one, [1, 1, 1, 4, 8])) for one in model} == {1}
+    assert [one.text for one in draws] == ["draw_tokens"]
+    assert len(chosen(plan, draws[0], [1, 1, 1, 4, 8])) == 4
+
+
+def test_a_vocabulary_that_the_draws_do_not_take(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such an engine is built without them, and the host draws."""
+    monkeypatch.setattr(emit, "MAX_VOCABULARY", 10)
+    made = case("llama", head_dim=16, num_hidden_layers=1)
+    planned = emit.plan_graph(lower(made.graph, "float16", block=32), made.checkpoint, "float16", MAX_STEP)
+    plan = read_plan(plan_without_code(planned, 90)[0])
+    assert planned.draws is None
+    assert plan.first_draw == len(plan.instructions)

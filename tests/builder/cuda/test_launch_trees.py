@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -16,11 +16,11 @@ from tensorwright.builder.emit.cuda.addresses import SLOT, WEIGHT, WORKSPACE, Ad
 from tensorwright.builder.emit.cuda.calls import OpCall, address_of
 from tensorwright.builder.emit.cuda.emit import plan_graph
 from tensorwright.builder.emit.cuda.plan_calls import Planner
-from tensorwright.builder.emit.cuda.plan_file import INTEGER, Argument
+from tensorwright.builder.emit.cuda.plan_file import ABSENT, INTEGER, Argument, Product
 from tensorwright.builder.emit.cuda.sizes import Expressions, Size, Variable
 from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf
-from tensorwright.plugins.gpu.launch import Tensor
-from tensorwright.plugins.quantized_matmul import launch as weight_only
+from tensorwright.plugins.gpu.launch import DenseProduct, Launch, Tensor
+from tensorwright.plugins.quantized_matmul import dense_launch as weight_only
 
 MAX_STEP = (8192, 768, 256)
 LONG = 32768
@@ -52,6 +52,8 @@ def _valued(expressions: Expressions, planner: Planner, launch: Any, values: lis
     def known(arg: Argument) -> Argument:
         return replace(arg, a=evaluate(expressions.items, arg.a, values)) if arg.kind == INTEGER else arg
 
+    if isinstance(launch, Product):
+        return astuple(replace(launch, m=evaluate(expressions.items, launch.m, values)))
     spec = list(planner.specs)[launch.kernel]
     grid = tuple(evaluate(expressions.items, size, values) for size in launch.grid)
     return spec.kernel, spec.variant, grid, tuple(known(arg) for arg in launch.args)
@@ -75,7 +77,18 @@ def _direct(expressions: Expressions, slots: tuple[int, ...], call: OpCall, valu
     at: Any = Address(WORKSPACE)
     workspace = Tensor.dense("workspace", at, (call.workspace // 4,), "float32") if call.workspace else None
     made = call.module.launches(call.attrs, inputs, outputs, workspace, sm)
-    return [(one.kernel, one.variant, one.grid, tuple(_argument(arg) for arg in one.args)) for one in made]
+    return [_product(one) if isinstance(one, DenseProduct) else _launch(one) for one in made]
+
+
+def _launch(one: Launch) -> tuple:
+    return one.kernel, one.variant, one.grid, tuple(_argument(arg) for arg in one.args)
+
+
+def _product(one: DenseProduct) -> tuple:
+    operands = (one.x, one.w, one.bias, one.residual, one.y)
+    args = tuple(Argument(ABSENT) if tensor is None else _argument(tensor) for tensor in operands)
+    (m, _), (n, k) = one.x.shape, one.w.shape
+    return astuple(Product(m, n, k, one.y.strides[0], one.w.dtype, one.y.dtype, args))
 
 
 def _argument(value: Any) -> Argument:
@@ -103,8 +116,9 @@ def test_every_call_of_a_model(case, variant: str, kv: str, sm: int) -> None:
     steps = [[*step, *[table] * groups, *[pool] * groups] for step in STEPS for table, pool in PAGES]
     steps = [step for step in steps if step[0] >= step[2] and step[1] <= step[0]]
     met = assert_trees_equal_launches(planned.emitter.expressions, calls, planned.slot_of, steps, sm)
-    # A prefill, a decode and its sum; one kernel for both over latents; and nothing for no rows of logits.
-    assert met == ({0, 1, 2} if variant == "minicpm3" else {0, 1, 2, 3})
+    # A prefill, a decode and its sum, but one kernel for both over latents; four that draw tokens; and nothing for no
+    # rows of logits.
+    assert met == ({0, 1, 2, 4} if variant == "minicpm3" else {0, 1, 2, 3, 4})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -112,7 +126,7 @@ def test_every_call_of_a_model(case, variant: str, kv: str, sm: int) -> None:
 def test_products_of_int4_with_split_sums(dtype: str, sm: int) -> None:
     expressions = Expressions((Variable("tokens", 1, 8192),))
     tokens: Any = expressions.variable(0)
-    n, k, group = 512, 4096, 64
+    n, k, group = 8192, 4096, 64
 
     def tensor(name: str, kind: int, number: int, shape: tuple, of: str) -> Tensor:
         address: Any = Address(kind, number)
@@ -127,5 +141,5 @@ def test_products_of_int4_with_split_sums(dtype: str, sm: int) -> None:
     attrs = {"n": n, "k": k, "group": group}
     workspace = weight_only.workspace_bytes(attrs, {"x": (8192, k)})
     call = OpCall("int4", weight_only, attrs, inputs, outputs, workspace)
-    sizes = [[count] for count in (*range(1, 150), 192, 200, 1000, 4096, 8192)]
+    sizes = [[count] for count in (*range(1, 150), 192, 200, 256, 257, 1000, 4096, 8192)]
     assert assert_trees_equal_launches(expressions, [call], (0, 1), sizes, sm) == {1, 2}

@@ -7,8 +7,10 @@ import math
 import pytest
 
 from support.cuda_model import CudaModel, wide_enough
+from support.cuda_plan import Product
 from support.plugin_form import lower
 from support.ptx.emulator import SMS, Emulator
+from tensorwright.plugins.quantized_matmul import dense_launch
 
 BLOCK = 16
 SEVERAL = (
@@ -39,6 +41,7 @@ SEVERAL = (
         pytest.param("minimax", "bfloat16", None, "auto", marks=pytest.mark.slow),
         pytest.param("lfm2", "float16", "int4", "auto", marks=pytest.mark.slow),
         pytest.param("mixtral", "bfloat16", "fp8", "auto", marks=pytest.mark.slow),
+        ("cohere", "bfloat16", None, "auto"),
         ("qwen2", "float16", "int4", "auto"),
         ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
         ("llama", "bfloat16", "w8a8,embedding=int8", "auto"),
@@ -51,6 +54,17 @@ def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize
     made = case(variant, **wide_enough(variant), **({} if variant in SEVERAL else {"num_hidden_layers": 1}))
     graph = lower(made.graph, dtype, quantize, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, interpreter).excess() <= math.sqrt(2)
+
+
+def test_many_rows_of_int4_are_multiplied_by_the_library(case, interpreter, monkeypatch) -> None:
+    """From the third token on, in pieces of 256 columns."""
+    monkeypatch.setattr(dense_launch, "MAX_ROWS", 2)
+    monkeypatch.setattr(dense_launch, "PIECE_BYTES", 1)
+    made = case("qwen2", head_dim=16, num_hidden_layers=1)
+    model = CudaModel(made.checkpoint, lower(made.graph, "float16", "int4", block=BLOCK, target="cuda"), interpreter)
+    products = [w for one in model.plan.instructions for node in one.nodes for w in node.work if isinstance(w, Product)]
+    assert len(products) >= 4
+    assert model.excess() <= math.sqrt(2)
 
 
 @pytest.mark.parametrize("sm", SMS)

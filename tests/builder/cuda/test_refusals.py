@@ -42,7 +42,7 @@ def test_options(options: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": "w8a8"}, "target cuda keeps activations as they are"),
+        ({"quantize": "int8:wo"}, "target cuda keeps activations as they are in any format"),
         ({"quantize": "int4:g64,embedding=int4"}, "on target cuda the embedding must be int8 or none"),
         ({"int4_kernel": "plugin"}, "int4_kernel"),
         ({"heads": "mtp"}, "heads"),

@@ -41,18 +41,18 @@ def grids(launches: list[Any]) -> list[tuple[int, ...]]:
 
 
 def test_decode(shapes: Shapes) -> None:
-    """64 x 4096 positions: a GiB in one layer, in 8 splits; no prefill is started."""
+    """64 x 4096 positions: a GiB in one layer, at most 64 + 256 splits; no prefill is started."""
     assert attention.kv_bytes(64, 4096, "auto") == 1 << 30
     assert attention.layers_of(64, 4096, "auto") == 1
     started = attention.work(shapes, 64, 1, 4096, 1, "bfloat16", 90)
-    assert grids(started) == [(64, 8, 8), (64, 32, 1)]
+    assert grids(started) == [(64, 1, 1), (320, 8, 1), (64, 32, 1)]
 
 
 def test_one_long_sequence(shapes: Shapes) -> None:
     layers = attention.layers_of(1, 32768, "int8")
     assert layers == 15
     started = attention.work(shapes, 1, 1, 32768, layers, "bfloat16", 90, kv_dtype="int8")
-    assert grids(started) == layers * [(1, 8, 64), (1, 32, 1)]
+    assert grids(started) == [(1, 1, 1), *layers * [(64, 8, 1), (1, 32, 1)]]
 
 
 def test_prefill(shapes: Shapes) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from support.places import ROOT
 from tensorwright.errors import InvalidOptionError, KernelError
-from tensorwright.plugins.gpu import budget, report
+from tensorwright.plugins.gpu import budget, inner_loops, report
 from tensorwright.plugins.gpu.compile import compile_kernel, import_triton
 
 PAGE = ROOT / "docs" / "gpu-kernels.md"
@@ -19,9 +19,9 @@ BY_SM = [budget.shown(sm) for sm in budget.SHOWN_SMS]
 
 
 @cache
-def stated() -> list[list[str]]:
+def stated(part: str = report.MEASURED) -> list[list[str]]:
     """The cells of the page's rows."""
-    rows = report.table_of(PAGE.read_text(encoding="utf-8")).split("\n")[4:]
+    rows = report.table_of(PAGE.read_text(encoding="utf-8"), part).split("\n")[4:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
@@ -59,6 +59,57 @@ def test_a_kernel_over_its_budget_is_refused(kernel_cache: Path) -> None:
             budget.check(dataclasses.replace(kernel, **change))
     with pytest.raises(KernelError, match="has no budget"):
         budget.check(dataclasses.replace(kernel, kernel="other"))
+
+
+LOOPS = [inner_loops.loops(sm) for sm in inner_loops.SMS]
+
+
+@pytest.mark.parametrize("index", range(len(LOOPS[0])), ids=[loop.name for loop in LOOPS[0]])
+def test_an_inner_loop_has_as_few_instructions_as_the_page_says(index: int, kernel_cache: Path) -> None:
+    """And no more than its limit, on both SMs; over an int8 cache decode spills eight registers on SM 90, the others
+    spill nothing."""
+    counts = []
+    for sm, loops in zip(inner_loops.SMS, LOOPS, strict=True):
+        counts.append(str(inner_loops.check(loops[index], compile_kernel(loops[index].spec, sm, cache=kernel_cache))))
+    if f"Triton {import_triton().__version__};" in PAGE.read_text(encoding="utf-8"):
+        row = report.loop_row(LOOPS[0][index], counts)
+        assert stated(report.LOOPS)[index] == [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_a_loop_over_its_limits_is_refused(kernel_cache: Path) -> None:
+    loop = LOOPS[0][-1]
+    kernel = compile_kernel(loop.spec, 80, cache=kernel_cache)
+    found = inner_loops.count(kernel)
+    assert inner_loops.check(dataclasses.replace(loop, limit=found), kernel) == found
+    with pytest.raises(KernelError, match=f"at most {found - 1} instructions and spill 0 bytes, got {found} and 0"):
+        inner_loops.check(dataclasses.replace(loop, limit=found - 1), kernel)
+    with pytest.raises(KernelError, match=r"got .* and 8"):
+        inner_loops.check(loop, dataclasses.replace(kernel, spill_bytes=8))
+    norm = compile_kernel(SHOWN[0][1], 80, cache=kernel_cache)
+    with pytest.raises(KernelError, match="has no loop that multiplies"):
+        inner_loops.count(norm)
+
+
+CODE = """
+.L_x_0:
+        /*0000*/                   LDG.E R0, desc[UR4][R2.64] ;
+.L_x_1:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0020*/              @P0 BRA `(.L_x_1) ;
+        /*0030*/                   FADD R4, R4, R5 ;
+        /*0040*/              @P1 BRA `(.L_x_0) ;
+.L_x_2:
+        /*0050*/                   FFMA R4, R4, R5, R6 ;
+        /*0060*/                   BRA `(.L_x_3) ;
+        /*0070*/         @P2 BRA.U `(.L_x_2) ;
+.L_x_3:
+        /*0080*/                   EXIT ;
+"""
+
+
+def test_the_loops_without_a_loop_inside_are_found() -> None:
+    """A branch forward ends no loop."""
+    assert [len(loop) for loop in inner_loops._inner_loops(CODE)] == [2, 3]
 
 
 def test_a_page_without_a_table_is_refused() -> None:

@@ -74,6 +74,8 @@ def run(body: str, grid: int = 1) -> np.ndarray:
         ("cvt.rzi.s32.f32 %r2, 0f4F800000", 0x7FFFFFFF),
         ("cvt.rni.s32.f32 %r2, 0f40200000", 2),
         ("cvt.rzi.s32.f32 %r2, 0f7FC00000", 0),
+        ("cvt.rzi.s64.f32 %d5, 0fD1C00000; shr.s64 %d5, %d5, 4; cvt.u32.u64 %r2, %d5", 0x80000000),
+        ("cvt.rzi.s64.f32 %d5, 0f7F800000; shr.s64 %d5, %d5, 32; cvt.u32.u64 %r2, %d5", 0x7FFFFFFF),
         ("mov.b16 %h0, 0x80; cvt.s16.s8 %h1, %h0; mov.b32 %r2, {%h1, %h0}", 0x0080FF80),
         ("cvt.rn.bf16x2.f32 %r2, 0f3F808000, 0f3F818000", 0x3F803F82),
         ("cvt.rn.f16x2.f32 %r2, 0f3F800000, 0f40000000", 0x3C004000),

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from support.gpu_int4 import check, make, run, started
+from support.gpu_int4 import check, make, run, run_dense, started
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import Tensor
-from tensorwright.plugins.quantized_matmul import launch
+from tensorwright.plugins.quantized_matmul import dense_launch, launch
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 5, 15, 16, 17, 65])
@@ -51,6 +51,56 @@ def test_a_small_grid_is_split_along_k(interpreter: Interpreter, tokens: int, dt
     assert launches[0].grid[1:] in ((2, 1), (1, 2), (2, 2))
     run(interpreter, memory, case, launches)
     check(memory, case)
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("group", [32, 128])
+def test_narrow_tiles(interpreter: Interpreter, tokens: int, group: int) -> None:
+    memory = Memory()
+    case = make(memory, tokens, 176, 1032, group, "bfloat16", bias="bfloat16")
+    case[0]["narrow"] = True
+    launches = started(memory, case)
+    assert launches[0].grid == (3, 1, 3)
+    run(interpreter, memory, case, launches)
+    check(memory, case)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "blocks"),
+    [(2048, 2048, 128), (3072, 2048, 192), (2048, 8192, 256), (16384, 2048, 256), (512, 2048, 64), (14336, 4096, 224)],
+)
+def test_small_matrices_keep_multiprocessors_busy(n: int, k: int, blocks: int) -> None:
+    """Of 132 multiprocessors at one token: those of a 1 B Llama got 64, 96, 256 and 256 programs of 128 columns."""
+    attrs = {"n": n, "k": k, "group": 128, "narrow": True}
+    columns = launch._tile(attrs, "float16", 8, 90)[0]
+    assert -(-n // columns) * launch.split(attrs, "float16", 1, 90)[0] == blocks
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "group", "dtype", "pieces"),
+    [(129, 200, 64, "float16", 1), (600, 136, 128, "bfloat16", 3), (80, 64, 32, "bfloat16", 1)],
+)
+def test_many_rows_are_a_dense_product(
+    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, n: int, k: int, group: int, dtype: str, pieces: int
+) -> None:
+    monkeypatch.setattr(dense_launch, "PIECE_BYTES", 256 * k * 2)
+    memory = Memory()
+    case = make(memory, dense_launch.MAX_ROWS + 1, n, k, group, dtype, bias=dtype, out="float32")
+    assert run_dense(interpreter, memory, case) == pieces
+
+
+def test_what_is_no_dense_product() -> None:
+    """Few rows, float32, and rows that are not aligned."""
+    for rows, k, dtype in ((dense_launch.MAX_ROWS, 64, "float16"), (400, 64, "float32"), (400, 68, "float16")):
+        memory = Memory()
+        attrs, inputs, outputs, _ = make(memory, rows, 32, k, 32, dtype)
+        got = dense_launch.launches(attrs, inputs, outputs, None, 80)
+        assert got == launch.launches({**attrs, "narrow": True}, inputs, outputs, None, 80)
+    memory = Memory()
+    attrs, inputs, outputs, _ = make(memory, 400, 32, 64, 32, "float16")
+    assert dense_launch.workspace_bytes(attrs, {"x": (256, 64)}) == launch.workspace_bytes(attrs, {"x": (256, 64)})
+    with pytest.raises(KernelError, match="400 tokens need a workspace of 4096 bytes"):
+        dense_launch.launches(attrs, inputs, outputs, None, 80)
 
 
 def test_a_large_grid_is_not_split_and_the_workspace_holds_the_most() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_carried, gpu_int4, gpu_latent, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
+from support import gpu_carried, gpu_draws, gpu_int4, gpu_latent, gpu_mixtures, gpu_rms_norm, gpu_rotary, gpu_rows
 from support.gpu_attention import Step
 from support.gpu_latent import LatentStep
 from support.ptx.emulator import SMS, Emulator
@@ -37,7 +37,7 @@ def covering(cases: list[gpu_rows.Case]) -> list[gpu_rows.Case]:
 
 
 CASES = [
-    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES]),
+    *covering([*gpu_rows.CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES, *gpu_draws.CASES]),
     gpu_mixtures.experts_case("bfloat16", 40, 72, 70, 2, 1, only=1),
 ]
 MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
@@ -52,6 +52,8 @@ STEPS: list[dict[str, Any]] = [
     {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "has_slopes": True, "head_dim": 64},
     {"window": 96, "chunked": True, "sequences": LONG},
+    {"dtype": "bfloat16", "listed": False},
+    {"has_slopes": True, "window": 96, "chunked": True, "sequences": LONG, "listed": False},
 ]
 LATENT_STEPS: list[dict[str, Any]] = [
     *({"dtype": dtype} for dtype in ("float32", "float16", "bfloat16")),
@@ -81,11 +83,17 @@ def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str, 
     gpu_rotary.check(memory, attrs)
 
 
-def int4(runner: Any, tokens: int, n: int, k: int, group: int, dtype: str) -> None:
+def int4(runner: Any, tokens: int, n: int, k: int, group: int, dtype: str, narrow: bool) -> None:
     memory = Memory()
     case = gpu_int4.make(memory, tokens, n, k, group, dtype, bias=dtype)
-    gpu_int4.run(runner, memory, case, gpu_int4.started(memory, case, runner.sm))
+    case[0]["narrow"] = narrow
+    gpu_int4.run(runner, memory, case, gpu_int4.started(memory, case, runner.sm), runner.sm)
     gpu_int4.check(memory, case)
+
+
+def dense_int4(runner: Any, n: int, k: int, group: int, dtype: str) -> None:
+    memory = Memory()
+    gpu_int4.run_dense(runner, memory, gpu_int4.make(memory, 300, n, k, group, dtype, bias=dtype), runner.sm)
 
 
 def rows(runner: Any, case: gpu_rows.Case) -> None:
@@ -114,7 +122,9 @@ WORK = dict(
         *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
         named("rotary-bfloat16-no-pages", rotary, "same", 16, 16, "bfloat16", 0),
-        *(named(f"int4-{'-'.join(map(str, each))}", int4, *each) for each in INT4),
+        *(named(f"int4-{'-'.join(map(str, each))}", int4, *each, False) for each in INT4),
+        *(named(f"int4-narrow-{tokens}", int4, tokens, 80, 520, 64, "bfloat16", True) for tokens in (1, 9)),
+        *(named(f"int4-dense-{dtype}", dense_int4, 129, 200, 64, dtype) for dtype in ("float16", "bfloat16")),
         *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
         *(named("latent-" + "-".join(f"{k}:{v}" for k, v in step.items()), latent, step) for step in LATENT_STEPS),
     ]

@@ -15,7 +15,12 @@ from tensorwright.plugins.gpu.launch import Launch, Tensor
 from tensorwright.plugins.paged_attention.launch import launches, workspace_bytes
 from tensorwright.plugins.paged_attention.tiles import SPLIT
 
-FULL = {kernel: f"attention_{kernel}_kernel" for kernel in ("prefill", "decode", "combine")}
+FULL = {
+    "list": ["attention_list_kernel"],
+    "prefill": ["attention_prefill_kernel"],
+    **{kernel: [f"attention_{form}{kernel}_kernel" for form in ("listed_", "")] for kernel in ("decode", "combine")},
+}
+"""The names of each kernel: that with a list first, if there are two."""
 MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 513), (2, 100))
 """Decodes, a prompt, chunks behind a prefix, a context of 1, a sequence that has nothing to do."""
 
@@ -26,9 +31,23 @@ def test_mixed_steps(interpreter: Interpreter, dtype: str, int8_kv: bool) -> Non
     Step(MIXED, dtype=dtype, int8_kv=int8_kv).check(interpreter)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 600, "has_sinks": True, "int8_kv": True, "block_size": 64},
+        {"window": 600, "chunked": True, "has_slopes": True},
+    ],
+)
+def test_mixed_steps_without_a_list(interpreter: Interpreter, options: dict) -> None:
+    """As TensorRT starts them."""
+    Step((*MIXED, (1, 1300)), **options, listed=False).check(interpreter)
+
+
+@pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("context", [1, 2, 31, 32, 33, 63, 64, 65, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 1])
-def test_decode_lengths_around_pages_tiles_and_splits(interpreter: Interpreter, context: int) -> None:
-    Step(((1, context),), heads=2, kv_heads=1, head_dim=16).check(interpreter)
+def test_decode_lengths_around_pages_tiles_and_splits(interpreter: Interpreter, context: int, listed: bool) -> None:
+    Step(((1, context),), heads=2, kv_heads=1, head_dim=16, listed=listed).check(interpreter)
 
 
 @pytest.mark.parametrize("context", [2, 63, 64, 65, 129])
@@ -89,12 +108,16 @@ def test_options_crossed(interpreter: Interpreter, options: dict) -> None:
     Step(((1, 40), (7, 50), (1, 1), (20, 20), (1, 1200)), **options).check(interpreter)
 
 
-@pytest.mark.parametrize("window", [0, 700])
-def test_contexts_of_more_than_the_most_splits(interpreter: Interpreter, window: int) -> None:
-    """64 KV heads: at most 8 splits, so those of 4500 positions are of 1024."""
-    step = Step(((1, 4500), (1, 9)), heads=64, kv_heads=64, head_dim=16, window=window)
-    kept = [launch for launch in _launches(step) if launch.kernel == FULL["decode"]]
-    assert kept[0].grid == (2, 64, 3 if window else 8)
+@pytest.mark.parametrize(("window", "listed", "grid"), [
+    (0, False, (2, 64, 8)), (700, False, (2, 64, 3)), (0, True, (16, 64, 1)), (700, True, (4, 64, 1)),
+])  # fmt: skip
+def test_contexts_of_more_than_the_most_splits(
+    interpreter: Interpreter, window: int, listed: bool, grid: tuple
+) -> None:
+    """64 KV heads: at most 8 splits, so those of 4500 positions are of 1024, or by a list of 576."""
+    step = Step(((1, 4500), (1, 9)), heads=64, kv_heads=64, head_dim=16, window=window, listed=listed)
+    kept = [launch for launch in _launches(step) if launch.kernel in FULL["decode"]]
+    assert kept[0].grid == grid
     narrow = _first_head(step, interpreter)
     worst = np.abs(narrow - step.expected()[:, : narrow.shape[1]]).max()
     assert worst <= step.tolerance()
@@ -104,16 +127,16 @@ def _first_head(step: Step, interpreter: Interpreter) -> np.ndarray:
     """The first KV head's columns: all 64 would take a minute."""
 
     def fewer(started: list[Launch]) -> list[Launch]:
-        narrow = {FULL["decode"]: lambda g: (g[0], 1, g[2]), FULL["combine"]: lambda g: (g[0], 1, 1)}
-        return [dataclasses.replace(x, grid=narrow[x.kernel](x.grid)) for x in started if x.kernel in narrow]
+        narrow = (*FULL["decode"], *FULL["combine"])
+        return [dataclasses.replace(x, grid=(x.grid[0], 1, x.grid[2])) if x.kernel in narrow else x for x in started]
 
     return step.run(interpreter, fewer)[:, : step.head_dim]
 
 
-def test_company_changes_no_bit(interpreter: Interpreter) -> None:
+def test_company_changes_no_bit_without_a_list(interpreter: Interpreter) -> None:
     """Alone or in a batch, of a wider block table too: the splits follow from a sequence's own context."""
-    alone = Step(((1, 1300),), seed=3)
-    together = Step(((5, 9), (1, 1300), (1, 2000), (40, 90)), seed=4, more_blocks=9)
+    alone = Step(((1, 1300),), seed=3, listed=False)
+    together = Step(((5, 9), (1, 1300), (1, 2000), (40, 90)), seed=4, more_blocks=9, listed=False)
     for step in (alone, together):
         rng = np.random.default_rng(5)
         seq = [context for _, context in step.sequences].index(1300)
@@ -127,7 +150,7 @@ def test_company_changes_no_bit(interpreter: Interpreter) -> None:
 
 def _launches(step: Step) -> list[Launch]:
     _, inputs, out, workspace = step.memory()
-    return launches(step.attrs, inputs, {"out": out}, workspace, step.sm)
+    return step.launches(inputs, out, workspace)
 
 
 @pytest.mark.parametrize(
@@ -144,16 +167,18 @@ def _launches(step: Step) -> list[Launch]:
 )
 def test_what_is_started(sequences: tuple, kernels: list[str]) -> None:
     """Two sequences of two tokens may be one of both and one of none, so both kernels look."""
-    assert [launch.kernel for launch in _launches(Step(sequences))] == [FULL[kernel] for kernel in kernels]
+    for listed in (False, True):
+        names = ["list", *kernels] if listed and "decode" in kernels else kernels
+        got = [launch.kernel for launch in _launches(Step(sequences, listed=listed))]
+        assert got == [FULL[kernel][0 if listed else -1] for kernel in names]
 
 
 def _set(kernel: str, name: str, change: Callable) -> Callable:
     def mutate(step: Step, started: list[Launch]) -> list[Launch]:
-        spec = next(spec for spec in step.specs() if spec.kernel == FULL[kernel])
+        full = FULL[kernel][0]
+        spec = next(spec for spec in step.specs() if spec.kernel == full)
         at = [argument for argument, _ in spec.signature].index(name)
-        swap = {
-            FULL[kernel]: lambda x: dataclasses.replace(x, args=(*x.args[:at], change(x.args[at]), *x.args[at + 1 :]))
-        }
+        swap = {full: lambda x: dataclasses.replace(x, args=(*x.args[:at], change(x.args[at]), *x.args[at + 1 :]))}
         return [swap.get(launch.kernel, lambda x: x)(launch) for launch in started]
 
     return mutate
@@ -162,7 +187,7 @@ def _set(kernel: str, name: str, change: Callable) -> Callable:
 def _regrid(kernel: str, change: Callable) -> Callable:
     def mutate(_: Step, started: list[Launch]) -> list[Launch]:
         return [
-            dataclasses.replace(launch, grid=change(*launch.grid)) if launch.kernel == FULL[kernel] else launch
+            dataclasses.replace(launch, grid=change(*launch.grid)) if launch.kernel == FULL[kernel][0] else launch
             for launch in started
         ]
 
@@ -176,17 +201,20 @@ def _moved(tensor: Tensor) -> Tensor:
 CHANGES = (
     ("prefill", "max_blocks", 1), ("prefill", "q_stride", 16), ("prefill", "out_stride", 16), ("prefill", "seqs", -2),
     ("prefill", "window", 1), ("prefill", "scale", 0.1), ("prefill", "softcap", 1.0), ("decode", "max_blocks", -1),
-    ("decode", "q_stride", 16), ("decode", "out_stride", 16), ("decode", "splits", 1), ("decode", "window", 1),
-    ("decode", "scale", 0.1), ("decode", "softcap", 1.0), ("combine", "splits", 1), ("combine", "out_stride", 16),
+    ("decode", "q_stride", 16), ("decode", "out_stride", 16), ("decode", "window", 1), ("decode", "scale", 0.1),
+    ("decode", "softcap", 1.0), ("combine", "items", 1), ("combine", "out_stride", 16), ("list", "items", 1),
+    ("list", "window", -200),
 )  # fmt: skip
 MUTATIONS = {
     **{f"{kernel} {name} + {by}": _set(kernel, name, lambda x, by=by: x + by) for kernel, name, by in CHANGES},
     "prefill one tile less": _regrid("prefill", lambda x, y, z: (x - 1, y, z)),
     "prefill half the heads": _regrid("prefill", lambda x, y, z: (x, y - 1, z)),
-    "decode one split less": _regrid("decode", lambda x, y, z: (x, y, z - 1)),
-    "decode one sequence less": _regrid("decode", lambda x, y, z: (x - 1, y, z)),
+    "decode one item less": _regrid("decode", lambda x, y, z: (x - 1, y, z)),
+    "decode one head less": _regrid("decode", lambda x, y, z: (x, y - 1, z)),
+    "list one sequence less": _regrid("list", lambda x, y, z: (x - 1, y, z)),
     "combine one head less": _regrid("combine", lambda x, y, z: (x, y - 1, z)),
-    "no combine": lambda _, started: [launch for launch in started if launch.kernel != FULL["combine"]],
+    "no list": lambda _, started: [launch for launch in started if launch.kernel not in FULL["list"]],
+    "no combine": lambda _, started: [launch for launch in started if launch.kernel not in FULL["combine"]],
     "pages moved": _set("decode", "k_pages", _moved),
 }
 
@@ -197,7 +225,7 @@ def test_a_wrong_launch_is_noticed(interpreter: Interpreter, name: str) -> None:
     sequences, window = ((3, 3), (1, 40), (1, 700)), 600
     if name.startswith("prefill"):
         sequences, window = ((20, 20), (1, 40), (65, 101)), 50
-    elif "window" in name:
+    elif name.startswith("decode window"):
         sequences, window = ((1, 40), (1, 60)), 20
     step = Step(sequences, softcap=2.0, window=window, head_dim=16)
     try:
@@ -244,10 +272,12 @@ def test_operands_are_checked(name: str, change: dict) -> None:
 
 
 def test_a_workspace_too_small_is_refused() -> None:
-    step = Step(((1, 1000),))
-    _, inputs, out, workspace = step.memory()
-    assert workspace is not None
-    small = dataclasses.replace(workspace, shape=(workspace.shape[0] - 1,))
-    for wrong in (None, small):
-        with pytest.raises(KernelError, match="the workspace must be"):
-            launches(step.attrs, inputs, {"out": out}, wrong, step.sm)
+    for listed in (False, True):
+        step = Step(((1, 1000),), listed=listed)
+        _, inputs, out, workspace = step.memory()
+        assert workspace is not None
+        needed = (launches(step.attrs, inputs, {"out": out}, workspace, step.sm)[0].grid[0 if listed else 2]) * 4 * 34
+        small = dataclasses.replace(workspace, shape=(needed - 1,))
+        for wrong in (None, small):
+            with pytest.raises(KernelError, match=rf"the workspace must be float32 \[{needed}\]"):
+                launches(step.attrs, inputs, {"out": out}, wrong, step.sm)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from support import gpu_carried, gpu_latent, gpu_mixtures, gpu_rows
+from support import gpu_carried, gpu_draws, gpu_latent, gpu_mixtures, gpu_rows
 from support.gpu_rows import CASES, run
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError, KernelError
@@ -26,7 +26,9 @@ from tensorwright.plugins.swiglu import launch as swiglu
 from tensorwright.plugins.take_columns import slice_launch
 
 
-@pytest.mark.parametrize("case", [*CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES], ids=str)
+@pytest.mark.parametrize(
+    "case", [*CASES, *gpu_mixtures.CASES, *gpu_latent.CASES, *gpu_carried.CASES, *gpu_draws.CASES], ids=str
+)
 def test_equals_the_definition(interpreter: Interpreter, case: gpu_rows.Case) -> None:
     run(interpreter, case)
 

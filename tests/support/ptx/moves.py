@@ -106,9 +106,14 @@ def _rounding(to: Type, source: Type) -> tuple[str, ...]:
 
 
 def _integers(values: np.ndarray, to: Type) -> np.ndarray:
-    limits = np.iinfo(np.int64 if to.bits == 64 else to.decode(np.zeros(1, UNSIGNED[to.bits])).dtype)
+    if to.name == "s64":
+        inside = np.abs(values) < 2.0**63
+        largest = np.where(values < 0, np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+        converted = np.where(inside, values, 0).astype(np.int64)
+        return np.where(inside, converted, np.where(np.isnan(values), 0, largest))
     if to.bits == 64:
-        raise PtxFault("from floats to 64 bits is not emulated")
+        raise PtxFault("from floats to u64 is not emulated")
+    limits = np.iinfo(to.decode(np.zeros(1, UNSIGNED[to.bits])).dtype)
     return np.clip(np.nan_to_num(values.astype(np.float64)), limits.min, limits.max).astype(np.int64)
 
 

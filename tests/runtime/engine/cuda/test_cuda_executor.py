@@ -1,4 +1,7 @@
-"""The runtime of target cuda over a stand-in of the driver: launches, metadata, graphs, and what goes wrong."""
+"""The runtime of target cuda over a stand-in of the driver: launches, metadata, graphs, and what goes wrong.
+
+It has more than 500 lines so that all of its tests share one stand-in and one plan.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ import numpy as np
 import pytest
 
 from support.fake_libcuda import FakeDevice, Started, compile_libcuda
+from support.gpu_draws import COMBINATIONS, draws_of
 from support.made_cuda_plan import (
     BLOCK,
     DECODE,
+    DRAW_KERNEL,
     MAX_SEQS,
     MAX_TOKENS,
     PARAMETERS,
@@ -29,7 +34,8 @@ from support.made_cuda_plan import (
     write_plan,
 )
 from support.waiting import wait_until
-from tensorwright.builder.emit.cuda.plan_file import KvLayerPages
+from tensorwright.builder.emit.cuda.plan_file import Instruction, KvLayerPages
+from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf
 from tensorwright.errors import (
     DeviceError,
     EngineError,
@@ -38,9 +44,12 @@ from tensorwright.errors import (
     InvalidRequestError,
     OutOfMemoryError,
 )
+from tensorwright.plugins.draw_tokens.op import FIELDS, NOT_DRAWN, Draw, reference
 from tensorwright.runtime import _runtime
 
-BLOCKS = 40
+BLOCKS = 160
+MOST_GRAPHS = 64
+"""As runtime/core/cuda/cuda_executor.cc has it."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +72,15 @@ class Logits:
 
     def __init__(self) -> None:
         self.metadata: list[tuple[np.ndarray, np.ndarray]] = []
+        self.row: np.ndarray | None = None
+        """What all rows are instead, float32 [VOCAB]."""
+        self.draws = np.zeros(0, np.int32)
+        """How the tokens of the last step were drawn."""
 
     def write(self, one: Started) -> None:
+        if one.kernel == DRAW_KERNEL:
+            self.draw(one)
+            return
         if one.kernel >= 0:
             tokens = one.grid[0]
             self.metadata.append((ints(one.values[1], tokens), ints(one.values[2], 4)))
@@ -72,7 +88,16 @@ class Logits:
         m, n = one.values[:2]
         rows = np.tile(np.arange(m, dtype=np.float32)[:, None], (1, n))
         rows[:, 2] += 1
+        rows = rows if self.row is None else np.tile(self.row, (m, 1))
         ctypes.memmove(one.values[9], rows.ctypes.data, rows.nbytes)
+
+    def draw(self, one: Started) -> None:
+        """Does the work of the kernels that draw tokens, by their definition."""
+        rows = one.grid[0]
+        logits = np.frombuffer(ctypes.string_at(one.values[0], 4 * rows * VOCAB), np.float32).reshape(rows, VOCAB)
+        self.draws = ints(one.values[1], rows * len(FIELDS)).reshape(rows, -1)
+        (tokens,) = reference([logits, self.draws], {}, "float32")
+        ctypes.memmove(one.values[2], tokens.ctypes.data, tokens.nbytes)
 
 
 def ints(address: int, count: int) -> np.ndarray:
@@ -128,6 +153,46 @@ def test_a_step_starts_what_its_sizes_decide(device: FakeDevice, tmp_path: Path)
     executor.close()
 
 
+def test_a_leaf_starts_kernels_and_products_in_order(device: FakeDevice, tmp_path: Path) -> None:
+    """A product of half of the columns of the logits, which adds what is there, before a launch."""
+    plan = made_plan()
+    (head,) = plan.instructions[1].nodes[0].launches
+    half = replace(head, n=VOCAB // 2, args=(*head.args[:3], head.args[4], head.args[4]))
+    launch = plan.instructions[0].nodes[3].launches[0]
+    mixed = Instruction("mixed", (Branch(6, 1, 2), Leaf((half, launch)), Leaf(())))
+    changed = replace(plan, instructions=(mixed, plan.instructions[1]), draws=None)
+    plan_file, weights = write_plan(tmp_path, changed)
+    executor = _runtime.CudaExecutor(str(plan_file), str(weights), 0, (str(device.library),))
+    executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
+    executor.step(*step_of([1, 1]))
+    assert [one.kernel for one in device.started] == [-1, 0, -1]
+    m, n, k, _, _, _, _, _, c, d, stride = device.started[0].values[:11]
+    assert (m, n, k, stride) == (2, VOCAB // 2, WIDTH, VOCAB)
+    assert c == d == device.started[2].values[9]
+    executor.step(*step_of([2, 1]))
+    assert [one.kernel for one in device.started[3:]] == [-1]
+    executor.close()
+
+
+def test_the_graph_that_was_used_least_recently_makes_room(device: FakeDevice, tmp_path: Path) -> None:
+    executor = allocated(device, tmp_path)
+    shapes = [(seqs, blocks) for seqs in (*range(1, 17), *range(18, 33, 2)) for blocks in (1, 2, 4)]
+
+    def step(shape: tuple[int, int]) -> str:
+        before = executor.counters()
+        executor.step(*step_of([1] * shape[0], context=shape[1] * BLOCK - 1))
+        return next(what for what in ("captured", "replayed", "eager") if executor.counters()[what] > before[what])
+
+    first, second, *others = shapes[: MOST_GRAPHS + 1]
+    assert [step(first), step(first), step(second), step(second)] == ["eager", "captured"] * 2
+    for shape in others[:-1]:
+        assert step(shape) == "eager"
+    assert step(first) == "replayed"
+    assert step(others[-1]) == "eager", "it takes the place of the second"
+    assert [step(first), step(others[0]), step(second)] == ["replayed", "captured", "eager"]
+    executor.close()
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 def test_decode_steps_are_replayed(device: FakeDevice, tmp_path: Path, graphs: bool) -> None:
     executor = allocated(device, tmp_path, graphs)
@@ -139,7 +204,7 @@ def test_decode_steps_are_replayed(device: FakeDevice, tmp_path: Path, graphs: b
     assert own[0][1] == (3, 1, 1)
     assert own[0][2][5] == DECODE
     counts = {"eager": 1, "captured": 1, "replayed": 3} if graphs else {"eager": 4, "captured": 0, "replayed": 0}
-    assert executor.counters() == counts
+    assert executor.counters() == {**counts, "drawn": 0, "undecided": 0}
     executor.close()
 
 
@@ -161,7 +226,11 @@ def test_a_replayed_step_is_padded_with_sequences_of_a_block_of_their_own(device
 
 def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -> None:
     executor = allocated(device, tmp_path)
-    pages = {size // (BLOCKS + 1): at for at, size in device.pieces().items() if size in (64 * 41, 128 * 41)}
+    pages = {
+        size // (BLOCKS + 1): at
+        for at, size in device.pieces().items()
+        if size in (64 * (BLOCKS + 1), 128 * (BLOCKS + 1))
+    }
     for size, at in pages.items():
         ctypes.memset(at + 3 * size, size % 200, size)
     executor.copy_block(0, 3, 7)
@@ -169,7 +238,7 @@ def test_blocks_are_copied_in_every_tensor(device: FakeDevice, tmp_path: Path) -
     for size, at in pages.items():
         assert ctypes.string_at(at + 7 * size, size) == bytes([size % 200]) * size
         assert ctypes.string_at(at + 8 * size, size) == bytes(size)
-    with pytest.raises(InvalidRequestError, match="no block 40"):
+    with pytest.raises(InvalidRequestError, match=f"no block {BLOCKS}"):
         executor.copy_block(0, 3, BLOCKS)
     executor.close()
 
@@ -194,6 +263,10 @@ def test_states_lie_in_slots(device: FakeDevice, tmp_path: Path) -> None:
     launch = device.started[0]
     assert launch.values[0] == states + 64
     assert ints(launch.values[2], 18).tolist() == [*slots, 20]
+    executor.draw_step(*step_of([1] * 17), [GREEDY] * 17, slots)
+    launch = device.started[2]
+    assert ints(launch.values[2], 18).tolist() == [*slots, 20], "how tokens are drawn lies before them"
+    assert kept.draws[:, 0].tolist() == [Draw(0.0).fields()[0]] * 17 + [NOT_DRAWN[0]]
     with pytest.raises(InvalidRequestError, match="state_slots must have 1 entries, has 0"):
         executor.step(*step_of([5]))
     executor.close()
@@ -290,6 +363,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another parameter": ({"kernels": (kernel(0, ("i32", *PARAMETERS[1:])),)}, "has another type than the kernel's"),
     "too few arguments": ({"kernels": (kernel(0, (*PARAMETERS, "i32")),)}, "too few arguments"),
     "a state without a size": ({"states": (96,)}, "a state has no size"),
+    "draws behind the end": ({"draws": (3, 3)}, "no instruction draws the tokens"),
+    "tokens of another kind": ({"draws": (2, 0)}, "the tokens must have a number for each row"),
     "no steps": ({"max_step": (0, 1, 1)}, "is out of range"),
 }
 
@@ -300,6 +375,126 @@ def test_a_wrong_plan_is_refused(device: FakeDevice, tmp_path: Path, name: str) 
     plan, weights = write_plan(tmp_path, replace(made_plan(), **changes))
     with pytest.raises(EngineError, match=rf"sm\.plan: .*{why}.*; rebuild the engine"):
         _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),))
+
+
+GREEDY = (0.0, 0, 1.0, 0.0, 0.0)
+ROW = np.array([0.3, 2.0, -1.0, 1.5, 2.0, 0.0, -np.inf, 1.0], np.float32)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_tokens_are_drawn_on_the_device(device: FakeDevice, tmp_path: Path, graphs: bool) -> None:
+    """Of rows with a token, the token travels alone; what the host has of their logits is what it had before."""
+    kept = Logits()
+    kept.row, device.run = ROW, kept.write
+    executor = allocated(device, tmp_path, graphs)
+    wanted = [GREEDY, None, (0.8, 3, 0.9, 0.05, 0.7), *[(1.5, 0, 1.0, 0.0, u / 16) for u in range(14)]]
+    fields = [NOT_DRAWN if one is None else Draw(one[0], *one[1:4], uniform=one[4]).fields() for one in wanted]
+    (expected,) = reference([np.tile(ROW, (17, 1)), fields], {}, "float32")
+    for _ in range(3):
+        tokens, logits = executor.draw_step(*step_of([1] * 17, context=2), wanted)
+        assert tokens == expected.tolist()
+        assert tokens[0] == 1
+        assert np.isnan(logits[[0, *range(2, 17)]]).all()
+        assert (logits[1] == ROW).all()
+    padding = [NOT_DRAWN] if graphs else []
+    assert kept.draws.tolist() == [*fields, *padding]
+    assert executor.counters()["drawn"] == 3 * 16
+    assert executor.counters()["replayed"] == (2 if graphs else 0)
+    assert executor.step(*step_of([1] * 17, context=2)).tolist() == [ROW.tolist()] * 17
+    started = [one.kernel for one in device.started]
+    assert started.count(DRAW_KERNEL) == 3, "a step that draws nothing has a graph of its own"
+    executor.close()
+
+
+def test_how_tokens_are_drawn_is_written_as_the_kernels_read_it(device: FakeDevice, tmp_path: Path) -> None:
+    kept = Logits()
+    kept.row, device.run = ROW, kept.write
+    executor = allocated(device, tmp_path)
+    every = draws_of(len(COMBINATIONS), seed=3)
+    for first in range(0, len(every), MAX_SEQS):
+        some = every[first : first + MAX_SEQS]
+        given = [(draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.uniform) for draw in some]
+        executor.draw_step(*step_of([1] * len(some)), given)
+        assert kept.draws[: len(some)].tolist() == [draw.fields() for draw in some]
+    executor.close()
+
+
+def test_a_row_that_the_device_is_not_sure_of_travels_after_all(device: FakeDevice, tmp_path: Path) -> None:
+    kept = Logits()
+    kept.row, device.run = np.zeros(VOCAB, np.float32), kept.write
+    executor = allocated(device, tmp_path)
+    border = (1.0, 0, 1.0, 0.0, 0.5)
+    tokens, logits = executor.draw_step(*step_of([2, 1, 1]), [border, GREEDY, border])
+    assert tokens == [-1, 0, -1]
+    assert (logits[[0, 2]] == 0).all()
+    assert np.isnan(logits[1]).all()
+    assert (executor.counters()["drawn"], executor.counters()["undecided"]) == (1, 2)
+    executor.close()
+
+
+def test_tokens_that_do_not_exist_are_an_error_of_the_device(device: FakeDevice, tmp_path: Path) -> None:
+    def write(one: Started) -> None:
+        if one.kernel == DRAW_KERNEL:
+            ctypes.memset(one.values[2], 1, 4)
+
+    device.run = write
+    executor = allocated(device, tmp_path)
+    with pytest.raises(DeviceError, match="gave 16843009, and the model has 8 tokens"):
+        executor.draw_step(*step_of([1]), [GREEDY])
+    executor.close()
+
+
+@pytest.mark.parametrize("without", [True, False], ids=["without the kernels", "asked not to"])
+def test_an_engine_that_draws_no_tokens(device: FakeDevice, tmp_path: Path, without: bool) -> None:
+    made = made_plan()
+    plan = replace(made, instructions=made.instructions[:2], draws=None) if without else made
+    files = map(str, write_plan(tmp_path, plan))
+    executor = _runtime.CudaExecutor(*files, 0, (str(device.library),), draws=without)
+    executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
+    assert executor.step(*step_of([1])).shape == (1, VOCAB)
+    with pytest.raises(InvalidRequestError, match="an engine that draws tokens"):
+        executor.draw_step(*step_of([1]), [GREEDY])
+    executor.close()
+
+
+def test_an_engine_draws_the_same_tokens_wherever_it_draws_them(device: FakeDevice, tmp_path: Path) -> None:
+    options = _runtime.EngineOptions()
+    options.kv_cache_bytes, options.max_batch_size, options.max_num_tokens = 192 * BLOCKS, 4, 32
+    options.max_chunk, options.max_queue = 32, 8
+    answers: dict[bool, dict[int, list[int]]] = {}
+    for draws in (True, False):
+        kept = Logits()
+        kept.row, device.run = ROW, kept.write
+        device.started.clear()
+        plan, weights = write_plan(tmp_path)
+        executor = _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),), draws=draws)
+        engine = _runtime.Engine(executor, options)
+        told = answers.setdefault(draws, {})
+        for number, changes in enumerate(ASKED):
+            sampling = _runtime.Sampling()
+            sampling.max_tokens, sampling.temperature, sampling.seed = 12, 0.9, number
+            for name, value in changes.items():
+                setattr(sampling, name, value)
+            engine.submit(number, [1, 2, 3 + number % 4], sampling)
+            told[number] = []
+        done = 0
+        while done < len(ASKED):
+            for event in engine.wait_events(20.0):
+                told[event.request_id] += event.tokens
+                done += event.finish != ""
+        engine.shutdown(False)
+        del engine
+        assert (DRAW_KERNEL in {one.kernel for one in device.started}) == draws
+    assert answers[True] == answers[False]
+    assert all(len(tokens) == 12 for tokens in answers[True].values())
+    assert len(set(map(tuple, answers[True].values()))) > 3
+
+
+ASKED: list[dict[str, Any]] = [
+    {}, {"temperature": 0.0}, {"top_p": 0.7}, {"top_k": 3, "min_p": 0.1}, {"logprobs": 1}, {"presence_penalty": 0.5},
+    {"typical_p": 0.8}, {"top_k": 2, "top_p": 0.6},
+]  # fmt: skip
+"""Requests that are drawn on the device, and others that the host draws beside them."""
 
 
 def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: Path) -> None:
