@@ -128,7 +128,7 @@ def test_refusals(keeper, plain, tiny, tmp_path):
     refused(keeper, out, InvalidOptionError, "max_seq_len is part of the graph", max_seq_len=64)
     refused(keeper, out, InvalidOptionError, "accuracy full compares", accuracy="full")
     refused(keeper, out, InvalidOptionError, "a weight format must be", quantize="int5")
-    refused(keeper, out, InvalidOptionError, "heads are built beside their model; give its checkpoint", heads="mtp")
+    refused(keeper, out, InvalidOptionError, "makes no engine with heads without the checkpoint", heads="mtp")
 
 
 def test_another_checkpoint_is_refused_with_what_differs(plain, tmp_path):
