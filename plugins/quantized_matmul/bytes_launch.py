@@ -63,7 +63,8 @@ def launches(
 ) -> list[Launch]:
     """Makes no launch for no tokens, two if K is split. `workspace`: any type, of at least `workspace_bytes`."""
     x, y = inputs["x"], outputs["y"]
-    _check(attrs, inputs, y)
+    groups = ceil_div(attrs["k"], attrs["group"]) if attrs["group"] else 1
+    check_operands("weight_only_linear", attrs, inputs, y, groups, x.dtype)
     tokens, n, k = x.shape[0], attrs["n"], attrs["k"]
     if tokens == 0:
         return []
@@ -113,15 +114,21 @@ def _rows(tokens: int, dtype: str) -> int:
     return next((rows for rows in forms if tokens <= rows), forms[-1])
 
 
-def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> None:
-    n, k, group = attrs["n"], attrs["k"], attrs["group"]
+def check_operands(
+    op: str, attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor, groups: int, scales: str
+) -> None:
+    """Raises KernelError, which names the op, for operands of a product of bytes that do not fit.
+
+    groups, scales: how many scales a row of the matrix has, and of which type.
+    """
+    n, k = attrs["n"], attrs["k"]
     x, values = inputs["x"], inputs["values"]
     tokens = x.shape[0]
     require_shape(x, (tokens, k), x.dtype)
     if values.shape[1] < k:
-        raise KernelError(f"weight_only_linear: a row of {values.name} must hold {k} bytes, got {values.shape[1]}")
+        raise KernelError(f"{op}: a row of {values.name} must hold {k} bytes, got {values.shape[1]}")
     require_shape(values, (n, values.shape[1]), "int8")
-    require_shape(inputs["scales"], (n, ceil_div(k, group) if group else 1), x.dtype)
+    require_shape(inputs["scales"], (n, groups), scales)
     for tensor, shape in ((y, (tokens, n)), *(((inputs["bias"], (n,)),) if "bias" in inputs else ())):
         require_shape(tensor, shape, tensor.dtype if tensor.dtype == "float32" else x.dtype)
     require_dense(*inputs.values(), y)

@@ -185,8 +185,8 @@ def check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> 
 
 
 def pointers(dtypes: Mapping[str, str], names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Returns the signature's pointers, with the bias only if there is one."""
-    kinds = {**dtypes, "packed": "int32", "parts": "float32"}
+    """Returns the signature's pointers, with the bias only if there is one. Parts are float32 unless dtypes differs."""
+    kinds = {"packed": "int32", "parts": "float32", **dtypes}
     return tuple((name, POINTERS[kinds[name]]) for name in names if name in kinds)
 
 

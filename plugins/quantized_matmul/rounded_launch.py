@@ -17,7 +17,6 @@ from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
     COLUMN_BLOCK,
     MULTIPROCESSORS,
-    POINTERS,
     KernelSpec,
     Launch,
     Tensor,
@@ -25,11 +24,9 @@ from tensorwright.plugins.gpu.launch import (
     grid_of,
     make_launch,
     next_power_of_2,
-    require_dense,
-    require_shape,
 )
-from tensorwright.plugins.quantized_matmul.bytes_launch import MAX_SPLIT_TOKENS, split
-from tensorwright.plugins.quantized_matmul.launch import REDUCE_BLOCK
+from tensorwright.plugins.quantized_matmul.bytes_launch import MAX_SPLIT_TOKENS, check_operands, split
+from tensorwright.plugins.quantized_matmul.launch import REDUCE_BLOCK, pointers
 
 MODULE = "tensorwright.plugins.quantized_matmul.gpu_rounded"
 ROWS = (8, 16, 64)
@@ -111,18 +108,9 @@ def _record_bytes(attrs: Mapping[str, Any]) -> int:
 
 def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> None:
     n, k = attrs["n"], attrs["k"]
-    x, values = inputs["x"], inputs["values"]
-    tokens = x.shape[0]
     if not 1 <= k <= MAX_K or n < 1:
         raise KernelError(f"quantized_linear: k must be 1 to {MAX_K} and n at least 1; got k {k}, n {n}")
-    require_shape(x, (tokens, k), x.dtype)
-    if values.shape[1] < k:
-        raise KernelError(f"quantized_linear: a row of {values.name} must hold {k} bytes, got {values.shape[1]}")
-    require_shape(values, (n, values.shape[1]), "int8")
-    require_shape(inputs["scales"], (n, 1), "float32")
-    for tensor, shape in ((y, (tokens, n)), *(((inputs["bias"], (n,)),) if "bias" in inputs else ())):
-        require_shape(tensor, shape, tensor.dtype if tensor.dtype == "float32" else x.dtype)
-    require_dense(*inputs.values(), y)
+    check_operands("quantized_linear", attrs, inputs, y, 1, "float32")
 
 
 def _strides(attrs: Mapping[str, Any]) -> dict[str, int]:
@@ -131,10 +119,8 @@ def _strides(attrs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _pointers(dtypes: Mapping[str, str], *names: str) -> tuple[tuple[str, str], ...]:
-    """Returns the signature's pointers, with the bias only if there is one."""
     fixed = {"values": "int8", "codes": "int8", "parts": "int32", "scales": "float32", "row_scales": "float32"}
-    kinds = {**dtypes, **fixed}
-    return tuple((name, POINTERS[kinds[name]]) for name in names if name in kinds)
+    return pointers({**dtypes, **fixed}, names)
 
 
 def _round(attrs: Mapping[str, Any], dtypes: Mapping[str, str]) -> KernelSpec:

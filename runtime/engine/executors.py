@@ -33,9 +33,6 @@ CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
 graphs replay decode steps of target tensorrt-rtx."""
 CUDA_DRAWS = "TENSORWRIGHT_CUDA_DRAWS"
 """The environment variable that is "0" where the host draws all tokens of engines of target cuda."""
-TENSORRT_KERNELS = "TENSORWRIGHT_TENSORRT_KERNELS"
-"""The environment variable that says when TensorRT for RTX compiles kernels for a step's shapes: "lazy", the default,
-"eager" or "none"."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,9 @@ def _open_onnx(engine: EngineDir, opening: Opening) -> Any:
 
 def _open_tensorrt(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor, TensorRtOptions
-    from tensorwright.runtime.engine.tensorrt.runtime_config import KERNELS, RuntimeSettings
+    from tensorwright.runtime.engine.tensorrt.runtime_config import KERNELS_VARIABLE, RuntimeSettings
 
-    kernels = os.environ.get(TENSORRT_KERNELS, RuntimeSettings.kernels)
-    if kernels not in KERNELS:
-        raise InvalidOptionError(f"{TENSORRT_KERNELS} must be one of {', '.join(KERNELS)}, is {kernels!r}")
+    kernels = os.environ.get(KERNELS_VARIABLE, RuntimeSettings.kernels)
     settings = RuntimeSettings(kernels, graphs=os.environ.get(CUDA_GRAPHS, "0") == "1")
     options = TensorRtOptions(opening.device or 0, opening.gpu_memory, settings)
     return TensorRtExecutor(engine, options=options, group=opening.group)

@@ -20,6 +20,8 @@ from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, re
 
 log = logging.getLogger(__name__)
 
+KERNELS_VARIABLE = "TENSORWRIGHT_TENSORRT_KERNELS"
+"""The environment variable that says one of KERNELS."""
 KERNELS = ("lazy", "eager", "none")
 """How the library makes kernels for shapes that it meets: in the background while a general kernel runs, before the
 step runs, or never. With "lazy" two steps of the same shapes can differ in their last bits."""
@@ -39,7 +41,7 @@ class RuntimeSettings:
 
     def __post_init__(self) -> None:
         if self.kernels not in KERNELS:
-            raise InvalidOptionError(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
+            raise InvalidOptionError(f"{KERNELS_VARIABLE} must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
 
     def check(self, flavour: str, ranks: int) -> None:
         """Raises InvalidOptionError where the library or the ranks have no such setting."""

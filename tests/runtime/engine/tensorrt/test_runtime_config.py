@@ -18,7 +18,7 @@ from tensorwright.engine_format.file_names import TENSORRT_ENGINE
 from tensorwright.errors import DeviceError, EngineError, InvalidOptionError
 from tensorwright.runtime.engine import executors
 from tensorwright.runtime.engine.tensorrt.executor import TensorRtOptions
-from tensorwright.runtime.engine.tensorrt.runtime_config import MAX_CACHE_BYTES, RuntimeSettings
+from tensorwright.runtime.engine.tensorrt.runtime_config import KERNELS_VARIABLE, MAX_CACHE_BYTES, RuntimeSettings
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_words_and_ranks_are_checked() -> None:
     [
         ({}, RuntimeSettings()),
         ({executors.CUDA_GRAPHS: "1"}, RuntimeSettings(graphs=True)),
-        ({executors.CUDA_GRAPHS: "0", executors.TENSORRT_KERNELS: "none"}, RuntimeSettings("none")),
+        ({executors.CUDA_GRAPHS: "0", KERNELS_VARIABLE: "none"}, RuntimeSettings("none")),
     ],
 )
 def test_the_environment_says_it(
@@ -150,13 +150,13 @@ def test_the_environment_says_it(
     got = []
     name = "tensorwright.runtime.engine.tensorrt.executor.TensorRtExecutor"
     monkeypatch.setattr(name, lambda engine, options, group: got.append(options))
-    for variable in (executors.CUDA_GRAPHS, executors.TENSORRT_KERNELS):
+    for variable in (executors.CUDA_GRAPHS, KERNELS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     opening: Any = SimpleNamespace(device=None, gpu_memory=0.5, group=None)
     executors.EXECUTORS["tensorrt-rtx"].open(stand.engine, opening)
     assert got == [TensorRtOptions(0, 0.5, settings)]
-    monkeypatch.setenv(executors.TENSORRT_KERNELS, "quick")
+    monkeypatch.setenv(KERNELS_VARIABLE, "quick")
     with pytest.raises(InvalidOptionError, match="TENSORWRIGHT_TENSORRT_KERNELS must be one of lazy, eager, none"):
         executors.EXECUTORS["tensorrt-rtx"].open(stand.engine, opening)
