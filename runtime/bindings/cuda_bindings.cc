@@ -23,11 +23,11 @@ using namespace nb::literals;
 namespace tensorwright {
 
 PyCudaExecutor::PyCudaExecutor(const std::string& plan, const std::string& weights, int device,
-                               const std::vector<std::string>& cublaslt, bool graphs, int threads,
-                               bool draws) {
+                               const std::vector<std::string>& cublaslt, bool graphs, int threads, bool draws,
+                               bool ahead) {
   const nb::gil_scoped_release release;
-  executor_ = std::make_unique<CudaExecutor>(plan, weights,
-                                             CudaExecutorOptions{device, cublaslt, graphs, draws, threads});
+  executor_ = std::make_unique<CudaExecutor>(
+      plan, weights, CudaExecutorOptions{device, cublaslt, graphs, draws, ahead, threads});
 }
 
 CudaExecutor& PyCudaExecutor::get() const {
@@ -68,6 +68,7 @@ Facts executor_counters(const PyCudaExecutor& self) {
   result["replayed"] = counters.replayed;
   result["drawn"] = counters.drawn;
   result["undecided"] = counters.undecided;
+  result["ahead"] = counters.ahead;
   return result;
 }
 
@@ -159,12 +160,14 @@ void bind_cuda(nb::module_& m) {
       "time.")
       .def(
           nb::init<const std::string&, const std::string&, int, const std::vector<std::string>&, bool, int,
-                   bool>(),
+                   bool, bool>(),
           "plan_path"_a, "weights_path"_a, "device"_a, "cublaslt"_a, "graphs"_a = true, "threads"_a = 1,
-          "draws"_a = true,
+          "draws"_a = true, "ahead"_a = true,
           "cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode "
           "steps are "
-          "replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: "
+          "replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. ahead: "
+          "whether a step may be started "
+          "before the tokens of the last one are known, where the GPU draws them. threads: "
           "that draw tokens, 0 is one per usable processor. Raises "
           "EngineError, MissingDependencyError, OutOfMemoryError.")
       .def("facts", &executor_facts, "Facts of the model, the limits of a step, and the GPU's name and sm.")
@@ -197,7 +200,9 @@ void bind_cuda(nb::module_& m) {
       .def("counters", &executor_counters,
            "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
            "the "
-           "tokens were drawn on the GPU (drawn), and left to the host after all (undecided).")
+           "tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many steps "
+           "were started while another one "
+           "was underway (ahead).")
       .def("draw_step", &draw_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "draws"_a, "state_slots"_a = nb::tuple(),
            "Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, "

@@ -14,7 +14,7 @@ namespace tensorwright {
 class PyCudaExecutor {
  public:
   PyCudaExecutor(const std::string& plan, const std::string& weights, int device,
-                 const std::vector<std::string>& cublaslt, bool graphs, int threads, bool draws);
+                 const std::vector<std::string>& cublaslt, bool graphs, int threads, bool draws, bool ahead);
 
   // Gives the executor away, once. Throws Error{"EngineStoppedError"} if it is gone or closed.
   std::unique_ptr<CudaExecutor> take();

@@ -33,6 +33,9 @@ CUDA_GRAPHS = "TENSORWRIGHT_CUDA_GRAPHS"
 graphs replay decode steps of target tensorrt-rtx."""
 CUDA_DRAWS = "TENSORWRIGHT_CUDA_DRAWS"
 """The environment variable that is "0" where the host draws all tokens of engines of target cuda."""
+CUDA_AHEAD = "TENSORWRIGHT_CUDA_AHEAD"
+"""The environment variable that is "0" where engines of target cuda start no step before the tokens of the last one are
+known."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ def _limits_of_tensorrt(engine: EngineDir) -> dict[str, int]:
 def _open_cuda(engine: EngineDir, opening: Opening) -> Any:
     from tensorwright.runtime.engine.cuda.executor import CudaExecutor
 
-    graphs, draws = (os.environ.get(name, "1") != "0" for name in (CUDA_GRAPHS, CUDA_DRAWS))
+    graphs, draws, ahead = (os.environ.get(name, "1") != "0" for name in (CUDA_GRAPHS, CUDA_DRAWS, CUDA_AHEAD))
     return CudaExecutor(
         engine, device=opening.device or 0, threads=opening.threads, graphs=graphs, draws=draws,
-        memory_share=opening.gpu_memory,
+        ahead=ahead, memory_share=opening.gpu_memory,
     )  # fmt: skip
 
 

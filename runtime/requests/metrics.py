@@ -72,6 +72,9 @@ ENGINE: dict[str, Metric] = {
     "sat_out": _metric(
         "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
     ),
+    "steps_ahead": _metric(
+        "steps_ahead_total", "counter", "Steps that were started before the tokens of the last one were known."
+    ),
     "forced_tokens": _metric(
         "guided_forced_tokens_total", "counter", "Tokens that a grammar forced and that cost no step of their own."
     ),

@@ -116,6 +116,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     behaviour.sink_tokens = sink_tokens;
     behaviour.states = states;
     behaviour.draws = round % 2 == 1;
+    behaviour.ahead = round % 4 == 3;
     behaviour.drawn = &drawn;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);

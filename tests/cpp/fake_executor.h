@@ -3,6 +3,9 @@
 // With states it depends on a hash of the sequence's tokens too, which is kept in the sequence's state slot
 // alone.
 //
+// With `ahead` nothing is computed or copied before somebody waits for it, and a step may be started behind
+// one whose tokens are not known: as late, and in the same order, as a device may do it.
+//
 // With heads, the feature of a position is the hash of the tokens up to there, in four floats. The heads hash
 // the next token into it, so they say what the model will say; unless their own cache, in the blocks of group
 // 0, holds something else than the hashes of this sequence before: then they say something else, and count
@@ -13,7 +16,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -47,6 +53,8 @@ struct FakeBehaviour {
   int32_t at_once = 1;       // tokens that the heads say at once; more than one: without a cache
   bool draws = false;        // it draws tokens itself, but leaves each third to the engine, as not being sure
   int64_t* drawn = nullptr;  // counts the tokens that it drew
+  bool ahead = false;        // it starts steps behind one that is underway; with draws
+  int64_t* ahead_of = nullptr;  // counts the tokens that such steps had of the one before
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -79,32 +87,45 @@ class FakeExecutor : public tensorwright::Executor {
   }
 
   tensorwright::LogitRows run(const tensorwright::Step& step) override {
-    check(step);
-    ++steps_;
-    if (behaviour_.fail_every && step.seqs() > 1 && steps_ % behaviour_.fail_every == 0) {
-      for (int32_t slot : step.state_slots) states_[static_cast<size_t>(slot)].hash ^= 7;  // half computed
-      throw std::runtime_error("company");
-    }
-    if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
-    if (has(step, behaviour_.die_token)) throw 42;
-    if (behaviour_.held_us)
-      tensorwright::Clock::HeldHere::set(tensorwright::Clock::now() +
-                                         std::chrono::microseconds(behaviour_.held_us));
-    if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
-    const bool late = has(step, behaviour_.late_token);
-    for (size_t g = 0; g < cache_.size(); ++g) {
-      for (int32_t t = 0; t < step.tokens(); ++t) {
-        cache_[g].at(step.groups[g].slots[t]) = Entry{late ? -7 : step.token_ids[t], step.positions[t]};
-      }
-    }
-    advance_states(step, late);
-    logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
-    for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
-    if (late) throw std::runtime_error("late poison");
-    if (features_wanted_) ++feature_steps_, fill_features(step);
-    draw(step);
-    return {logits_.data(), stride(), step.rows(), step.draws.empty() ? nullptr : tokens_.data()};
+    require(underway_.empty(), "a step is underway");
+    settle();
+    admit(step);
+    return compute(step);
   }
+
+  bool runs_ahead() const override { return behaviour_.ahead; }
+  void start(const tensorwright::Step& step) override {
+    require(behaviour_.ahead && underway_.size() < 2, "no more steps may be underway");
+    admit(step);
+    const auto own = std::make_shared<Result>();
+    const std::shared_ptr<Result> last = underway_.empty() ? nullptr : underway_.back();
+    for (const int32_t token : step.token_ids) {
+      if (token >= 0) continue;
+      const auto row = static_cast<size_t>(-1 - token);
+      require(last && row < last->wanted.size() && last->wanted[row], "a token of a row that is drawn");
+      if (behaviour_.ahead_of) ++*behaviour_.ahead_of;
+    }
+    for (const tensorwright::RowDraw& draw : step.draws) own->wanted.push_back(draw.wanted);
+    underway_.push_back(own);
+    queue_.push_back([this, own, last, step = tensorwright::Step(step)]() mutable {
+      for (int32_t& token : step.token_ids)
+        if (token < 0) token = last->tokens[static_cast<size_t>(-1 - token)];
+      const tensorwright::LogitRows rows = compute(step);
+      own->logits = logits_;
+      if (rows.tokens) own->tokens = tokens_;
+      own->rows = rows.rows;
+      own->done = true;
+    });
+  }
+  tensorwright::LogitRows finish() override {
+    require(!underway_.empty(), "no step is underway");
+    finished_ = underway_.front();
+    underway_.pop_front();
+    while (!finished_->done) run_next();
+    const std::vector<int32_t>& tokens = finished_->tokens;
+    return {finished_->logits.data(), stride(), finished_->rows, tokens.empty() ? nullptr : tokens.data()};
+  }
+
   bool draws_tokens() const override { return behaviour_.draws; }
 
   void want_features(bool wanted) override { features_wanted_ = wanted; }
@@ -148,17 +169,22 @@ class FakeExecutor : public tensorwright::Executor {
 
   void copy_block(int32_t group, int32_t from, int32_t to) override {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
-    size_t n = facts_.block_size;
-    std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
+    in_turn([this, group, from, to] {
+      size_t n = facts_.block_size;
+      std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
+    });
   }
 
   void copy_state(int32_t from, int32_t to) override {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
     if (from == to) throw std::logic_error("a state copied to itself");
-    if (!behaviour_.lose_states) states_.at(static_cast<size_t>(to)) = states_.at(static_cast<size_t>(from));
+    if (behaviour_.lose_states) return;
+    in_turn(
+        [this, from, to] { states_.at(static_cast<size_t>(to)) = states_.at(static_cast<size_t>(from)); });
   }
 
   void read_block(int32_t group, int32_t block, char* to) const override {
+    settle();
     std::memset(to, 0, static_cast<size_t>(facts_.block_bytes[group]));
     const size_t n = sizeof(Entry) * facts_.block_size;
     require(n <= static_cast<size_t>(facts_.block_bytes[group]), "a block's entries fit its bytes");
@@ -167,21 +193,79 @@ class FakeExecutor : public tensorwright::Executor {
 
   void write_block(int32_t group, int32_t block, const char* from) override {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("write");
+    settle();
     const size_t n = sizeof(Entry) * facts_.block_size;
     std::memcpy(&cache_[group].at(static_cast<size_t>(block) * facts_.block_size), from, n);
   }
 
   void read_state(int32_t slot, char* to) const override {
+    settle();
     std::memset(to, 0, static_cast<size_t>(facts_.state_bytes));
     std::memcpy(to, &states_.at(static_cast<size_t>(slot)), sizeof(State));
   }
 
   void write_state(int32_t slot, const char* from) override {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("write");
+    settle();
     std::memcpy(&states_.at(static_cast<size_t>(slot)), from, sizeof(State));
   }
 
  private:
+  // The rows of a step that was started.
+  struct Result {
+    std::vector<bool> wanted;  // [rows]: whether it draws from the row
+    std::vector<float> logits;
+    std::vector<int32_t> tokens;
+    int32_t rows = 0;
+    bool done = false;
+  };
+
+  void admit(const tensorwright::Step& step) {
+    check(step);
+    ++steps_;
+    if (behaviour_.fail_every && step.seqs() > 1 && steps_ % behaviour_.fail_every == 0) {
+      in_turn([this, slots = step.state_slots] {
+        for (int32_t slot : slots) states_[static_cast<size_t>(slot)].hash ^= 7;  // half computed
+      });
+      throw std::runtime_error("company");
+    }
+    if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
+    if (has(step, behaviour_.die_token)) throw 42;
+  }
+
+  tensorwright::LogitRows compute(const tensorwright::Step& step) {
+    if (behaviour_.held_us)
+      tensorwright::Clock::HeldHere::set(tensorwright::Clock::now() +
+                                         std::chrono::microseconds(behaviour_.held_us));
+    if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
+    const bool late = has(step, behaviour_.late_token);
+    for (size_t g = 0; g < cache_.size(); ++g) {
+      for (int32_t t = 0; t < step.tokens(); ++t) {
+        cache_[g].at(step.groups[g].slots[t]) = Entry{late ? -7 : step.token_ids[t], step.positions[t]};
+      }
+    }
+    advance_states(step, late);
+    logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
+    for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
+    if (late) throw std::runtime_error("late poison");
+    if (features_wanted_) ++feature_steps_, fill_features(step);
+    draw(step);
+    return {logits_.data(), stride(), step.rows(), step.draws.empty() ? nullptr : tokens_.data()};
+  }
+
+  void run_next() const {
+    const std::function<void()> work = std::move(queue_.front());
+    queue_.pop_front();
+    work();
+  }
+  void settle() const {
+    while (!queue_.empty()) run_next();
+  }
+  void in_turn(std::function<void()> work) {
+    queue_.push_back(std::move(work));
+    if (!behaviour_.ahead) settle();
+  }
+
   struct Entry {
     int32_t token = -1, position = -1;
   };
@@ -355,7 +439,10 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<State> states_;              // [state slots]
   std::vector<uint64_t> behind_;           // [tokens]: the hash behind each token of the step
   std::vector<float> logits_, features_, own_;
-  std::vector<int32_t> tokens_;          // [rows]: those that were drawn
+  std::vector<int32_t> tokens_;                      // [rows]: those that were drawn
+  mutable std::deque<std::function<void()>> queue_;  // what was started, in order
+  std::deque<std::shared_ptr<Result>> underway_;
+  std::shared_ptr<Result> finished_;
   int64_t asked_ = 0;                    // the draws that were asked for
   std::vector<DraftEntry> draft_cache_;  // [slots]
   bool features_wanted_ = false;

@@ -11,7 +11,7 @@
 #define MOST_PIECES 4096
 #define MOST_OPS 65536
 
-enum { COPY_TO_DEVICE, COPY_TO_HOST, COPY_ON_DEVICE, SET, LAUNCH, PRODUCT };
+enum { COPY_TO_DEVICE, COPY_TO_HOST, COPY_ON_DEVICE, SET, LAUNCH, PRODUCT, EVENT };
 
 // Numbers of CUresult.
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700 };
@@ -34,9 +34,15 @@ typedef struct {
 
 typedef struct {
   List queue;
+  uint64_t done;  // how many ran that are in the queue no more
   int capturing;
   List captured;
 } Stream;
+
+typedef struct {
+  Stream *stream;  // NULL before it is recorded
+  uint64_t behind;  // how many come before it on the stream
+} Event;
 
 typedef struct {
   char *data;
@@ -207,19 +213,38 @@ int cuStreamCreate(Stream **stream, unsigned flags) {
   *stream = calloc(1, sizeof(Stream));
   return OK;
 }
-int cuStreamSynchronize(Stream *stream) {
+// Runs the first `count` of the queue, and takes them out of it.
+static int run_first(Stream *stream, size_t count) {
+  List *queue = &stream->queue;
   int result = OK;
   if (stream->capturing) return fault("a stream is synchronized while it is captured"), INVALID_VALUE;
-  for (size_t i = 0; i < stream->queue.count && result == OK; ++i) result = run(&stream->queue.ops[i]);
-  stream->queue.count = 0;
+  for (size_t i = 0; i < count && result == OK; ++i) result = run(&queue->ops[i]);
+  queue->count -= count;
+  stream->done += count;
+  if (count) memmove(queue->ops, queue->ops + count, queue->count * sizeof(Op));
   return result;
 }
+int cuStreamSynchronize(Stream *stream) { return run_first(stream, stream->queue.count); }
 int cuStreamDestroy_v2(Stream *stream) {
   if (stream->queue.count) fault("a stream is destroyed before it is done");
   free(stream->queue.ops);
   free(stream->captured.ops);
   free(stream);
   return OK;
+}
+int cuEventCreate(Event **event, unsigned flags) {
+  (void)flags;
+  return *event = calloc(1, sizeof(Event)), OK;
+}
+int cuEventDestroy_v2(Event *event) { return free(event), OK; }
+int cuEventRecord(Event *event, Stream *stream) {
+  if (stream->capturing) return fault("an event is recorded while a stream is captured"), INVALID_VALUE;
+  *event = (Event){stream, stream->done + stream->queue.count};
+  return OK;
+}
+int cuEventSynchronize(Event *event) {
+  Stream *stream = event->stream;
+  return stream && event->behind > stream->done ? run_first(stream, event->behind - stream->done) : OK;
 }
 int cuStreamBeginCapture_v2(Stream *stream, int mode) {
   (void)mode;

@@ -141,6 +141,7 @@ CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weig
       facts_(plan_.facts()),
       graphs_wanted_(options.graphs),
       draws_wanted_(options.draws),
+      ahead_wanted_(options.ahead),
       team_(options.threads),
       driver_(options.device),
       stream_(bound(driver_)),
@@ -220,6 +221,7 @@ size_t CudaExecutor::step_bytes(int32_t max_tokens, int32_t max_rows, int32_t ma
                                                        : max_seqs;
     bytes += aligned(slot.row_bytes * static_cast<size_t>(rows));
   }
+  if (runs_ahead()) bytes += plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows);
   return bytes + MetadataLayout(largest_shape(max_tokens, max_rows, max_seqs)).bytes;
 }
 
@@ -253,10 +255,9 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   workspace_ = DeviceMemory(driver_, plan_.workspace_bytes, "workspace of kernels");
   const size_t packed = MetadataLayout(largest_shape(max_tokens, max_rows, max_seqs)).bytes;
   metadata_ = DeviceMemory(driver_, packed, "metadata of steps");
-  packed_ = PinnedMemory(driver_, packed, "metadata of steps");
-  logits_ = PinnedMemory(driver_, plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows),
-                         "logits");
-  tokens_ = PinnedMemory(driver_, sizeof(int32_t) * static_cast<size_t>(max_rows), "tokens");
+  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, rows = static_cast<size_t>(max_rows);
+  for (int i = 0; i < (runs_ahead() ? 2 : 1); ++i) buffers_.emplace_back(driver_, packed, row_bytes, rows);
+  if (runs_ahead()) kept_ = DeviceMemory(driver_, row_bytes * rows, "logits");
   blocks_ = blocks;
   for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
   for (PageTensor& tensor : pages_) {
@@ -306,62 +307,118 @@ CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
 }
 
 LogitRows CudaExecutor::run(const Step& step) {
+  if (underway_ > 0) refuse("run: another step is underway");
+  begin(step);
+  return step.tokens() == 0 ? LogitRows{} : finish();
+}
+
+void CudaExecutor::start(const Step& step) {
+  if (!runs_ahead()) refuse("start: this engine computes one step after the other");
+  if (step.tokens() == 0) refuse("start: a step must have tokens");
+  begin(step);
+}
+
+// Starts a step, behind the one that is underway. If it throws, the step has had no effect but on
+// activations.
+void CudaExecutor::begin(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
-  checker_->check(step);
-  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
-    refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
-                  step.draws.size()));
-  }
-  if (step.tokens() == 0) return {};
+  if (underway_ == buffers_.size()) refuse("start: no more steps may be underway");
+  const StepBuffers* const last = underway_ > 0 ? &buffers_[first_underway()] : nullptr;
+  checker_->check(step, last ? last->rows : 0);
+  check_draws(step);
+  if (step.tokens() == 0) return;
   const bool graph = decodes(step);
   const Prepared prepared = prepare(shape_of(step, graph));
-  if (prepared.layout.bytes > packed_.bytes())
+  StepBuffers& own = buffers_[next_buffers_];
+  if (prepared.layout.bytes > own.metadata.bytes())
     refuse("run: the block tables are wider than the longest sequence");
+  own.rows = step.rows();
+  own.draws = step.draws;
   try {
-    start_step(step, prepared, graph);
+    if (last) keep_logits(*last);
+    start_step(step, prepared, graph, own);
+    own.done.record(stream_);
   } catch (...) {
     settle();
     throw;
   }
-  stream_.synchronize();
-  const auto* logits = reinterpret_cast<const float*>(logits_.data());
-  if (step.draws.empty()) return {logits, facts_.vocab_size, step.rows()};
-  take_tokens(step);
-  return {logits, facts_.vocab_size, step.rows(), reinterpret_cast<const int32_t*>(tokens_.data())};
+  next_buffers_ = (next_buffers_ + 1) % buffers_.size();
+  counters_.ahead += last != nullptr;
+  ++underway_;
+}
+
+// Requires that the step says of each row how to draw, or of none, and has no token of a row that was not
+// drawn.
+void CudaExecutor::check_draws(const Step& step) const {
+  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
+    refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
+                  step.draws.size()));
+  }
+  for (const int32_t token : step.token_ids) {
+    if (token >= 0) continue;
+    const auto row = static_cast<size_t>(-1 - token);
+    const std::vector<RowDraw>& draws = buffers_[first_underway()].draws;
+    if (draws.empty() || !draws[row].wanted)
+      refuse(concat("start: a token must be that of a row that is drawn, row ", row, " is not"));
+  }
+}
+
+// Copies the logits of a step that is underway before another one writes over them: the host wants those of
+// rows of which the device is not sure.
+void CudaExecutor::keep_logits(const StepBuffers& last) {
+  if (last.draws.empty()) return;
+  const size_t bytes = plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(last.rows);
+  driver_.check(
+      driver_.copy_on_device_async(kept_.address(), slots_[plan_.logits_slot], bytes, stream_.get()),
+      "cuMemcpyDtoDAsync");
+  has_kept_ = true;
+}
+
+LogitRows CudaExecutor::finish() {
+  if (underway_ == 0) refuse("finish: no step is underway");
+  const StepBuffers& own = buffers_[first_underway()];
+  own.done.synchronize();
+  --underway_;
+  const DevicePointer on_device =
+      std::exchange(has_kept_, false) ? kept_.address() : slots_[plan_.logits_slot];
+  const auto* logits = reinterpret_cast<const float*>(own.logits.data());
+  if (own.draws.empty()) return {logits, facts_.vocab_size, own.rows};
+  take_tokens(own, on_device);
+  return {logits, facts_.vocab_size, own.rows, own.drawn()};
 }
 
 // Fetches the logits of the rows of which the device does not know the token.
-void CudaExecutor::take_tokens(const Step& step) {
-  const auto* tokens = reinterpret_cast<const int32_t*>(tokens_.data());
+void CudaExecutor::take_tokens(const StepBuffers& buffers, DevicePointer logits) {
+  const int32_t* tokens = buffers.drawn();
   int64_t wanted = 0, undecided = 0;
-  for (size_t row = 0; row < step.draws.size(); ++row) {
+  for (size_t row = 0; row < buffers.draws.size(); ++row) {
     if (tokens[row] < -1 || tokens[row] >= facts_.vocab_size) {
       throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row],
                                ", and the model has ", facts_.vocab_size,
                                " tokens; this is a bug of theirs"));
     }
-    wanted += step.draws[row].wanted;
-    undecided += step.draws[row].wanted && tokens[row] < 0;
+    wanted += buffers.draws[row].wanted;
+    undecided += buffers.draws[row].wanted && tokens[row] < 0;
   }
   counters_.drawn += wanted - undecided;
   counters_.undecided += undecided;
-  const auto unknown = [&](size_t row) { return step.draws[row].wanted && tokens[row] < 0; };
-  if (copy_rows(step.rows(), unknown)) stream_.synchronize();
+  const auto unknown = [&](size_t row) { return buffers.draws[row].wanted && tokens[row] < 0; };
+  if (copy_rows(buffers, logits, unknown)) stream_.synchronize();
 }
 
-// Starts copies of the logits of some rows, one for each run of them. Returns whether there are any.
+// Starts copies of some rows of the logits, one for each run of them. Returns whether there are any.
 template <typename Wanted>
-bool CudaExecutor::copy_rows(int32_t rows, const Wanted& wanted) {
-  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, end = static_cast<size_t>(rows);
+bool CudaExecutor::copy_rows(const StepBuffers& buffers, DevicePointer from, const Wanted& wanted) {
+  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, end = static_cast<size_t>(buffers.rows);
   bool any = false;
   for (size_t first = 0; first < end;) {
     size_t last = first;
     while (last < end && wanted(last)) ++last;
     if (last > first) {
-      driver_.check(driver_.copy_to_host_async(logits_.data() + first * row_bytes,
-                                               slots_[plan_.logits_slot] + first * row_bytes,
-                                               (last - first) * row_bytes, stream_.get()),
-                    "cuMemcpyDtoHAsync");
+      driver_.check(
+          driver_.copy_to_host_async(buffers.logits.data() + first * row_bytes, from + first * row_bytes,
+                                     (last - first) * row_bytes, stream_.get()),
+          "cuMemcpyDtoHAsync");
       any = true;
     }
     first = last + 1;
@@ -369,30 +426,53 @@ bool CudaExecutor::copy_rows(int32_t rows, const Wanted& wanted) {
   return any;
 }
 
-void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph) {
+// Puts the tokens that the step before draws where this one reads its token ids, one copy for each run of
+// them. A token of which the device is not sure is -1, which embeds as zeros.
+void CudaExecutor::take_over(const Step& step, const Prepared& prepared) {
+  const std::vector<int32_t>& ids = step.token_ids;
+  const DevicePointer to =
+      metadata_.address() + prepared.layout.offsets[static_cast<size_t>(Metadata::kTokenIds)];
+  for (size_t first = 0; first < ids.size();) {
+    size_t last = first + 1;
+    if (ids[first] < 0) {
+      while (last < ids.size() && ids[last] == ids[last - 1] - 1) ++last;
+      const auto row = static_cast<size_t>(-1 - ids[first]);
+      driver_.check(driver_.copy_on_device_async(to + first * sizeof(int32_t),
+                                                 slots_[plan_.tokens_slot] + row * sizeof(int32_t),
+                                                 (last - first) * sizeof(int32_t), stream_.get()),
+                    "cuMemcpyDtoDAsync");
+    }
+    first = last;
+  }
+}
+
+void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph,
+                              const StepBuffers& buffers) {
   pack_step(step, prepared.shape, spare_, limits_.state_slots, facts_.block_size, prepared.layout,
-            packed_.data());
-  driver_.check(
-      driver_.copy_to_device_async(metadata_.address(), packed_.data(), prepared.layout.bytes, stream_.get()),
-      "cuMemcpyHtoDAsync");
+            buffers.metadata.data());
+  driver_.check(driver_.copy_to_device_async(metadata_.address(), buffers.metadata.data(),
+                                             prepared.layout.bytes, stream_.get()),
+                "cuMemcpyHtoDAsync");
+  take_over(step, prepared);
   if (graph) {
     replay(prepared);
   } else {
     start_all(prepared);
     ++counters_.eager;
   }
-  copy_rows(step.rows(), [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
+  copy_rows(buffers, slots_[plan_.logits_slot],
+            [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
   if (!step.draws.empty()) {
     driver_.check(
-        driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
+        driver_.copy_to_host_async(buffers.tokens.data(), slots_[plan_.tokens_slot],
                                    sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
         "cuMemcpyDtoHAsync");
   }
 }
 
 // The first step of a shape runs as it is: it makes the libraries choose their kernels, which a capture may
-// not see. The second is captured. A new shape takes the place of the one that was used least recently; run()
-// has waited for every step of it.
+// not see. The second is captured. A new shape takes the place of the one that was used least recently, which
+// is none of the two steps that may be underway.
 void CudaExecutor::replay(const Prepared& step) {
   std::unique_ptr<Graph>* graph = graphs_.find(step.shape);
   if (!graph) {

@@ -16,6 +16,7 @@
 #include "runtime/core/cuda/driver.h"
 #include "runtime/core/cuda/kernels.h"
 #include "runtime/core/cuda/products.h"
+#include "runtime/core/cuda/step_buffers.h"
 #include "runtime/core/cuda/step_metadata.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/ops/step_check.h"
@@ -31,6 +32,8 @@ struct CudaExecutorOptions {
   // Whether tokens are drawn on the device, from the rows of which nothing else is wanted, if the engine has
   // kernels for that.
   bool draws = true;
+  // Whether a step may be started while another one is underway, if tokens are drawn.
+  bool ahead = true;
   // The threads that draw tokens, and do other work between steps; 0: one per usable processor.
   int threads = 1;
 };
@@ -40,9 +43,10 @@ struct CudaCounters {
   int64_t eager = 0, captured = 0, replayed = 0;  // steps
   // Rows whose tokens were drawn on the device, and those that it left to the host because it was not sure.
   int64_t drawn = 0, undecided = 0;
+  int64_t ahead = 0;  // steps that were started while another one was underway
 };
 
-// Computes a step on the device, and waits for its tokens and logits. Two threads must not use it at once.
+// Computes steps on the device. Two threads must not use it at once.
 class CudaExecutor : public Executor {
  public:
   // Loads kernels and weights. Throws Error{"EngineError"} for files that are missing or wrong, or code for
@@ -59,6 +63,9 @@ class CudaExecutor : public Executor {
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   LogitRows run(const Step& step) override;
   bool draws_tokens() const override { return draws_wanted_ && plan_.draws(); }
+  bool runs_ahead() const override { return ahead_wanted_ && draws_tokens(); }
+  void start(const Step& step) override;
+  LogitRows finish() override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
   void read_block(int32_t group, int32_t block, char* to) const override;
@@ -95,10 +102,15 @@ class CudaExecutor : public Executor {
   bool decodes(const Step& step) const;
   StepShape shape_of(const Step& step, bool bucket) const;
   void settle() const noexcept;
-  void start_step(const Step& step, const Prepared& prepared, bool graph);
+  size_t first_underway() const { return (next_buffers_ + buffers_.size() - underway_) % buffers_.size(); }
+  void begin(const Step& step);
+  void check_draws(const Step& step) const;
+  void keep_logits(const StepBuffers& last);
+  void take_over(const Step& step, const Prepared& prepared);
+  void start_step(const Step& step, const Prepared& prepared, bool graph, const StepBuffers& buffers);
   template <typename Wanted>
-  bool copy_rows(int32_t rows, const Wanted& wanted);
-  void take_tokens(const Step& step);
+  bool copy_rows(const StepBuffers& buffers, DevicePointer from, const Wanted& wanted);
+  void take_tokens(const StepBuffers& buffers, DevicePointer logits);
   void start_all(const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);
@@ -112,14 +124,18 @@ class CudaExecutor : public Executor {
 
   const CudaPlan plan_;
   const ModelFacts facts_;
-  const bool graphs_wanted_, draws_wanted_;
+  const bool graphs_wanted_, draws_wanted_, ahead_wanted_;
   ThreadTeam team_;
   const Driver driver_;
   const Stream stream_;
   const Kernels kernels_;
   Products products_;
   DeviceMemory weights_, workspace_, activations_, metadata_;
-  PinnedMemory packed_, logits_, tokens_;
+  DeviceMemory kept_;                 // the logits of a step that is underway while another one is computed
+  bool has_kept_ = false;             // whether kept_ has those of the first step that is underway
+  std::vector<StepBuffers> buffers_;  // one for each step that may be underway
+  size_t next_buffers_ = 0;           // those that the next step takes
+  size_t underway_ = 0;               // steps that were started and are not finished
   std::vector<PageTensor> pages_;     // [layer, tensor], one behind the other
   std::vector<size_t> first_page_;    // [layers]: its first tensor
   std::vector<DevicePointer> slots_;  // [slots]

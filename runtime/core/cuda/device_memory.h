@@ -1,4 +1,4 @@
-// Owns memory of a device, page-locked memory of the host, and a stream.
+// Owns memory of a device, page-locked memory of the host, a stream, and an event.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CUDA_DEVICE_MEMORY_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CUDA_DEVICE_MEMORY_H_
 
@@ -105,6 +105,32 @@ class Stream {
  private:
   const Driver& driver_;
   CudaStream* stream_ = nullptr;
+};
+
+// A point in what a stream was given.
+class StreamEvent {
+ public:
+  explicit StreamEvent(const Driver& driver) : driver_(&driver) {
+    constexpr unsigned kDisableTiming = 2;
+    driver.check(driver.event_create(&event_, kDisableTiming), "cuEventCreate");
+  }
+  ~StreamEvent() {
+    if (event_) driver_->event_destroy(event_);
+  }
+  StreamEvent(StreamEvent&& other) noexcept
+      : driver_(other.driver_), event_(std::exchange(other.event_, nullptr)) {}
+  StreamEvent& operator=(StreamEvent&&) = delete;
+
+  // Moves the point behind all that the stream was given.
+  void record(const Stream& stream) const {
+    driver_->check(driver_->event_record(event_, stream.get()), "cuEventRecord");
+  }
+  // Waits until the stream has come to the point.
+  void synchronize() const { driver_->check(driver_->event_synchronize(event_), "cuEventSynchronize"); }
+
+ private:
+  const Driver* driver_;
+  CudaEvent* event_ = nullptr;
 };
 
 }  // namespace tensorwright

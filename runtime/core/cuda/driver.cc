@@ -49,6 +49,10 @@ Driver::Driver(int device)
   library_.find("cuStreamCreate", stream_create);
   library_.find("cuStreamDestroy_v2", stream_destroy);
   library_.find("cuStreamSynchronize", stream_synchronize);
+  library_.find("cuEventCreate", event_create);
+  library_.find("cuEventDestroy_v2", event_destroy);
+  library_.find("cuEventRecord", event_record);
+  library_.find("cuEventSynchronize", event_synchronize);
   library_.find("cuStreamBeginCapture_v2", stream_begin_capture);
   library_.find("cuStreamEndCapture", stream_end_capture);
   library_.find("cuGraphInstantiateWithFlags", graph_instantiate);

@@ -22,6 +22,7 @@ class DeviceError : public FatalError {
 using DevicePointer = uint64_t;
 struct CudaContext;
 struct CudaStream;
+struct CudaEvent;
 struct CudaModule;
 struct CudaFunction;
 struct CudaGraph;
@@ -67,6 +68,10 @@ class Driver {
   int (*stream_create)(CudaStream**, unsigned);
   int (*stream_destroy)(CudaStream*);
   int (*stream_synchronize)(CudaStream*);
+  int (*event_create)(CudaEvent**, unsigned);
+  int (*event_destroy)(CudaEvent*);
+  int (*event_record)(CudaEvent*, CudaStream*);
+  int (*event_synchronize)(CudaEvent*);
   int (*stream_begin_capture)(CudaStream*, int);
   int (*stream_end_capture)(CudaStream*, CudaGraph**);
   int (*graph_instantiate)(CudaGraphExec**, CudaGraph*, unsigned long long);

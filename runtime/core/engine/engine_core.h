@@ -24,6 +24,7 @@
 #include "runtime/core/engine/prefix_fetches.h"
 #include "runtime/core/engine/prefix_pins.h"
 #include "runtime/core/engine/prefix_transfer.h"
+#include "runtime/core/engine/started_step.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/sampling/sampler.h"
 #include "runtime/core/scheduler/request.h"
@@ -54,6 +55,7 @@ struct EngineStats {
   // The slots of the states of recurrent layers: of running sequences and of snapshots.
   int32_t state_slots = 0, used_state_slots = 0, state_snapshots = 0;
   SnapshotStats snapshots;
+  int64_t steps_ahead = 0;    // steps that were started before the tokens of the last one were known
   int64_t forced_tokens = 0;  // tokens that a grammar forced and that cost no step of their own
   int64_t sat_out = 0;        // times that a sequence was put aside until its mask comes
   int64_t late = 0;           // completions that could not end by their deadline
@@ -126,7 +128,7 @@ class EngineCore {
 
   bool idle() const { return scheduler_->idle(); }
   // Returns whether step() has something to do: not if nobody can go on before a prefix has come.
-  bool can_step() const { return !idle() && !scheduler_->only_fetches(); }
+  bool can_step() const { return underway_ || (!idle() && !scheduler_->only_fetches()); }
   EngineStats stats() const;
   EngineLoad load() const noexcept;
   // Gives prefixes to other engines and takes theirs, between two calls of step().
@@ -160,13 +162,6 @@ class EngineCore {
     int64_t id;
     Error error;
   };
-  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported or that are pooled, then, if a
-  // token is drawn, its row and one for each token of the draft.
-  struct WantedRows {
-    Sequence* sequence;
-    int32_t prompt;
-    int32_t drawn;
-  };
   // A row that a sequence's next token is drawn from, and what the sampler returned or threw.
   struct Draw {
     Sequence* sequence;
@@ -192,12 +187,12 @@ class EngineCore {
     int32_t computed;
   };
 
-  bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
+  bool run(StepPlan& plan, bool at_fault, bool may_lead, std::vector<Event>* events);
   void observe(PacedStep step, bool waited, Clock::time_point start);
   bool is_late(const Sequence& sequence, Clock::time_point now) const;
-  void keep_step(const StepPlan& plan, int64_t number, int32_t rows, Clock::time_point begin,
-                 Clock::time_point end) noexcept;
-  void keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept;
+  std::vector<Span> spans_of(const StepPlan& plan, int64_t number, int32_t rows) const;
+  void keep_step(const StartedStep& step, Clock::time_point begin) noexcept;
+  void keep_draws(const StartedStep& step) noexcept;
   size_t widest_group() const noexcept;
   void make_log(const EngineOptions& options);
   void make_tiers(const TierOptions& options);
@@ -208,7 +203,15 @@ class EngineCore {
   static Share share_of(const Sequence& sequence);
   static std::vector<Share> shares_of(const StepPlan& plan);
   std::vector<Share> alive(const std::function<bool(const Sequence&)>& wanted) const;
-  LogitRows execute(const StepPlan& plan, const std::vector<WantedRows>& wanted);
+  StartedStep begun(const StepPlan& plan, bool may_lead);
+  static void check_rows(const StartedStep& step, const LogitRows& logits);
+  void go_on(std::vector<Event>* events);
+  void start_next();
+  void commit(StartedStep& step);
+  void put_tokens(const StartedStep& step, const LogitRows& logits);
+  void leave_steps(const Sequence& sequence) noexcept;
+  bool leads() const;
+  void land(StartedStep& step, const LogitRows& logits, std::vector<Event>* events);
   std::vector<WantedRows> wanted_rows(const StepPlan& plan);
   void ask_for_tokens(const std::vector<WantedRows>& wanted);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,
@@ -260,12 +263,15 @@ class EngineCore {
   std::vector<Sampler> samplers_;             // one per thread of the executor
   const std::shared_ptr<Timeline> timeline_;  // null: nothing is kept
   Step step_;
+  // The step whose rows the executor has not given yet, and the one that was started behind it.
+  std::optional<StartedStep> underway_, next_;
+  Clock::time_point computed_ = Clock::time_point::min();  // when the rows of the last step came
   MaskSource* masks_;
   // pending_ holds the draws whose masks have not come, ready_ those that are drawn from now. Neither holds a
   // draw of a sequence that has ended. Both have room for all rows of a step before it is computed.
   std::vector<Draw> pending_, ready_;
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
-  int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0;
+  int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0, ahead_ = 0;
   int64_t added_ = 0, calls_ = 0, checks_ = 0, late_ = 0;
   const int32_t debug_lose_block_;
   SequenceBlocks debug_lost_;

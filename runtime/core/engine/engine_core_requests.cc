@@ -142,6 +142,7 @@ void EngineCore::remove(const Event& last) {
   }
   const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
   if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
+  if (sequence) leave_steps(*sequence);
   if (sequence && drafter_) drafter_->forget(*sequence);
   if (sequence && sequence->sampling->beams()) beams_.forget(last.request_id);
   count(last.request_id, 1,

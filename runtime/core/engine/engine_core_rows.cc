@@ -49,6 +49,10 @@ void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRow
   int32_t row = 0;
   for (const WantedRows& chunk : wanted) {
     auto [sequence, prompt, drawn] = chunk;
+    if (!sequence) {
+      row += chunk.rows();
+      continue;
+    }
     const int64_t id = sequence->id;  // pool() may end the sequence
     try {
       if (sequence->sampling->pools()) {
@@ -122,7 +126,8 @@ void EngineCore::forget_preempted() {
 // Adds the draws of `first` and of the sequences that fork from it. All of them draw from the same row.
 void EngineCore::fork(Sequence& first, const Draw& draw) {
   if (first.sampling->beams()) return pending_.push_back(draw);  // they fork when their tokens are chosen
-  std::vector<Sequence*> sequences = scheduler_->fork(first);
+  std::vector<Sequence*> sequences;
+  if (first.forks > 0) sequences = scheduler_->fork(first);
   for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
   pending_.push_back(draw);
   for (Sequence* sequence : sequences) pending_.push_back({sequence, draw.row});

@@ -44,6 +44,7 @@ EngineStats EngineCore::stats() const {
   stats.state_snapshots = kv_->snapshots();
   stats.snapshots = kv_->snapshot_stats();
   stats.sat_out = sat_out_;
+  stats.steps_ahead = ahead_;
   stats.late = late_;
   stats.steps_over_goal = pace_.over();
   stats.pace = pace_.pace();
@@ -57,28 +58,38 @@ EngineStats EngineCore::stats() const {
   return stats;
 }
 
-void EngineCore::keep_step(const StepPlan& plan, int64_t number, int32_t rows, Clock::time_point begin,
-                           Clock::time_point end) noexcept {
-  Span span{Timeline::nanoseconds(begin), Timeline::nanoseconds(end), number};
+// Returns what the timeline tells of a step that is not committed yet, without the times.
+std::vector<Span> EngineCore::spans_of(const StepPlan& plan, int64_t number, int32_t rows) const {
+  std::vector<Span> spans;
+  spans.reserve(plan.chunks.size() + 1);
+  Span span{.id = number};
   for (const PlannedChunk& chunk : plan.chunks) {
-    Span share = span;
+    Span share;
     share.id = chunk.sequence->id;
     share.kind = SpanKind::kShare;
     share.track = chunk.sequence->completion;
     share.a = chunk.tokens + chunk.drafted;
     share.b = chunk.sequence->computed;
-    timeline_->add(share);
+    spans.push_back(share);
     ++span.b;
   }
   span.a = plan.tokens;
   span.c = rows;
   span.d = scheduler_->waiting();
-  timeline_->add(span);
+  spans.push_back(span);
+  return spans;
 }
 
-void EngineCore::keep_draws(int64_t number, int32_t rows, Clock::time_point begin) noexcept {
-  Span span{Timeline::nanoseconds(begin), Timeline::now(), number, SpanKind::kSample};
-  span.a = rows;
+void EngineCore::keep_step(const StartedStep& step, Clock::time_point begin) noexcept {
+  for (Span span : step.spans) {
+    span.begin = Timeline::nanoseconds(begin), span.end = Timeline::nanoseconds(step.computed);
+    timeline_->add(span);
+  }
+}
+
+void EngineCore::keep_draws(const StartedStep& step) noexcept {
+  Span span{Timeline::nanoseconds(step.computed), Timeline::now(), step.number, SpanKind::kSample};
+  span.a = step.rows;
   span.b = kv_->group(static_cast<int32_t>(widest_group())).free();
   span.c = scheduler_->running();
   timeline_->add(span);

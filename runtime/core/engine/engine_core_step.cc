@@ -40,6 +40,7 @@ void EngineCore::check() {
 void EngineCore::take_step(std::vector<Event>* events) {
   StepPlan plan;
   std::vector<Share> shares;
+  if (underway_) return go_on(events);
   if (forced_) {
     forced_->await_masks(*scheduler_, events);
     if (idle()) return;  // what was alive has ended meanwhile
@@ -72,7 +73,7 @@ void EngineCore::take_step(std::vector<Event>* events) {
     return;
   }
   if (forced_ || drafter_) draft(plan);
-  if (!run(plan, shares.size() == 1, events)) run_each(shares, events);
+  if (!run(plan, shares.size() == 1, true, events)) run_each(shares, events);
 }
 
 // Adds drafts to the decodes of the plan. Where that fails for want of memory, the step has fewer.
@@ -126,21 +127,26 @@ void EngineCore::run_alone(const Share& share, std::vector<Event>* events) {
     StepPlan plan = scheduler_->plan_only(share.name.first, share.name.second);
     if (plan.chunks.empty()) return;
     gets_on = plan.chunks[0].sequence->computed + plan.chunks[0].tokens > share.computed;
-    if (!run(plan, true, events)) return;
+    if (!run(plan, true, false, events)) return;
   }
 }
 
-// Computes a planned step. Returns false if the executor threw or there was no memory; then the plan is
-// rolled back, and with `at_fault` its first request ends with the error.
-bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
-  std::vector<WantedRows> wanted;
+// Computes a planned step, or starts it where the next one need not wait for its tokens. Returns false if the
+// executor threw or there was no memory; then the plan is rolled back, and with `at_fault` its first request
+// ends with the error. may_lead: whether it may be started only.
+bool EngineCore::run(StepPlan& plan, bool at_fault, bool may_lead, std::vector<Event>* events) {
+  StartedStep step;
   LogitRows logits;
-  const Clock::time_point start = Clock::now();
   bool ran = false;
   try {
-    wanted = wanted_rows(plan);
+    step = begun(plan, may_lead);
     ran = true;
-    logits = execute(plan, wanted);
+    if (step.leads) {
+      executor_->start(step_);
+    } else {
+      logits = executor_->run(step_);
+      check_rows(step, logits);
+    }
     if (drafter_) drafter_->computed(plan);
   } catch (const FatalError&) {  // no step can be computed any more
     throw;
@@ -151,26 +157,61 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     if (at_fault) end(first, &typed, events);
     return false;
   }
-  const Clock::time_point computed = Clock::now();
-  const Clock::duration computing = computed - start;
-  const int64_t number = scheduler_->stats().steps;
-  if (timeline_) keep_step(plan, number, logits.rows, start, computed);
-  if (forced_) forced_->observe_step(computing);
-  scheduler_->commit(plan);
-  const bool waits =
-      std::ranges::any_of(wanted, [](const WantedRows& w) { return w.sequence->sampling->guided; });
-  StepTime time = StepTime::of(plan);
-  PacedStep paced{plan.decodes, plan.prefill()};
-  take_rows(wanted, logits, computing, events);
-  if (timeline_) keep_draws(number, logits.rows, computed);
-  // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
-  const Clock::duration whole = waits ? computing : Clock::now() - start;
-  paced.seconds = time.seconds = std::chrono::duration<double>(whole).count();
-  observe(paced, waits, start);
-  if (waits) time.decodes = 0;
-  if (drafter_) drafter_->observe_step(time);
-  if (fetches_ && time.decodes == 0) fetches_->observe(time.tokens, time.seconds);
+  step.computed = Clock::now();
+  step.plan = std::move(plan);
+  commit(step);
+  if (step.leads) {
+    underway_ = std::move(step);
+  } else {
+    land(step, logits, events);
+  }
   return true;
+}
+
+// Makes a step of a plan, for the executor and for the engine's books.
+StartedStep EngineCore::begun(const StepPlan& plan, bool may_lead) {
+  StartedStep step;
+  step.begin = Clock::now();
+  step.number = scheduler_->stats().steps;
+  step.wanted = wanted_rows(plan);
+  for (const WantedRows& chunk : step.wanted) {
+    step.rows += chunk.rows();
+    step.waits = step.waits || chunk.sequence->sampling->guided;
+  }
+  step.time = StepTime::of(plan);
+  step.paced = {plan.decodes, plan.prefill()};
+  build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_,
+             facts().sparse_prefill > 0);
+  ask_for_tokens(step.wanted);
+  step.leads = may_lead && leads();
+  if (timeline_) step.spans = spans_of(plan, step.number, step.rows);
+  return step;
+}
+
+void EngineCore::check_rows(const StartedStep& step, const LogitRows& logits) {
+  if (logits.rows == step.rows) return;
+  throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(step.rows) +
+                                       " rows it was asked for, got " + std::to_string(logits.rows) +
+                                       "; this is a bug of the executor");
+}
+
+// Takes the rows of a step that is committed. Of two steps that were started, the second one begins where the
+// first one's rows come.
+void EngineCore::land(StartedStep& step, const LogitRows& logits, std::vector<Event>* events) {
+  const Clock::time_point begin = std::max(step.begin, computed_);
+  const Clock::duration computing = step.computed - begin;
+  computed_ = step.computed;
+  if (timeline_) keep_step(step, begin);
+  if (forced_) forced_->observe_step(computing);
+  take_rows(step.wanted, logits, computing, events);
+  if (timeline_) keep_draws(step);
+  // What every step takes besides its tokens is saved by each step that is saved. Waits for masks are not.
+  const Clock::duration whole = step.waits ? computing : Clock::now() - begin;
+  step.paced.seconds = step.time.seconds = std::chrono::duration<double>(whole).count();
+  observe(step.paced, step.waits, begin);
+  if (step.waits) step.time.decodes = 0;
+  if (drafter_) drafter_->observe_step(step.time);
+  if (fetches_ && step.time.decodes == 0) fetches_->observe(step.time.tokens, step.time.seconds);
 }
 
 // Learns from a step that has ended. What clients see between two tokens is the time from the end of one step
@@ -187,7 +228,7 @@ void EngineCore::observe(PacedStep step, bool waited, Clock::time_point start) {
 
 // Returns the rows that the plan needs. It also makes room for the draws from them: after the step is
 // committed, a lack of memory could not be undone.
-std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan) {
+std::vector<WantedRows> EngineCore::wanted_rows(const StepPlan& plan) {
   std::vector<WantedRows> wanted;
   size_t draws = 0;
   for (const PlannedChunk& chunk : plan.chunks) {
@@ -195,23 +236,11 @@ std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan
     if (sequence.queue_s < 0) sequence.queue_s = sequence.since_arrival();
     wanted.push_back({&sequence, chunk.prompt_rows, chunk.last() ? 1 + chunk.drafted : 0});
     if (chunk.last()) draws += static_cast<size_t>(sequence.places());
+    make_room(sequence.tokens, 1);
   }
   make_room(pending_, draws);
   ready_.reserve(pending_.capacity());
   return wanted;
-}
-
-LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
-  int64_t rows = 0;
-  for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.drawn;
-  build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_,
-             facts().sparse_prefill > 0);
-  ask_for_tokens(wanted);
-  LogitRows logits = executor_->run(step_);
-  if (logits.rows == rows) return logits;
-  throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
-                                       " rows it was asked for, got " + std::to_string(logits.rows) +
-                                       "; this is a bug of the executor");
 }
 
 // Leaves the draws to the executor that it can do. A row that several sequences or tokens of a draft are

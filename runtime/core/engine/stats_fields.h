@@ -50,6 +50,7 @@ void visit_stats(const EngineStats& s, int32_t block_size, const Visit& visit) {
   visit("resumed_passed_over", s.fetches.resumed_passed_over);
   visit("generated_tokens", s.generated_tokens);
   visit("sat_out", s.sat_out);
+  visit("steps_ahead", s.steps_ahead);
   visit("forced_tokens", s.forced_tokens);
   visit("requests_late", s.late);
   visit("steps_over_itl_goal", s.steps_over_goal);

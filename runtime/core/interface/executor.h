@@ -92,7 +92,9 @@ struct RowDraw {
 
 // A step of `tokens` tokens over `seqs` sequences: any mix of prefill chunks and decode tokens.
 struct Step {
-  std::vector<int32_t> token_ids;     // [tokens]
+  // [tokens]. Below 0 it is -1 - r: the token that the executor draws from row r of the step that was started
+  // before this one. Only Executor::start() takes such.
+  std::vector<int32_t> token_ids;
   std::vector<int32_t> positions;     // [tokens]
   std::vector<int32_t> seq_starts;    // [seqs + 1]: first token of each sequence, then the number of tokens
   std::vector<int32_t> context_lens;  // [seqs]: positions in the cache once this step has written its own
@@ -160,6 +162,15 @@ class Executor {
   // Returns whether run() draws tokens from rows, as Step::draws asks. It may give the logits of such a row
   // after all, where it is not sure of the token.
   virtual bool draws_tokens() const { return false; }
+  // Returns whether start() and finish() are there beside run().
+  virtual bool runs_ahead() const { return false; }
+  // Starts a step, and returns before it is computed. One other step may be underway; if this one has tokens
+  // of it, each of its rows is one that the executor draws from. What is copied or computed after this call
+  // comes after the step. Throws as run() does, and before any effect if the step is malformed.
+  virtual void start(const Step& step);
+  // Waits for the step that was started first of those that are underway. Returns its rows as run() does,
+  // valid until the next call of start(), finish() or run().
+  virtual LogitRows finish();
   // Copies one block of a group, for copy-on-write.
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
   // Copies the states of all recurrent layers from one slot to another.
@@ -198,6 +209,12 @@ class Executor {
 inline DraftRows Executor::run_draft(const Step& /*step*/, const float* /*features*/) {
   throw std::logic_error("[executor] this executor has no heads");
 }
+
+inline void Executor::start(const Step& /*step*/) {
+  throw std::logic_error("[executor] this executor computes a step while its caller waits");
+}
+
+inline LogitRows Executor::finish() { throw std::logic_error("[executor] no step is underway"); }
 
 namespace executor_detail {
 

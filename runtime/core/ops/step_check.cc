@@ -21,14 +21,15 @@ void require_length(const char* name, const std::vector<T>& array, int64_t lengt
           array.size());
 }
 
-// Requires that all entries are in [0, end). The array is read without a branch, and searched only if an
+// Requires that all entries are in [first, end). The array is read without a branch, and searched only if an
 // entry is not.
-void require_below(const char* name, const std::vector<int32_t>& array, int32_t end) {
+void require_below(const char* name, const std::vector<int32_t>& array, int32_t end, int32_t first = 0) {
   bool good = true;
-  for (int32_t value : array) good &= static_cast<uint32_t>(value) < static_cast<uint32_t>(end);
+  for (int32_t value : array) good &= value >= first && value < end;
   if (good) return;
   for (size_t i = 0; i < array.size(); ++i) {
-    require(array[i] >= 0 && array[i] < end, name, "[", i, "] must be 0 to ", end - 1, ", is ", array[i]);
+    require(array[i] >= first && array[i] < end, name, "[", i, "] must be ", first, " to ", end - 1, ", is ",
+            array[i]);
   }
 }
 
@@ -41,9 +42,9 @@ StepChecker::StepChecker(const ModelFacts& facts, const StepLimits& limits,
   state_writers_.resize(static_cast<size_t>(limits.state_slots));
 }
 
-void StepChecker::check(const Step& step) {
+void StepChecker::check(const Step& step, int32_t rows_before) {
   check_sizes(step);
-  check_tokens(step);
+  check_tokens(step, rows_before);
   check_sequences(step);
   check_prompts(step);
   ++steps_;
@@ -67,12 +68,12 @@ void StepChecker::check_sizes(const Step& step) const {
           step.groups.size());
 }
 
-void StepChecker::check_tokens(const Step& step) const {
-  for (size_t i = 0; i < step.token_ids.size(); ++i) {
+void StepChecker::check_tokens(const Step& step, int32_t rows_before) const {
+  for (size_t i = 0; rows_before == 0 && i < step.token_ids.size(); ++i) {
     require(step.token_ids[i] >= 0, "token_ids[", i, "] is ", step.token_ids[i],
-            "; an executor samples nothing, so it needs the token itself");
+            "; no step is underway whose token it could be, so the token itself is needed");
   }
-  require_below("token_ids", step.token_ids, facts_.vocab_size);
+  require_below("token_ids", step.token_ids, facts_.vocab_size, -rows_before);
   require_below("positions", step.positions, facts_.max_seq_len);
   require_below("logit_rows", step.logit_rows, step.tokens());
 }

@@ -26,11 +26,12 @@ class StepChecker {
   // Throws Error{"InvalidRequestError"}. The tokens of a sequence must have consecutive positions that end
   // its context. Each slot must be where the block table puts the token's position. Two sequences must not
   // write to one block, nor have the same state slot. Blocks of rows that choose what they see must be whole.
-  void check(const Step& step);
+  // rows_before: the rows of the step that was started before this one, whose tokens it may have; 0: none.
+  void check(const Step& step, int32_t rows_before = 0);
 
  private:
   void check_sizes(const Step& step) const;
-  void check_tokens(const Step& step) const;
+  void check_tokens(const Step& step, int32_t rows_before) const;
   void check_sequences(const Step& step) const;
   void check_states(const Step& step);
   void check_prompts(const Step& step) const;

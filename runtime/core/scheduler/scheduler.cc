@@ -608,20 +608,29 @@ void Scheduler::settle(Sequence& sequence) {
 
 void Scheduler::rollback(StepPlan& plan, bool ran) {
   ++stats_.rolled_back;
-  for (const PlannedChunk& chunk : plan.chunks) {
-    Sequence& sequence = *chunk.sequence;
-    sequence.draft.clear();
-    if (chunk.admitted) {
-      shares_.charge(sequence.sampling->tenant, -chunk.paid, sequence.sampling->tenant_weight);
-      sequence.charged = chunk.charged_before;
-    }
-    if (chunk.admitted || (ran && sequence.blocks.state)) {
-      send_back(sequence);
-    } else {
-      kv_.shrink(sequence.blocks, chunk.blocks_before);
-    }
-  }
+  for (const PlannedChunk& chunk : plan.chunks) take_back(chunk, ran);
   plan = StepPlan();
+}
+
+void Scheduler::take_back(StepPlan& plan, const Sequence& sequence) {
+  const auto at = std::ranges::find(plan.chunks, &sequence, &PlannedChunk::sequence);
+  if (at == plan.chunks.end()) return;
+  take_back(*at, true);
+  plan.chunks.erase(at);
+}
+
+void Scheduler::take_back(const PlannedChunk& chunk, bool ran) {
+  Sequence& sequence = *chunk.sequence;
+  sequence.draft.clear();
+  if (chunk.admitted) {
+    shares_.charge(sequence.sampling->tenant, -chunk.paid, sequence.sampling->tenant_weight);
+    sequence.charged = chunk.charged_before;
+  }
+  if (chunk.admitted || (ran && sequence.blocks.state)) {
+    send_back(sequence);
+  } else {
+    kv_.shrink(sequence.blocks, chunk.blocks_before);
+  }
 }
 
 // Sends a running sequence back to its place in the queue.

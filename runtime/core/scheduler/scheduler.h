@@ -208,6 +208,9 @@ class Scheduler {
   // part.
   void commit(const StepPlan& plan);
   void rollback(StepPlan& plan, bool ran = false);
+  // Takes the sequence's chunk, if there is one, out of a plan that may have been computed, as rollback()
+  // takes back all.
+  void take_back(StepPlan& plan, const Sequence& sequence);
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int32_t running() const { return static_cast<int32_t>(running_.size()); }
@@ -248,6 +251,7 @@ class Scheduler {
   void charge(Sequence& sequence);
   void charge_start(PlannedChunk& chunk, int32_t remembered);
   void preempt_last(StepPlan& plan);
+  void take_back(const PlannedChunk& chunk, bool ran);
   void send_back(Sequence& sequence);
   void remember(Sequence& sequence);
   void move_to_waiting(Queue::iterator running);

@@ -20,13 +20,15 @@ namespace tensorwright {
 
 // All of a sequence but its blocks, which cannot be copied because they are counted.
 struct SequenceState {
-  int64_t id = 0;               // the request's id
-  int32_t completion = 0;       // the number of the completion in its request
-  int32_t forks = 0;            // completions that fork off this one once its prompt is computed
-  uint64_t arrival = 0;         // the order of submission; the scheduler sets it
-  int32_t priority = 0;         // the request's, or a higher one after a long wait; the scheduler sets it
-  int32_t charged = 0;          // leading tokens that the tenant was charged for, or that were there already
-  std::vector<int32_t> tokens;  // [prompt + generated]
+  int64_t id = 0;          // the request's id
+  int32_t completion = 0;  // the number of the completion in its request
+  int32_t forks = 0;       // completions that fork off this one once its prompt is computed
+  uint64_t arrival = 0;    // the order of submission; the scheduler sets it
+  int32_t priority = 0;    // the request's, or a higher one after a long wait; the scheduler sets it
+  int32_t charged = 0;     // leading tokens that the tenant was charged for, or that were there already
+  // [prompt + generated]. The last one is below 0 while the executor knows the token and the engine does not:
+  // -1 - r, where r is its row in the step that is underway.
+  std::vector<int32_t> tokens;
   int32_t prompt_tokens = 0;
   // The number of leading tokens whose blocks other sequences may share (base/sparse_prefill.h).
   int32_t shareable = std::numeric_limits<int32_t>::max();
@@ -74,6 +76,8 @@ struct SequenceState {
   // forks.
   int32_t places() const { return 1 + forks; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+  // Returns whether the last token is drawn and not known yet.
+  bool awaits_token() const { return !tokens.empty() && tokens.back() < 0; }
   int32_t generated() const { return size() - prompt_tokens; }
   // Returns how many tokens must be computed before the next one can be sampled: 1 while decoding.
   int32_t pending() const { return size() - computed; }

@@ -19,7 +19,7 @@ from tensorwright.sizes import format_size
 class CudaExecutor(_runtime.CudaExecutor):
     """The executor that `_runtime.Engine` takes over. device: the number of the GPU, as CUDA counts. threads: those
     that draw tokens. graphs: whether decode steps are replayed as CUDA graphs. draws: whether the GPU draws tokens
-    where it can. memory_share: the share of the GPU's free memory, beside weights and activations, that the KV cache
+    where it can. ahead: whether a step may be started before the tokens of the last one are known. memory_share: the share of the GPU's free memory, beside weights and activations, that the KV cache
     may take.
 
     Raises MissingDependencyError without a driver or cuBLASLt, EngineError for an engine without code for this GPU, or
@@ -34,13 +34,14 @@ class CudaExecutor(_runtime.CudaExecutor):
         threads: int = 1,
         graphs: bool = True,
         draws: bool = True,
+        ahead: bool = True,
         memory_share: float = GPU_MEMORY,
     ):
         facts = _runtime.cuda_device(device)
         plan = CUDA_PLAN.format(choose_sm(engine, int(facts["sm"]), str(facts["name"])))
         super().__init__(
             str(engine.file(plan)), str(engine.file(CUDA_WEIGHTS)), device,
-            cublaslt=cublaslt_names(), graphs=graphs, threads=threads, draws=draws,
+            cublaslt=cublaslt_names(), graphs=graphs, threads=threads, draws=draws, ahead=ahead,
         )  # fmt: skip
         self._memory_share = memory_share
 

@@ -20,7 +20,7 @@ def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
 
 
 BAD_STEPS: dict[str, tuple[dict[str, list], str]] = {
-    "token below zero": ({"token_ids": [-1, 5, 6]}, r"token_ids\[0\] is -1; an executor samples nothing"),
+    "token below zero": ({"token_ids": [-1, 5, 6]}, r"token_ids\[0\] is -1; no step is underway"),
     "token over the vocabulary": ({"token_ids": [4, 101, 6]}, r"token_ids\[1\] must be 0 to 100, is 101"),
     "position skipped": ({"positions": [40, 42, 43]}, r"positions\[1\] must be 41"),
     "position over the maximum": ({"positions": [40, 41, 2048]}, r"positions\[2\] must be 0 to 2047"),

@@ -204,7 +204,7 @@ def test_decode_steps_are_replayed(device: FakeDevice, tmp_path: Path, graphs: b
     assert own[0][1] == (3, 1, 1)
     assert own[0][2][5] == DECODE
     counts = {"eager": 1, "captured": 1, "replayed": 3} if graphs else {"eager": 4, "captured": 0, "replayed": 0}
-    assert executor.counters() == {**counts, "drawn": 0, "undecided": 0}
+    assert executor.counters() == {**counts, "drawn": 0, "undecided": 0, "ahead": 0}
     executor.close()
 
 
@@ -457,37 +457,67 @@ def test_an_engine_that_draws_no_tokens(device: FakeDevice, tmp_path: Path, with
     executor.close()
 
 
+class Chain(Logits):
+    """A model whose rows of logits depend on the token ids that the device has for them: those of the decodes, which
+    come first in a step. Every fourth time, the kernel that draws tokens is sure of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = 0
+        """The address of the token ids."""
+        self.drew = 0
+
+    def write(self, one: Started) -> None:
+        if one.kernel >= 0:
+            if one.kernel != DRAW_KERNEL:
+                self.ids = one.values[1]
+            super().write(one)
+            return
+        rows = np.tile(ROW, (one.values[0], 1))
+        for row, token in zip(rows, ints(self.ids, len(rows)), strict=True):
+            row[(3 * token + 1) % VOCAB] += 1.5
+        ctypes.memmove(one.values[9], rows.ctypes.data, rows.nbytes)
+
+    def draw(self, one: Started) -> None:
+        super().draw(one)
+        self.drew += 1
+        if self.drew % 4 == 0:
+            ctypes.memset(one.values[2], 255, 4 * one.grid[0])
+
+
 def test_an_engine_draws_the_same_tokens_wherever_it_draws_them(device: FakeDevice, tmp_path: Path) -> None:
+    """And whether it waits for them before it starts the next step."""
     options = _runtime.EngineOptions()
     options.kv_cache_bytes, options.max_batch_size, options.max_num_tokens = 192 * BLOCKS, 4, 32
     options.max_chunk, options.max_queue = 32, 8
-    answers: dict[bool, dict[int, list[int]]] = {}
-    for draws in (True, False):
-        kept = Logits()
-        kept.row, device.run = ROW, kept.write
+    answers: dict[tuple[bool, bool], dict[int, list[int]]] = {}
+    for draws, ahead in [(True, True), (True, False), (False, True)]:
+        device.run = Chain().write
         device.started.clear()
-        plan, weights = write_plan(tmp_path)
-        executor = _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),), draws=draws)
+        files = map(str, write_plan(tmp_path))
+        executor = _runtime.CudaExecutor(*files, 0, (str(device.library),), draws=draws, ahead=ahead)
         engine = _runtime.Engine(executor, options)
-        told = answers.setdefault(draws, {})
+        told = answers.setdefault((draws, ahead), {})
         for number, changes in enumerate(ASKED):
             sampling = _runtime.Sampling()
             sampling.max_tokens, sampling.temperature, sampling.seed = 12, 0.9, number
             for name, value in changes.items():
                 setattr(sampling, name, value)
-            engine.submit(number, [1, 2, 3 + number % 4], sampling)
+            engine.submit(number, [1] * (3 + number % 4), sampling)
             told[number] = []
         done = 0
         while done < len(ASKED):
             for event in engine.wait_events(20.0):
                 told[event.request_id] += event.tokens
                 done += event.finish != ""
+        assert (engine.stats()["steps_ahead"] > 10) == (draws and ahead)
         engine.shutdown(False)
         del engine
         assert (DRAW_KERNEL in {one.kernel for one in device.started}) == draws
-    assert answers[True] == answers[False]
-    assert all(len(tokens) == 12 for tokens in answers[True].values())
-    assert len(set(map(tuple, answers[True].values()))) > 3
+    first, *others = answers.values()
+    assert all(one == first for one in others)
+    assert all(len(tokens) == 12 for tokens in first.values())
+    assert len(set(map(tuple, first.values()))) > 3
 
 
 ASKED: list[dict[str, Any]] = [
