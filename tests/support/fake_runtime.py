@@ -27,8 +27,8 @@ A, B, C = 10, 20, 30  # three letters of the byte-level alphabet
 COUNTERS = (
     "waste_slots", "waiting", "evictions", "requests_finished", "requests_aborted", "requests_timed_out",
     "requests_failed", "steps", "steps_rolled_back", "preemptions", "generated_tokens", "prefill_tokens",
-    "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens", "sat_out", "steps_ahead", "invariant_checks", "invariant_violations",
-    "state_slots", "used_state_slots", "state_snapshots", "state_snapshots_taken", "state_snapshots_evicted",
+    "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens", "sat_out", "steps_ahead", "invariant_checks",
+    "invariant_violations", "state_slots", "used_state_slots", "state_snapshots", "state_snapshots_taken", "state_snapshots_evicted",
     "state_snapshot_hits", "forced_tokens", "drafts", "draft_tokens", "accepted_tokens", "draft_failures",
     "draft_seconds",
     "tier_memory_bytes", "tier_memory_blocks", "tier_memory_hits", "tier_memory_evicted", "tier_disk_bytes",

@@ -19,8 +19,8 @@ from tensorwright.sizes import format_size
 class CudaExecutor(_runtime.CudaExecutor):
     """The executor that `_runtime.Engine` takes over. device: the number of the GPU, as CUDA counts. threads: those
     that draw tokens. graphs: whether decode steps are replayed as CUDA graphs. draws: whether the GPU draws tokens
-    where it can. ahead: whether a step may be started before the tokens of the last one are known. memory_share: the share of the GPU's free memory, beside weights and activations, that the KV cache
-    may take.
+    where it can. ahead: whether a step may be started before the tokens of the last one are known, where the GPU draws
+    them. memory_share: the share of the GPU's free memory, beside weights and activations, that the KV cache may take.
 
     Raises MissingDependencyError without a driver or cuBLASLt, EngineError for an engine without code for this GPU, or
     with wrong files, and OutOfMemoryError if its weights do not fit.
