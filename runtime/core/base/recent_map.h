@@ -24,14 +24,20 @@ class RecentMap {
     return &found->second->second;
   }
 
-  // Adds a key that is not there. A full map drops its least recent entry first.
+  // Adds a key that is not there. A full map drops its least recent entry first. If it throws, the key is not
+  // there.
   Value& add(const Key& key, Value value) {
     if (entries_.size() >= max_entries_) {
       places_.erase(entries_.back().first);
       entries_.pop_back();
     }
     entries_.emplace_front(key, std::move(value));
-    places_.emplace(key, entries_.begin());
+    try {
+      places_.emplace(key, entries_.begin());
+    } catch (...) {
+      entries_.pop_front();
+      throw;
+    }
     return entries_.front().second;
   }
 
