@@ -207,8 +207,10 @@ void CudaExecutor::check_limits(int32_t max_tokens, int32_t max_rows, int32_t ma
   check("max-num-tokens", max_tokens, plan_.max_tokens);
   check("max-batch-size", max_seqs, plan_.max_seqs);
   if (max_rows < 1 || static_cast<uint32_t>(max_rows) > plan_.max_rows) {
-    throw Error("InvalidOptionError", concat("the engine was built for logits of at most ", plan_.max_rows,
-                                             " tokens of a step, got ", max_rows));
+    throw Error("InvalidOptionError",
+                concat("the engine was built for logits of at most ", plan_.max_rows, " tokens of a step, got ",
+                       max_rows, "; ask for a smaller max-batch-size or max-prompt-logprob-rows, or for fewer rows of "
+                       "speculative"));
   }
 }
 
@@ -225,7 +227,14 @@ size_t CudaExecutor::step_bytes(int32_t max_tokens, int32_t max_rows, int32_t ma
 
 StepShape CudaExecutor::largest_shape(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const {
   const std::vector<int32_t> blocks(plan_.groups.size(), most_blocks(facts_));
-  return {max_tokens, max_rows, max_seqs, blocks, !plan_.states.empty()};
+  StepShape shape{max_tokens, max_rows, max_seqs, blocks, !plan_.states.empty()};
+  shape.feature_group = facts_.feature_group;
+  return shape;
+}
+
+// Returns the most rows of the heads: a sequence has one.
+size_t CudaExecutor::draft_rows(int32_t max_rows, int32_t max_seqs) const {
+  return static_cast<size_t>(std::min(max_rows, max_seqs));
 }
 
 void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
@@ -257,6 +266,11 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   logits_ = PinnedMemory(driver_, plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(max_rows),
                          "logits");
   tokens_ = PinnedMemory(driver_, sizeof(int32_t) * static_cast<size_t>(max_rows), "tokens");
+  if (plan_.heads()) {
+    draft_logits_ = PinnedMemory(
+        driver_, plan_.slots[plan_.draft_logits_slot].row_bytes * draft_rows(max_rows, max_seqs),
+        "logits of heads");
+  }
   blocks_ = blocks;
   for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
   for (PageTensor& tensor : pages_) {
@@ -271,6 +285,11 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   }
   stream_.synchronize();
   checker_ = std::make_unique<StepChecker>(facts_, limits_, blocks);
+  if (!plan_.heads()) return;
+  const auto none = static_cast<int32_t>(blocks.size());  // heads without attention write to no group
+  const StepLimits limits{max_tokens, static_cast<int32_t>(draft_rows(max_rows, max_seqs)), max_seqs, 0};
+  draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, 0,
+                                                 facts_.draft_group < 0 ? none : facts_.draft_group);
 }
 
 // The tasks compute with denormals, as threads outside of the team do.
@@ -287,6 +306,7 @@ bool CudaExecutor::decodes(const Step& step) const {
 
 StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
   StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty(), !step.draws.empty()};
+  shape.feature_group = facts_.feature_group;
   for (const GroupTables& group : step.groups) shape.max_blocks.push_back(group.max_blocks);
   if (!bucket) return shape;
   shape.seqs = std::min({bucket_of(step.seqs()), limits_.seqs, limits_.tokens, limits_.rows});
@@ -312,9 +332,22 @@ LogitRows CudaExecutor::run(const Step& step) {
     refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
                   step.draws.size()));
   }
+  features_there_ = false;
   if (step.tokens() == 0) return {};
   const bool graph = decodes(step);
-  const Prepared prepared = prepare(shape_of(step, graph));
+  StepShape shape = shape_of(step, graph);
+  shape.features = features_wanted_ && plan_.heads();
+  const Prepared prepared = prepare(shape);
+  run_parts(step, prepared, graph);
+  features_there_ = shape.features;
+  const auto* logits = reinterpret_cast<const float*>(logits_.data());
+  if (step.draws.empty()) return {logits, facts_.vocab_size, step.rows()};
+  take_tokens(step);
+  return {logits, facts_.vocab_size, step.rows(), reinterpret_cast<const int32_t*>(tokens_.data())};
+}
+
+// Starts the parts of a step's shape, and waits for the results.
+void CudaExecutor::run_parts(const Step& step, const Prepared& prepared, bool graph) {
   if (prepared.layout.bytes > packed_.bytes())
     refuse("run: the block tables are wider than the longest sequence");
   try {
@@ -324,10 +357,36 @@ LogitRows CudaExecutor::run(const Step& step) {
     throw;
   }
   stream_.synchronize();
-  const auto* logits = reinterpret_cast<const float*>(logits_.data());
-  if (step.draws.empty()) return {logits, facts_.vocab_size, step.rows()};
-  take_tokens(step);
-  return {logits, facts_.vocab_size, step.rows(), reinterpret_cast<const int32_t*>(tokens_.data())};
+}
+
+DraftRows CudaExecutor::run_draft(const Step& step, const float* /*features*/) {
+  if (!plan_.heads()) refuse("run_draft: the plan has no heads");
+  if (!draft_checker_) refuse("run_draft: allocate() must be called first");
+  check_draft(step);
+  if (!step.draws.empty()) refuse("run_draft: the host draws the tokens of heads");
+  features_there_ = false;
+  if (step.tokens() == 0) return {};
+  const bool graph = decodes(step);
+  StepShape shape = shape_of(step, graph);
+  shape.heads = true;
+  run_parts(step, prepare(shape), graph);
+  ++counters_.head_steps;
+  const auto* logits = reinterpret_cast<const float*>(draft_logits_.data());
+  return {{logits, facts_.draft_vocab, step.rows()}, {nullptr, 0, true}};
+}
+
+// Heads without attention have slots alone, from which they read: several sequences may share them.
+void CudaExecutor::check_draft(const Step& step) {
+  draft_checker_->check(step);
+  if (plan_.heads_attend) return;
+  const auto group = static_cast<size_t>(facts_.feature_group);
+  const std::vector<int32_t>& slots = step.groups[group].slots;
+  const int64_t most = int64_t{blocks_[group]} * facts_.block_size;
+  const auto there = [&](int32_t slot) { return slot >= 0 && slot < most; };
+  if (slots.size() != step.token_ids.size() || !std::ranges::all_of(slots, there)) {
+    refuse(concat("run_draft: each of ", step.tokens(), " tokens must have a slot of 0 to ", most - 1,
+                  " in cache group ", group));
+  }
 }
 
 // Fetches the logits of the rows of which the device does not know the token.
@@ -346,22 +405,22 @@ void CudaExecutor::take_tokens(const Step& step) {
   counters_.drawn += wanted - undecided;
   counters_.undecided += undecided;
   const auto unknown = [&](size_t row) { return step.draws[row].wanted && tokens[row] < 0; };
-  if (copy_rows(step.rows(), unknown)) stream_.synchronize();
+  if (copy_rows(step.rows(), plan_.logits_slot, logits_, unknown)) stream_.synchronize();
 }
 
-// Starts copies of the logits of some rows, one for each run of them. Returns whether there are any.
+// Starts copies of some rows of a slot, one for each run of them. Returns whether there are any.
 template <typename Wanted>
-bool CudaExecutor::copy_rows(int32_t rows, const Wanted& wanted) {
-  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, end = static_cast<size_t>(rows);
+bool CudaExecutor::copy_rows(int32_t rows, uint32_t slot, const PinnedMemory& to, const Wanted& wanted) {
+  const size_t row_bytes = plan_.slots[slot].row_bytes, end = static_cast<size_t>(rows);
   bool any = false;
   for (size_t first = 0; first < end;) {
     size_t last = first;
     while (last < end && wanted(last)) ++last;
     if (last > first) {
-      driver_.check(driver_.copy_to_host_async(logits_.data() + first * row_bytes,
-                                               slots_[plan_.logits_slot] + first * row_bytes,
-                                               (last - first) * row_bytes, stream_.get()),
-                    "cuMemcpyDtoHAsync");
+      driver_.check(
+          driver_.copy_to_host_async(to.data() + first * row_bytes, slots_[slot] + first * row_bytes,
+                                     (last - first) * row_bytes, stream_.get()),
+          "cuMemcpyDtoHAsync");
       any = true;
     }
     first = last + 1;
@@ -381,7 +440,12 @@ void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool g
     start_all(prepared);
     ++counters_.eager;
   }
-  copy_rows(step.rows(), [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
+  if (prepared.shape.heads) {
+    copy_rows(step.rows(), plan_.draft_logits_slot, draft_logits_, [](size_t) { return true; });
+    return;
+  }
+  copy_rows(step.rows(), plan_.logits_slot, logits_,
+            [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
   if (!step.draws.empty()) {
     driver_.check(
         driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
@@ -410,8 +474,17 @@ void CudaExecutor::replay(const Prepared& step) {
 }
 
 void CudaExecutor::start_all(const Prepared& step) {
-  const size_t count = step.shape.draws || !plan_.draws() ? plan_.instructions.size() : plan_.first_draw;
-  for (size_t i = 0; i < count; ++i) {
+  if (step.shape.heads) {
+    start_range(plan_.first_head, plan_.instructions.size(), step);
+    return;
+  }
+  start_range(0, plan_.model_end(), step);
+  if (step.shape.draws) start_range(plan_.first_draw, plan_.draws_end(), step);
+  if (step.shape.features) start_range(plan_.first_feature, plan_.first_head, step);
+}
+
+void CudaExecutor::start_range(size_t begin, size_t end, const Prepared& step) {
+  for (size_t i = begin; i < end; ++i) {
     const CudaInstruction& instruction = plan_.instructions[i];
     try {
       start(instruction, step);

@@ -40,6 +40,7 @@ struct CudaCounters {
   int64_t eager = 0, captured = 0, replayed = 0;  // steps
   // Rows whose tokens were drawn on the device, and those that it left to the host because it was not sure.
   int64_t drawn = 0, undecided = 0;
+  int64_t head_steps = 0;  // those of run_draft(), which count as steps too
 };
 
 // Computes a step on the device, and waits for its tokens and logits. Two threads must not use it at once.
@@ -59,6 +60,9 @@ class CudaExecutor : public Executor {
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   LogitRows run(const Step& step) override;
   bool draws_tokens() const override { return draws_wanted_ && plan_.draws(); }
+  void want_features(bool wanted) override { features_wanted_ = wanted; }
+  FeatureRows features() const override { return {nullptr, 0, features_there_}; }
+  DraftRows run_draft(const Step& step, const float* features) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
   void read_block(int32_t group, int32_t block, char* to) const override;
@@ -91,15 +95,19 @@ class CudaExecutor : public Executor {
 
   void load_weights(const std::string& path);
   void check_limits(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
+  size_t draft_rows(int32_t max_rows, int32_t max_seqs) const;
+  void check_draft(const Step& step);
   Prepared prepare(const StepShape& shape) const;
   bool decodes(const Step& step) const;
   StepShape shape_of(const Step& step, bool bucket) const;
+  void run_parts(const Step& step, const Prepared& prepared, bool graph);
   void settle() const noexcept;
   void start_step(const Step& step, const Prepared& prepared, bool graph);
   template <typename Wanted>
-  bool copy_rows(int32_t rows, const Wanted& wanted);
+  bool copy_rows(int32_t rows, uint32_t slot, const PinnedMemory& to, const Wanted& wanted);
   void take_tokens(const Step& step);
   void start_all(const Prepared& step);
+  void start_range(size_t begin, size_t end, const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);
   void start(const ProductRecord& record, const Prepared& step);
@@ -119,7 +127,7 @@ class CudaExecutor : public Executor {
   const Kernels kernels_;
   Products products_;
   DeviceMemory weights_, workspace_, activations_, metadata_;
-  PinnedMemory packed_, logits_, tokens_;
+  PinnedMemory packed_, logits_, tokens_, draft_logits_;
   std::vector<PageTensor> pages_;     // [layer, tensor], one behind the other
   std::vector<size_t> first_page_;    // [layers]: its first tensor
   std::vector<DevicePointer> slots_;  // [slots]
@@ -128,6 +136,9 @@ class CudaExecutor : public Executor {
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
   std::unique_ptr<StepChecker> checker_;                 // null before allocate()
+  std::unique_ptr<StepChecker> draft_checker_;           // the same, and without heads
+  bool features_wanted_ = false;
+  bool features_there_ = false;  // whether the last run() computed features
   RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };
