@@ -102,6 +102,11 @@ std::vector<RowDraw> to_draws(const std::vector<PyDraw>& draws) {
   return rows;
 }
 
+std::vector<int32_t> tokens_of(const LogitRows& rows) {
+  if (rows.tokens) return {rows.tokens, rows.tokens + rows.rows};
+  return std::vector<int32_t>(static_cast<size_t>(rows.rows), -1);
+}
+
 std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::handle token_ids,
                                                   nb::handle positions, nb::handle seq_starts,
                                                   nb::handle context_lens, nb::handle logit_rows,
@@ -116,24 +121,25 @@ std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::hand
     executor.begin_thread();
     rows = executor.run(step);
   }
-  std::vector<int32_t> tokens(static_cast<size_t>(rows.rows), -1);
-  if (rows.tokens) tokens.assign(rows.tokens, rows.tokens + rows.rows);
-  return {std::move(tokens), copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size)};
+  return {tokens_of(rows), copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size)};
 }
 
-// Runs a step of the heads, with the features that lie in the slots. Returns their logits.
-Logits draft_step(PyCudaExecutor& self, nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
-                  nb::handle context_lens, nb::handle logit_rows, const Groups& groups) {
+// Runs a step of the heads, with the features that lie in the slots. Returns tokens and logits as draw_step()
+// does.
+std::pair<std::vector<int32_t>, Logits> draft_step(PyCudaExecutor& self, nb::handle token_ids,
+                                                   nb::handle positions, nb::handle seq_starts,
+                                                   nb::handle context_lens, nb::handle logit_rows,
+                                                   const Groups& groups, const std::vector<PyDraw>& draws) {
   CudaExecutor& executor = self.get();
-  const Step step =
-      to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  step.draws = to_draws(draws);
   LogitRows rows;
   {
     const nb::gil_scoped_release release;
     executor.begin_thread();
     rows = executor.run_draft(step, nullptr).logits;
   }
-  return copied(rows.data, rows.stride, rows.rows, executor.facts().draft_vocab);
+  return {tokens_of(rows), copied(rows.data, rows.stride, rows.rows, executor.facts().draft_vocab)};
 }
 
 // Runs a step again and again. Returns the seconds of each run.
@@ -229,10 +235,10 @@ void bind_cuda(nb::module_& m) {
           [](PyCudaExecutor& self, bool wanted) { self.get().want_features(wanted); }, "wanted"_a,
           "Whether the next steps write features for the heads into the slots of their tokens.")
       .def("draft_step", &draft_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "logit_rows"_a, "groups"_a,
+           "logit_rows"_a, "groups"_a, "draws"_a = std::vector<PyDraw>(),
            "Runs a step of the engine's heads: each token is the one behind its position, whose feature lies "
-           "in its slot. Returns "
-           "float32 [rows, draft_vocab]. Raises InvalidRequestError as step does.")
+           "in its slot. Returns tokens and float32 [rows, draft_vocab], as draw_step does. Raises "
+           "InvalidRequestError as step does.")
       .def(
           "copy_block",
           [](PyCudaExecutor& self, int32_t group, int32_t source, int32_t target) {

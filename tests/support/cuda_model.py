@@ -138,6 +138,9 @@ class CudaSteps:
         given["next_slots"] = behind
         end = len(self.plan.instructions)
         logits = self._run(batch, given, counts, heads.first, end, heads.logits_slot)
+        if heads.attend:
+            tokens = self._view(Argument(SLOT, heads.tokens_slot, 0.0), "int32", len(logits))
+            np.testing.assert_array_equal(tokens, logits.argmax(1))
         return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
 
     def features(self) -> list[np.ndarray]:

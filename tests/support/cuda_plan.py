@@ -77,6 +77,8 @@ class Heads:
     feature_layer: int
     feature_width: int
     attend: bool
+    first_draw: int
+    tokens_slot: int
 
 
 @dataclass
@@ -150,7 +152,7 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     plan.kernels = r.list(lambda: Kernel(r.text(), *r.take("2I"), r.list(lambda: r.take("I")), r.bytes()))
     plan.expressions = r.list(lambda: r.take("I2q"))
     first = r.take("I")
-    plan.heads = None if first == 2**32 - 1 else Heads(first, *r.take("4I"), bool(r.take("I")))
+    plan.heads = None if first == 2**32 - 1 else Heads(first, *r.take("4I"), bool(r.take("I")), *r.take("2I"))
     plan.instructions = r.list(lambda: _instruction(r))
     plan.logits_slot = r.take("I")
     first, plan.tokens_slot = r.take("2I")

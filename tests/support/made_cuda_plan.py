@@ -96,7 +96,8 @@ def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
 
 
 def with_heads(plan: Plan) -> Plan:
-    """Adds an instruction that computes features, and two of heads: a launch and the product of their logits."""
+    """Adds an instruction that computes features, and three of heads: a launch, the product of their logits, and a
+    launch that draws tokens."""
     rows, one, features = 1, 5, Argument(PAGES, 256 * len(plan.layers))
     pointers = ("*bf16", "*i32", "*bf16", SCRATCH, SCRATCH)
     put = PlannedLaunch(FEATURE_KERNEL, (0, one, one), (Argument(SLOT, 0), Argument(METADATA, 5), features))
@@ -104,11 +105,14 @@ def with_heads(plan: Plan) -> Plan:
     slot = len(plan.slots)
     operands = (Argument(SLOT, 1), Argument(WEIGHT, 0), Argument(ABSENT), Argument(ABSENT), Argument(SLOT, slot))
     product = Product(rows, DRAFT_VOCAB, WIDTH, DRAFT_VOCAB, "bfloat16", "float32", operands)
+    drawing = PlannedLaunch(
+        DRAW_KERNEL, (rows, one, one), (Argument(SLOT, slot), Argument(METADATA, 7), Argument(SLOT, slot + 1))
+    )
     first = len(plan.instructions)
     return replace(
         plan,
         layers=(*plan.layers, KvLayerPages(0, (2 * BLOCK * WIDTH,))),
-        slots=(*plan.slots, (1, 4 * DRAFT_VOCAB)),
+        slots=(*plan.slots, (1, 4 * DRAFT_VOCAB), (1, 4)),
         kernels=(
             *plan.kernels,
             kernel(FEATURE_KERNEL, pointers),
@@ -119,8 +123,9 @@ def with_heads(plan: Plan) -> Plan:
             Instruction("features", (Leaf((put,)),)),
             Instruction("heads own", (Leaf((own,)),)),
             Instruction("heads logits", (Leaf((product,)),)),
+            Instruction("heads draw", (Leaf((drawing,)),)),
         ),
-        heads=Heads(first, first + 1, slot, len(plan.layers), WIDTH, True),
+        heads=Heads(first, first + 1, slot, len(plan.layers), WIDTH, True, first + 3, slot + 1),
     )
 
 

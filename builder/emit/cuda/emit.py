@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tensorwright.builder.emit.cuda.calls import OpCall, address_of, buffers_of
@@ -86,9 +87,12 @@ class PlannedGraph:
     def _heads(self) -> Heads | None:
         if self.heads is None:
             return None
-        slot = self.slot_of[address_of(self.heads.logits).number]
         at, layer = self.heads, len(self.emitter.graph.facts.kv_layers)
-        return Heads(at.first_feature, at.first, slot, layer, at.width, at.attend)
+        draws = () if at.draws is None else (at.draws[0], self._slot(at.draws[1]))
+        return Heads(at.first_feature, at.first, self._slot(at.logits), layer, at.width, at.attend, *draws)
+
+    def _slot(self, tensor: Tensor) -> int:
+        return self.slot_of[address_of(tensor).number]
 
 
 def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple[int, int, int]) -> PlannedGraph:
@@ -109,7 +113,7 @@ def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple
     run(parts.model)
     logits = wide(graph.outputs[0])
     first_draw, tokens = len(emitter.calls), _draw_tokens(emitter, logits)
-    heads = emit_heads(emitter, parts, run, wide)
+    heads = emit_heads(emitter, parts, run, wide, partial(_draw_tokens, emitter))
     uses = [buffers_of(call) for call in emitter.calls]
     kept = [address_of(each).number for each in (logits, *(() if heads is None else (heads.logits,)))]
     slots, slot_of = assign_slots(emitter.buffers, uses, kept)

@@ -45,7 +45,8 @@ class Parts:
 class EmittedHeads:
     """The heads of a plan. first_feature and first: the numbers of the first call that computes features, and of the
     first one of the heads. group: the cache group that holds features. width: the columns of a feature. attend: whether
-    the heads have keys and values. logits: theirs, float32."""
+    the heads have keys and values. logits: theirs, float32. draws: the first call that draws tokens from them, and the
+    tokens; None where the host draws them."""
 
     first_feature: int
     first: int
@@ -53,6 +54,7 @@ class EmittedHeads:
     width: int
     attend: bool
     logits: Tensor
+    draws: tuple[int, Tensor] | None
 
     def pages(self, dtype: str, block_size: int) -> KvLayerPages:
         """Returns the page tensor of features."""
@@ -81,11 +83,16 @@ def _needed(graph: Graph, outputs: Sequence[Value]) -> set[int]:
 
 
 def emit_heads(
-    emitter: CudaEmitter, parts: Parts, run: Callable[[list[Node]], None], wide: Callable[[Value], Tensor]
+    emitter: CudaEmitter,
+    parts: Parts,
+    run: Callable[[list[Node]], None],
+    wide: Callable[[Value], Tensor],
+    draw: Callable[[Tensor], Tensor | None],
 ) -> EmittedHeads | None:
     """Adds the calls behind those of the model and of drawing; returns None for a graph without heads. run: adds the
-    calls of nodes. wide: returns an output as float32. Raises LoweringError for a model with recurrent layers, whose
-    states could not be taken back behind a wrong proposal."""
+    calls of nodes. wide: returns an output as float32. draw: adds the call that draws tokens from logits, or returns
+    None. Raises LoweringError for a model with recurrent layers, whose states could not be taken back behind a wrong
+    proposal."""
     if not parts.heads:
         return None
     graph = emitter.graph
@@ -108,7 +115,9 @@ def emit_heads(
     result = wide(logits)
     if attend:  # others say all tokens at once, and nobody reads a feature of theirs
         _put(emitter, "heads", emitter.activation(own, "x"), emitter.metadata("next_slots"), table)
-    return EmittedHeads(first_feature, first, group, width, attend, result)
+    first_draw, tokens = len(emitter.calls), draw(result) if attend else None
+    draws = None if tokens is None else (first_draw, tokens)
+    return EmittedHeads(first_feature, first, group, width, attend, result, draws)
 
 
 def _group_of(graph: Graph, heads: list[Node]) -> tuple[int, bool]:

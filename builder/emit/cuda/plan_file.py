@@ -21,7 +21,8 @@ items. The file is read strictly in sequence.
     u32 number of the first instruction that computes features for heads, 2^32 - 1 without heads, and nothing more then;
         u32 number of the first instruction of the heads, which are the last; u32 slot of their logits, float32; u32 the
         KV layer whose one tensor holds features, a row of activations for each position of a block; u32 columns of a
-        feature; u32 1 if the heads have keys and values, which are in the same cache group, else 0
+        feature; u32 1 if the heads have keys and values, which are in the same cache group, else 0; u32 number of the
+        first instruction that draws tokens from the heads' logits, and of the last ones, or 2^32 - 1; u32 their slot
     list(instruction): text for messages; list(node): u32 type
         0 branch: u32 condition (an expression), u32 node if it is not 0, u32 node if it is 0
         1 leaf: list(work), started in order: u32 kind
@@ -124,6 +125,7 @@ class Heads:
 
     first_feature: the first instruction that computes features. first: the first one of the heads. feature_layer: the
     number among the KV layers. feature_width: the columns of a feature. attend: whether the heads have keys and values.
+    first_draw, tokens_slot: the first instruction that draws tokens from the heads' logits, and their slot.
     """
 
     first_feature: int
@@ -132,6 +134,8 @@ class Heads:
     feature_layer: int
     feature_width: int
     attend: bool
+    first_draw: int = NO_DRAWS
+    tokens_slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,7 @@ def _expression(item: tuple[int, int, int], numbers: dict[int, int]) -> bytes:
 
 
 def _heads(heads: Heads | None) -> bytes:
-    return _u32(NO_HEADS) if heads is None else struct.pack("<6I", *astuple(heads))
+    return _u32(NO_HEADS) if heads is None else struct.pack("<8I", *astuple(heads))
 
 
 def _argument(arg: Argument, numbers: dict[int, int]) -> bytes:

@@ -328,10 +328,7 @@ CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
 LogitRows CudaExecutor::run(const Step& step) {
   if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
-  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
-    refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
-                  step.draws.size()));
-  }
+  check_draws("run", step, draws_tokens());
   features_there_ = false;
   if (step.tokens() == 0) return {};
   const bool graph = decodes(step);
@@ -340,10 +337,18 @@ LogitRows CudaExecutor::run(const Step& step) {
   const Prepared prepared = prepare(shape);
   run_parts(step, prepared, graph);
   features_there_ = shape.features;
-  const auto* logits = reinterpret_cast<const float*>(logits_.data());
-  if (step.draws.empty()) return {logits, facts_.vocab_size, step.rows()};
-  take_tokens(step);
-  return {logits, facts_.vocab_size, step.rows(), reinterpret_cast<const int32_t*>(tokens_.data())};
+  return take_tokens(step, results_of(false));
+}
+
+void CudaExecutor::check_draws(const char* call, const Step& step, bool able) const {
+  if (step.draws.empty() || (able && step.draws.size() == static_cast<size_t>(step.rows()))) return;
+  refuse(concat(call, ": an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
+                step.draws.size()));
+}
+
+CudaExecutor::Results CudaExecutor::results_of(bool heads) const {
+  if (heads) return {plan_.draft_logits_slot, plan_.draft_tokens_slot, draft_logits_, facts_.draft_vocab};
+  return {plan_.logits_slot, plan_.tokens_slot, logits_, facts_.vocab_size};
 }
 
 // Starts the parts of a step's shape, and waits for the results.
@@ -363,7 +368,7 @@ DraftRows CudaExecutor::run_draft(const Step& step, const float* /*features*/) {
   if (!plan_.heads()) refuse("run_draft: the plan has no heads");
   if (!draft_checker_) refuse("run_draft: allocate() must be called first");
   check_draft(step);
-  if (!step.draws.empty()) refuse("run_draft: the host draws the tokens of heads");
+  check_draws("run_draft", step, draws_drafts());
   features_there_ = false;
   if (step.tokens() == 0) return {};
   const bool graph = decodes(step);
@@ -371,8 +376,7 @@ DraftRows CudaExecutor::run_draft(const Step& step, const float* /*features*/) {
   shape.heads = true;
   run_parts(step, prepare(shape), graph);
   ++counters_.head_steps;
-  const auto* logits = reinterpret_cast<const float*>(draft_logits_.data());
-  return {{logits, facts_.draft_vocab, step.rows()}, {nullptr, 0, true}};
+  return {take_tokens(step, results_of(true)), {nullptr, 0, true}};
 }
 
 // Heads without attention have slots alone, from which they read: several sequences may share them.
@@ -389,15 +393,17 @@ void CudaExecutor::check_draft(const Step& step) {
   }
 }
 
-// Fetches the logits of the rows of which the device does not know the token.
-void CudaExecutor::take_tokens(const Step& step) {
+// Returns the rows of a step that was computed. Fetches the logits of the rows of which the device does not
+// know the token.
+LogitRows CudaExecutor::take_tokens(const Step& step, const Results& from) {
+  const LogitRows rows{reinterpret_cast<const float*>(from.logits.data()), from.columns, step.rows()};
+  if (step.draws.empty()) return rows;
   const auto* tokens = reinterpret_cast<const int32_t*>(tokens_.data());
   int64_t wanted = 0, undecided = 0;
   for (size_t row = 0; row < step.draws.size(); ++row) {
-    if (tokens[row] < -1 || tokens[row] >= facts_.vocab_size) {
+    if (tokens[row] < -1 || tokens[row] >= from.columns) {
       throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row],
-                               ", and the model has ", facts_.vocab_size,
-                               " tokens; this is a bug of theirs"));
+                               ", and the model has ", from.columns, " tokens; this is a bug of theirs"));
     }
     wanted += step.draws[row].wanted;
     undecided += step.draws[row].wanted && tokens[row] < 0;
@@ -405,21 +411,23 @@ void CudaExecutor::take_tokens(const Step& step) {
   counters_.drawn += wanted - undecided;
   counters_.undecided += undecided;
   const auto unknown = [&](size_t row) { return step.draws[row].wanted && tokens[row] < 0; };
-  if (copy_rows(step.rows(), plan_.logits_slot, logits_, unknown)) stream_.synchronize();
+  if (copy_rows(step.rows(), from, unknown)) stream_.synchronize();
+  return {rows.data, rows.stride, rows.rows, tokens};
 }
 
-// Starts copies of some rows of a slot, one for each run of them. Returns whether there are any.
+// Starts copies of some rows of logits, one for each run of them. Returns whether there are any.
 template <typename Wanted>
-bool CudaExecutor::copy_rows(int32_t rows, uint32_t slot, const PinnedMemory& to, const Wanted& wanted) {
-  const size_t row_bytes = plan_.slots[slot].row_bytes, end = static_cast<size_t>(rows);
+bool CudaExecutor::copy_rows(int32_t rows, const Results& from, const Wanted& wanted) {
+  const size_t row_bytes = plan_.slots[from.logits_slot].row_bytes, end = static_cast<size_t>(rows);
   bool any = false;
   for (size_t first = 0; first < end;) {
     size_t last = first;
     while (last < end && wanted(last)) ++last;
     if (last > first) {
       driver_.check(
-          driver_.copy_to_host_async(to.data() + first * row_bytes, slots_[slot] + first * row_bytes,
-                                     (last - first) * row_bytes, stream_.get()),
+          driver_.copy_to_host_async(from.logits.data() + first * row_bytes,
+                                     slots_[from.logits_slot] + first * row_bytes, (last - first) * row_bytes,
+                                     stream_.get()),
           "cuMemcpyDtoHAsync");
       any = true;
     }
@@ -440,15 +448,11 @@ void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool g
     start_all(prepared);
     ++counters_.eager;
   }
-  if (prepared.shape.heads) {
-    copy_rows(step.rows(), plan_.draft_logits_slot, draft_logits_, [](size_t) { return true; });
-    return;
-  }
-  copy_rows(step.rows(), plan_.logits_slot, logits_,
-            [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
+  const Results from = results_of(prepared.shape.heads);
+  copy_rows(step.rows(), from, [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
   if (!step.draws.empty()) {
     driver_.check(
-        driver_.copy_to_host_async(tokens_.data(), slots_[plan_.tokens_slot],
+        driver_.copy_to_host_async(tokens_.data(), slots_[from.tokens_slot],
                                    sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
         "cuMemcpyDtoHAsync");
   }
@@ -475,7 +479,8 @@ void CudaExecutor::replay(const Prepared& step) {
 
 void CudaExecutor::start_all(const Prepared& step) {
   if (step.shape.heads) {
-    start_range(plan_.first_head, plan_.instructions.size(), step);
+    start_range(plan_.first_head, plan_.heads_end(), step);
+    if (step.shape.draws) start_range(plan_.heads_end(), plan_.instructions.size(), step);
     return;
   }
   start_range(0, plan_.model_end(), step);

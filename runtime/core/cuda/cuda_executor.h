@@ -62,6 +62,7 @@ class CudaExecutor : public Executor {
   bool draws_tokens() const override { return draws_wanted_ && plan_.draws(); }
   void want_features(bool wanted) override { features_wanted_ = wanted; }
   FeatureRows features() const override { return {nullptr, 0, features_there_}; }
+  bool draws_drafts() const override { return draws_wanted_ && plan_.draws_drafts(); }
   DraftRows run_draft(const Step& step, const float* features) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
@@ -92,6 +93,12 @@ class CudaExecutor : public Executor {
     ExpressionValues values;
   };
   class Graph;
+  // The rows that a step leaves, of the model or of the heads.
+  struct Results {
+    uint32_t logits_slot, tokens_slot;
+    const PinnedMemory& logits;
+    int32_t columns;
+  };
 
   void load_weights(const std::string& path);
   void check_limits(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
@@ -100,12 +107,14 @@ class CudaExecutor : public Executor {
   Prepared prepare(const StepShape& shape) const;
   bool decodes(const Step& step) const;
   StepShape shape_of(const Step& step, bool bucket) const;
+  Results results_of(bool heads) const;
   void run_parts(const Step& step, const Prepared& prepared, bool graph);
   void settle() const noexcept;
   void start_step(const Step& step, const Prepared& prepared, bool graph);
   template <typename Wanted>
-  bool copy_rows(int32_t rows, uint32_t slot, const PinnedMemory& to, const Wanted& wanted);
-  void take_tokens(const Step& step);
+  bool copy_rows(int32_t rows, const Results& from, const Wanted& wanted);
+  void check_draws(const char* call, const Step& step, bool able) const;
+  LogitRows take_tokens(const Step& step, const Results& from);
   void start_all(const Prepared& step);
   void start_range(size_t begin, size_t end, const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);

@@ -143,9 +143,12 @@ class PlanParser {
     in_.require(plan_.first_draw < plan_.instructions.size() &&
                     (!plan_.heads() || plan_.first_draw < plan_.first_feature),
                 "no instruction draws the tokens");
-    in_.require(plan_.tokens_slot < plan_.slots.size() &&
-                    plan_.slots[plan_.tokens_slot].kind == RowKind::kRows &&
-                    plan_.slots[plan_.tokens_slot].row_bytes >= sizeof(int32_t),
+    check_tokens(plan_.tokens_slot);
+  }
+
+  void check_tokens(uint32_t slot) const {
+    in_.require(slot < plan_.slots.size() && plan_.slots[slot].kind == RowKind::kRows &&
+                    plan_.slots[slot].row_bytes >= sizeof(int32_t),
                 "the tokens must have a number for each row of logits");
   }
 
@@ -158,6 +161,8 @@ class PlanParser {
     plan_.feature_layer = in_.below(plan_.layers.size(), "layer of the cache");
     plan_.feature_width = in_.u32();
     plan_.heads_attend = in_.u32() != 0;
+    plan_.first_draft_draw = in_.u32();
+    plan_.draft_tokens_slot = in_.u32();
     const uint64_t number = plan_.dtype == CudaType::kFloat32 ? 4 : 2;
     const std::vector<uint64_t>& pages = plan_.layers[plan_.feature_layer].page_bytes;
     in_.require(plan_.feature_width >= 1 && plan_.feature_width <= kMostLimit && pages.size() == 1 &&
@@ -174,6 +179,11 @@ class PlanParser {
     if (!plan_.heads()) return;
     in_.require(plan_.first_feature <= plan_.first_head && plan_.first_head < plan_.instructions.size(),
                 "no instruction is of the heads");
+    if (!plan_.draws_drafts()) return;
+    in_.require(plan_.first_draft_draw > plan_.first_head &&
+                    plan_.first_draft_draw < plan_.instructions.size(),
+                "no instruction draws the heads' tokens");
+    check_tokens(plan_.draft_tokens_slot);
   }
 
   CudaType dtype() {

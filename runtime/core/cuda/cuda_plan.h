@@ -134,9 +134,13 @@ struct CudaPlan {
   uint32_t draft_logits_slot = 0;
   uint32_t feature_layer = 0, feature_width = 0;  // the layer whose one tensor holds features, and their columns
   bool heads_attend = false;                      // whether heads have keys and values, in the layer's group
+  // The instructions from there on draw tokens from the heads' logits.
+  uint32_t first_draft_draw = kDrawsNone, draft_tokens_slot = 0;
 
   bool draws() const { return first_draw != kDrawsNone; }
   bool heads() const { return first_feature != kNoHeads; }
+  bool draws_drafts() const { return heads() && first_draft_draw != kDrawsNone; }
+  size_t heads_end() const { return draws_drafts() ? first_draft_draw : instructions.size(); }
   // Returns where the instructions of the model end, and those that draw tokens.
   size_t model_end() const { return draws() ? first_draw : draws_end(); }
   size_t draws_end() const { return heads() ? first_feature : instructions.size(); }

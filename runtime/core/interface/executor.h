@@ -186,6 +186,8 @@ class Executor {
   virtual void want_features(bool /*wanted*/) {}
   // Returns the features of the last run(), if they are wanted.
   virtual FeatureRows features() const { return {}; }
+  // Returns whether run_draft() draws tokens from rows too, each a column of its logits.
+  virtual bool draws_drafts() const { return false; }
   // Computes a step of the heads: token i of the step has the token behind its position, and features[i],
   // [tokens, draft_width], is what run() or run_draft() gave for the position. Of the step's groups only
   // draft_group counts, and none if that is -1. Throws before any effect if the step is malformed, or the

@@ -221,8 +221,19 @@ DraftRows DraftHeads::run(std::span<const Part> parts) {
     step_.context_lens.push_back(part.to);
     if (part.most > 0) step_.logit_rows.push_back(step_.tokens() - 1);
   }
+  if (executor_.draws_drafts()) step_.draws = DraftDraws::by_executor(draws_of(parts));
   computed_tokens_ += step_.tokens();
   return executor_.run_draft(step_, given_.data());
+}
+
+// Returns how the rows of a pass are drawn.
+std::vector<DraftDraw> DraftHeads::draws_of(std::span<const Part> parts) {
+  std::vector<DraftDraw> draws;
+  for (const Part& part : parts) {
+    const History history{part.mirror->tokens, part.sequence->prompt_tokens};
+    if (part.most > 0) draws.push_back({part.mirror->sampling.get(), part.sequence->seed, history});
+  }
+  return draws;
 }
 
 void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) {
@@ -265,12 +276,8 @@ void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vec
 
 // Draws the next token of each part, and leaves the parts that are to get another one.
 void DraftHeads::draw(const LogitRows& logits, std::vector<Part>& parts) {
-  std::vector<DraftDraw> draws;
-  for (const Part& part : parts) {
-    const History history{part.mirror->tokens, part.sequence->prompt_tokens};
-    draws.push_back({part.mirror->sampling.get(), part.sequence->seed, history});
-  }
-  const std::vector<int32_t> drawn = draws_.draw(executor_, logits, executor_.facts().draft_vocab, draws);
+  const std::vector<int32_t> drawn =
+      draws_.draw(executor_, logits, executor_.facts().draft_vocab, draws_of(parts));
   std::vector<Part> more;
   for (size_t i = 0; i < parts.size(); ++i) {
     Part part = parts[i];

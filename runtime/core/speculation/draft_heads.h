@@ -83,6 +83,7 @@ class DraftHeads : public Proposer {
   int32_t past_written(const Sequence& sequence, int32_t from, int32_t to);
   void learn_position(int32_t positions, double seconds);
   DraftRows run(std::span<const Part> parts);
+  static std::vector<DraftDraw> draws_of(std::span<const Part> parts);
   void draw(const LogitRows& logits, std::vector<Part>& parts);
 
   Executor& executor_;

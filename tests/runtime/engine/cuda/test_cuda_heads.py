@@ -34,6 +34,7 @@ from support.made_cuda_plan import (
 from tensorwright.builder.emit.cuda.plan_file import KvLayerPages
 from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, InvalidRequestError
 from tensorwright.passes.rewriting.join_draft_heads import model_of
+from tensorwright.plugins.draw_tokens.op import FIELDS, reference
 from tensorwright.plugins.gpu.interpret import Interpreter
 from tensorwright.runtime import _runtime
 
@@ -76,12 +77,39 @@ def test_each_part_of_a_plan_is_started_where_it_is_wanted(device: FakeDevice, t
     assert kernels(device) == [0, -1, FEATURE_KERNEL]
     executor.draw_step(*step_of([5, 1]), [(0.0, 0, 1.0, 0.0, 0.0)] * 2)
     assert kernels(device) == [0, -1, DRAW_KERNEL, FEATURE_KERNEL]
-    assert executor.draft_step(*step_of([5, 1])).shape == (2, DRAFT_VOCAB)
+    tokens, logits = executor.draft_step(*step_of([5, 1]))
+    assert (tokens, logits.shape) == ([-1, -1], (2, DRAFT_VOCAB))
     assert kernels(device) == [HEADS_KERNEL, -1]
+    with pytest.raises(InvalidRequestError, match="run_draft: an engine that draws tokens takes how for each of 2"):
+        executor.draft_step(*step_of([5, 1]), [None])
     executor.want_features(False)
     executor.step(*step_of([5, 1]))
     assert kernels(device) == [0, -1]
     assert executor.counters()["head_steps"] == 1
+    executor.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_tokens_of_heads_are_drawn_on_the_device(device: FakeDevice, tmp_path: Path, graphs: bool) -> None:
+    """Of rows with a token, the token travels alone; a row that the device is not sure of travels after all."""
+    given = np.array([[0, 3, 1, 2], [5, 0, 1, 1], [0, 0, 0, 0]], np.float32)
+
+    def run(one: Started) -> None:
+        if one.kernel < 0 and one.values[1] == DRAFT_VOCAB:
+            ctypes.memmove(one.values[9], given.ctypes.data, given.nbytes)
+        elif one.kernel == DRAW_KERNEL:
+            fields = ints(one.values[1], 3 * len(FIELDS)).reshape(3, -1)
+            logits = np.frombuffer(ctypes.string_at(one.values[0], given.nbytes), np.float32).reshape(given.shape)
+            (tokens,) = reference([logits, fields], {}, "float32")
+            ctypes.memmove(one.values[2], tokens.ctypes.data, tokens.nbytes)
+
+    device.run = run
+    executor = opened(device, tmp_path, graphs)
+    for _ in range(3):
+        tokens, logits = executor.draft_step(*step_of([1] * 3, context=2), [(0.0, 0, 1.0, 0.0, 0.0), None, (1.0, 0, 1.0, 0.0, 0.5)])
+        assert tokens == [1, -1, -1]
+        assert logits[1:].tolist() == given[1:].tolist()
+        assert np.isnan(logits[0]).all()
     executor.close()
 
 
@@ -174,14 +202,16 @@ HEADS = with_heads(made_plan()).heads
 LAYER = made_plan().layers[0]
 assert HEADS is not None
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "heads behind the end": ({"heads": replace(HEADS, first=6)}, "no instruction is of the heads"),
+    "heads behind the end": ({"heads": replace(HEADS, first=7)}, "no instruction is of the heads"),
     "heads before features": ({"heads": replace(HEADS, first=2)}, "no instruction is of the heads"),
     "draws behind features": ({"heads": replace(HEADS, first_feature=2)}, "no instruction draws the tokens"),
     "features of another width": ({"heads": replace(HEADS, feature_width=8)}, "a row of activations for each position"),
     "features in keys": ({"heads": replace(HEADS, feature_layer=0)}, "a row of activations for each position"),
     "no such layer": ({"layers": (LAYER,)}, "there are 1 layer of the caches, and number 1 is named"),
-    "no such slot": ({"heads": replace(HEADS, logits_slot=9)}, "there are 5 slots, and number 9 is named"),
+    "no such slot": ({"heads": replace(HEADS, logits_slot=9)}, "there are 6 slots, and number 9 is named"),
     "logits of tokens": ({"heads": replace(HEADS, logits_slot=0)}, "the logits of heads must be rows of float32"),
+    "draws of heads before them": ({"heads": replace(HEADS, first_draw=4)}, "no instruction draws the heads' tokens"),
+    "tokens of another kind": ({"heads": replace(HEADS, tokens_slot=0)}, "the tokens must have a number for each row"),
     "states": ({"states": (64,)}, "a model with recurrent layers cannot have heads"),
     "slots behind without heads": ({"heads": None}, "an operand lies nowhere"),
 }
