@@ -218,11 +218,12 @@ void bind_cuda(nb::module_& m) {
            "Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, "
            "its "
            "logits and tokens in the host's memory.")
-      .def("counters", &executor_counters,
-           "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
-           "the "
-           "tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many of the "
-           "steps were of heads (head_steps).")
+      .def(
+          "counters", &executor_counters,
+          "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
+          "the "
+          "tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many of the "
+          "steps were of heads (head_steps).")
       .def("draw_step", &draw_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "draws"_a, "state_slots"_a = nb::tuple(),
            "Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, "
@@ -231,9 +232,8 @@ void bind_cuda(nb::module_& m) {
            "whose "
            "rows with a token mean nothing).")
       .def(
-          "want_features",
-          [](PyCudaExecutor& self, bool wanted) { self.get().want_features(wanted); }, "wanted"_a,
-          "Whether the next steps write features for the heads into the slots of their tokens.")
+          "want_features", [](PyCudaExecutor& self, bool wanted) { self.get().want_features(wanted); },
+          "wanted"_a, "Whether the next steps write features for the heads into the slots of their tokens.")
       .def("draft_step", &draft_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "draws"_a = std::vector<PyDraw>(),
            "Runs a step of the engine's heads: each token is the one behind its position, whose feature lies "

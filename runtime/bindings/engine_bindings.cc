@@ -71,7 +71,8 @@ class PyEngine {
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
     if (!options.ranks.ranks) adapters_ = &cpu->adapters();
-    std::unique_ptr<Proposer> proposer = make_proposer(options, *cpu, [&] { return open_draft(options, *cpu); });
+    std::unique_ptr<Proposer> proposer =
+        make_proposer(options, *cpu, [&] { return open_draft(options, *cpu); });
     start(lead_ranks(std::move(cpu), options.ranks, timeline_), options, nullptr, std::move(proposer));
   }
   PyEngine(PyCudaExecutor& executor, const PyEngineOptions& options, PyCudaExecutor* draft) {

@@ -158,8 +158,7 @@ class FakeExecutor : public tensorwright::Executor {
     if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
     size_t n = facts_.block_size;
     std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
-    if (behaviour_.keeps)
-      std::copy_n(slot_features_.begin() + from * n, n, slot_features_.begin() + to * n);
+    if (behaviour_.keeps) std::copy_n(slot_features_.begin() + from * n, n, slot_features_.begin() + to * n);
   }
 
   void copy_state(int32_t from, int32_t to) override {

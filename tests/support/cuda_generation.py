@@ -110,7 +110,7 @@ def generate(
     """Greedy answers of so many tokens, and the engine's statistics. options: more of EngineOptions."""
     asked = _runtime.EngineOptions()
     asked.kv_cache_bytes, asked.max_batch_size, asked.max_num_tokens = 1 << 18, MAX_STEP[2], MAX_STEP[0]
-    asked.max_chunk, asked.max_queue, asked.draft_rows, asked.max_prompt_rows = MAX_STEP[0], 8, 8, 0
+    asked.max_chunk, asked.max_queue, asked.draft_rows, asked.max_prompt_rows = MAX_STEP[0], 8, 8, 1
     for name, value in options.items():
         setattr(asked, name, value)
     engine = _runtime.Engine(executor, asked) if draft is None else _runtime.Engine(executor, asked, draft)

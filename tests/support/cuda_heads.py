@@ -52,16 +52,16 @@ def make_case(
     return case_of(target, heads, dtype=dtype, quantize=quantize, kv=kv)
 
 
-def case_of(target: Path, heads: Path | None, *, dtype: str, quantize: str | None = None, kv: str = "auto") -> HeadsCase:
+def case_of(
+    target: Path, heads: Path | None, *, dtype: str, quantize: str | None = None, kv: str = "auto"
+) -> HeadsCase:
     """Returns the graphs of a checkpoint and of heads beside it, or of the layer of its own that predicts tokens."""
     checkpoint = open_checkpoint(target)
     opened = None if heads is None else open_heads_checkpoint(heads)
     checkpoint.heads = None if opened is None else opened.stored
     model, traced = trace_with_heads(checkpoint, opened, dtype="float32", max_seq_len=MAX_SEQ_LEN)
     first, second = (
-        lower(
-            run_pipeline(graph, pipeline=PIPELINE[:-1]).cached_graph, dtype, quantize, kv, block=BLOCK, target="cuda"
-        )
+        lower(run_pipeline(graph, pipeline=PIPELINE[:-1]).cached_graph, dtype, quantize, kv, block=BLOCK, target="cuda")
         for graph in (model, traced.graph)
     )
     return HeadsCase(checkpoint, first, second, join_draft_heads(first, second))

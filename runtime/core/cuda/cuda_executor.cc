@@ -208,8 +208,9 @@ void CudaExecutor::check_limits(int32_t max_tokens, int32_t max_rows, int32_t ma
   check("max-batch-size", max_seqs, plan_.max_seqs);
   if (max_rows < 1 || static_cast<uint32_t>(max_rows) > plan_.max_rows) {
     throw Error("InvalidOptionError",
-                concat("the engine was built for logits of at most ", plan_.max_rows, " tokens of a step, got ",
-                       max_rows, "; ask for a smaller max-batch-size or max-prompt-logprob-rows, or for fewer rows of "
+                concat("the engine was built for logits of at most ", plan_.max_rows,
+                       " tokens of a step, got ", max_rows,
+                       "; ask for a smaller max-batch-size or max-prompt-logprob-rows, or for fewer rows of "
                        "speculative"));
   }
 }
@@ -267,9 +268,9 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
                          "logits");
   tokens_ = PinnedMemory(driver_, sizeof(int32_t) * static_cast<size_t>(max_rows), "tokens");
   if (plan_.heads()) {
-    draft_logits_ = PinnedMemory(
-        driver_, plan_.slots[plan_.draft_logits_slot].row_bytes * draft_rows(max_rows, max_seqs),
-        "logits of heads");
+    draft_logits_ =
+        PinnedMemory(driver_, plan_.slots[plan_.draft_logits_slot].row_bytes * draft_rows(max_rows, max_seqs),
+                     "logits of heads");
   }
   blocks_ = blocks;
   for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
@@ -424,11 +425,10 @@ bool CudaExecutor::copy_rows(int32_t rows, const Results& from, const Wanted& wa
     size_t last = first;
     while (last < end && wanted(last)) ++last;
     if (last > first) {
-      driver_.check(
-          driver_.copy_to_host_async(from.logits.data() + first * row_bytes,
-                                     slots_[from.logits_slot] + first * row_bytes, (last - first) * row_bytes,
-                                     stream_.get()),
-          "cuMemcpyDtoHAsync");
+      driver_.check(driver_.copy_to_host_async(from.logits.data() + first * row_bytes,
+                                               slots_[from.logits_slot] + first * row_bytes,
+                                               (last - first) * row_bytes, stream_.get()),
+                    "cuMemcpyDtoHAsync");
       any = true;
     }
     first = last + 1;

@@ -144,10 +144,10 @@ class CudaExecutor : public Executor {
   std::vector<uint64_t> state_offsets_;  // [recurrent layers]: in a slot
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
-  std::unique_ptr<StepChecker> checker_;                 // null before allocate()
-  std::unique_ptr<StepChecker> draft_checker_;           // the same, and without heads
+  std::unique_ptr<StepChecker> checker_;        // null before allocate()
+  std::unique_ptr<StepChecker> draft_checker_;  // the same, and without heads
   bool features_wanted_ = false;
-  bool features_there_ = false;  // whether the last run() computed features
+  bool features_there_ = false;                          // whether the last run() computed features
   RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };

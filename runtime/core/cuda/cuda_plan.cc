@@ -180,9 +180,9 @@ class PlanParser {
     in_.require(plan_.first_feature <= plan_.first_head && plan_.first_head < plan_.instructions.size(),
                 "no instruction is of the heads");
     if (!plan_.draws_drafts()) return;
-    in_.require(plan_.first_draft_draw > plan_.first_head &&
-                    plan_.first_draft_draw < plan_.instructions.size(),
-                "no instruction draws the heads' tokens");
+    in_.require(
+        plan_.first_draft_draw > plan_.first_head && plan_.first_draft_draw < plan_.instructions.size(),
+        "no instruction draws the heads' tokens");
     check_tokens(plan_.draft_tokens_slot);
   }
 

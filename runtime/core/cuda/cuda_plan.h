@@ -27,8 +27,8 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
 // Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then
-// how tokens are drawn (draw_fields.h), then, if the model has states, the slots of the sequences' states, and
-// last, if the plan has heads, the slots of the positions behind the rows.
+// how tokens are drawn (draw_fields.h), then, if the model has states, the slots of the sequences' states,
+// and last, if the plan has heads, the slots of the positions behind the rows.
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
@@ -132,8 +132,9 @@ struct CudaPlan {
   static constexpr uint32_t kNoHeads = UINT32_MAX;
   uint32_t first_feature = kNoHeads, first_head = 0;
   uint32_t draft_logits_slot = 0;
-  uint32_t feature_layer = 0, feature_width = 0;  // the layer whose one tensor holds features, and their columns
-  bool heads_attend = false;                      // whether heads have keys and values, in the layer's group
+  uint32_t feature_layer = 0,
+           feature_width = 0;  // the layer whose one tensor holds features, and their columns
+  bool heads_attend = false;   // whether heads have keys and values, in the layer's group
   // The instructions from there on draw tokens from the heads' logits.
   uint32_t first_draft_draw = kDrawsNone, draft_tokens_slot = 0;
 

@@ -19,7 +19,8 @@ int32_t* put(char* to, const std::vector<int32_t>& values) {
 }
 
 // Writes the slots of the positions behind the tokens of the rows.
-void put_next_slots(const Step& step, const StepShape& shape, int32_t spare, int32_t block_size, int32_t* to) {
+void put_next_slots(const Step& step, const StepShape& shape, int32_t spare, int32_t block_size,
+                    int32_t* to) {
   std::fill_n(to, shape.rows, spare * block_size);
   if (!shape.heads) return;
   const GroupTables& tables = step.groups[static_cast<size_t>(shape.feature_group)];
@@ -28,8 +29,8 @@ void put_next_slots(const Step& step, const StepShape& shape, int32_t spare, int
     if (next / block_size >= tables.max_blocks) continue;
     const auto behind = std::ranges::upper_bound(step.seq_starts, token);
     const auto seq = behind - step.seq_starts.begin() - 1;
-    const int32_t block = tables.block_tables[static_cast<size_t>(
-        int64_t{seq} * tables.max_blocks + next / block_size)];
+    const int32_t block =
+        tables.block_tables[static_cast<size_t>(int64_t{seq} * tables.max_blocks + next / block_size)];
     if (block >= 0) to[row] = block * block_size + next % block_size;
   }
 }

@@ -37,8 +37,8 @@ struct MetadataLayout {
 
 // Writes a step in the layout of `shape`, which may be larger. The sequences that the step lacks have one
 // token each, at position 0, in block spare[g] of each cache group, and their states in slot spare_state. For
-// a step of heads, the slot behind a row is that of the position behind its token, and of block spare[g] where
-// the sequence has no block there.
+// a step of heads, the slot behind a row is that of the position behind its token, and of block spare[g]
+// where the sequence has no block there.
 void pack_step(const Step& step, const StepShape& shape, const std::vector<int32_t>& spare,
                int32_t spare_state, int32_t block_size, const MetadataLayout& layout, char* to);
 

@@ -22,8 +22,10 @@ from tensorwright.builder.measure.interpreter import narrowed
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph
 from tensorwright.ir.facts import StateLayer
+from tensorwright.ir.interpret_ops import torch_dtype
 from tensorwright.ir.ops import summing_ops
 from tensorwright.ir.ragged import interpret_ragged
+from tensorwright.ir.verify import FEATURES
 
 Rows = list[np.ndarray]
 """[rows, columns] float64 of each sequence."""
@@ -36,12 +38,15 @@ class Oracle:
         self.graph = graph
         exact = graph.clone()
         exact.facts.kv_layers = [replace(layer, dtype="float32") for layer in exact.facts.kv_layers]
-        given = None if features is None else [torch.from_numpy(one).float() for one in features]
         weights = checkpoint_weights(case.checkpoint)
-        self.rounded, self.exact = (
-            [one.double().numpy() for one in interpret_ragged(g, sequences, weights, block_size=BLOCK, features=given)]
-            for g in (narrowed(graph, graph.facts.dtype), exact)
-        )
+
+        def run(form: Graph) -> Rows:
+            kinds = [torch_dtype(value.dtype) for value in form.inputs if value.name == FEATURES]
+            given = features and [torch.from_numpy(one).to(kinds[0]) for one in features]
+            found = interpret_ragged(form, sequences, weights, block_size=BLOCK, features=given)
+            return [one.double().numpy() for one in found]
+
+        self.rounded, self.exact = run(narrowed(graph, graph.facts.dtype)), run(exact)
 
     def excess(self, ours: Rows, part: Callable[[np.ndarray], np.ndarray]) -> float:
         """The error of a part of each sequence's outputs, as a multiple of what is allowed (PluginModel.excess)."""
@@ -59,7 +64,7 @@ class Oracle:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("eagle3", {}),
+        pytest.param("eagle3", {}, marks=pytest.mark.slow),
         ("eagle3", {"dtype": "bfloat16", "norm_before_fc": True, "norm_output": True, "draft_vocab": 40}),
         pytest.param("eagle3", {"dtype": "float16", "quantize": "int4", "kv": "int8"}, marks=pytest.mark.slow),
         ("mtp", {}),

@@ -280,6 +280,10 @@ def test_limits(device: FakeDevice, tmp_path: Path) -> None:
     for sizes, option in (((MAX_TOKENS + 1, 1, 1), "max-num-tokens"), ((8, 8, MAX_SEQS + 1), "max-batch-size")):
         with pytest.raises(InvalidOptionError, match=option):
             executor.allocate([BLOCKS], *sizes)
+    with pytest.raises(
+        InvalidOptionError, match=r"logits of at most 32 tokens of a step, got 33; .*rows of speculative"
+    ):
+        executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS + 1, MAX_SEQS)
     executor.close()
     with pytest.raises(EngineStoppedError):
         executor.facts()

@@ -31,7 +31,6 @@ from support.made_cuda_plan import (
     with_heads,
     write_plan,
 )
-from tensorwright.builder.emit.cuda.plan_file import KvLayerPages
 from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, InvalidRequestError
 from tensorwright.passes.rewriting.join_draft_heads import model_of
 from tensorwright.plugins.draw_tokens.op import FIELDS, reference
@@ -106,7 +105,9 @@ def test_the_tokens_of_heads_are_drawn_on_the_device(device: FakeDevice, tmp_pat
     device.run = run
     executor = opened(device, tmp_path, graphs)
     for _ in range(3):
-        tokens, logits = executor.draft_step(*step_of([1] * 3, context=2), [(0.0, 0, 1.0, 0.0, 0.0), None, (1.0, 0, 1.0, 0.0, 0.5)])
+        tokens, logits = executor.draft_step(
+            *step_of([1] * 3, context=2), [(0.0, 0, 1.0, 0.0, 0.0), None, (1.0, 0, 1.0, 0.0, 0.5)]
+        )
         assert tokens == [1, -1, -1]
         assert logits[1:].tolist() == given[1:].tolist()
         assert np.isnan(logits[0]).all()
@@ -140,12 +141,14 @@ def test_heads_get_the_slots_of_their_tokens_and_those_behind_the_rows(
 
     def run(one: Started) -> None:
         if one.kernel == HEADS_KERNEL:
-            found.update(slots=ints(one.values[1], one.grid[0]).tolist(), behind=ints(one.values[2], one.grid[0]).tolist())
+            found.update(
+                slots=ints(one.values[1], one.grid[0]).tolist(), behind=ints(one.values[2], one.grid[0]).tolist()
+            )
 
     device.run = run
     executor = opened(device, tmp_path, graphs)
     step = step_of([1] * 17, context=1)
-    (tables, slots) = step[5][0]
+    (_, slots) = step[5][0]
     for _ in range(3):
         executor.draft_step(*step)
         padding = [BLOCKS * BLOCK] if graphs else []
@@ -277,7 +280,9 @@ def test_an_engine_says_with_proposals_what_it_says_without(
     device: FakeDevice, engines, interpreter, name: str, options: dict[str, Any], right: float
 ) -> None:
     files = [engines[name], engines["draft"]]
-    device.run = Computer(device, {number: spec for _, _, specs in files for number, spec in specs.items()}, interpreter)
+    device.run = Computer(
+        device, {number: spec for _, _, specs in files for number, spec in specs.items()}, interpreter
+    )
     alone, without = generate(executor_of(device, files[0]), PROMPTS, TOKENS)
     draft = executor_of(device, files[1]) if options["proposer"] == "draft" else None
     answers, stats = generate(executor_of(device, files[0]), PROMPTS, TOKENS, draft=draft, **options)
