@@ -243,7 +243,7 @@ def build_engine_at(
             source = source_record(checkpoint)
             record = None
             if traced_heads is not None:
-                record = write_heads(writer, traced_heads, heads, graph.facts.vocab_size)
+                record = write_heads(writer, traced_heads, heads, graph.facts.vocab_size, options.target)
         return emit_and_measure(run, graph, report, source, record)
 
 

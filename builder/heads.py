@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import heads_record
 from tensorwright.engine_format.engine_config import HeadsRecord
-from tensorwright.engine_format.file_names import CPU_DRAFT_TOKENS
+from tensorwright.engine_format.file_names import DRAFT_TOKENS
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.heads_checkpoint import HeadsCheckpoint
@@ -29,8 +29,8 @@ def join_heads(
     pipeline: tuple[Phase, ...],
     verify: bool,
 ) -> None:
-    """Rewrites the heads' graph as the model's was, and puts both in the place of the model's lowered graph. The
-    cached graph of the report loses the features, which are no result of the model."""
+    """Rewrites the heads' graph as the model's was, and puts both in the place of the graph that the target's emitter
+    takes. The cached graph of the report loses the features, which are no result of the model."""
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
     from tensorwright.passes.pipeline import run_pipeline
     from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
@@ -59,10 +59,11 @@ def drop_features(graph: Graph) -> None:
 
 
 def write_heads(
-    writer: EngineWriter, traced: TracedHeads, checkpoint: HeadsCheckpoint | None, vocab_size: int
+    writer: EngineWriter, traced: TracedHeads, checkpoint: HeadsCheckpoint | None, vocab_size: int, target: str
 ) -> HeadsRecord:
-    """Writes the model's token for each of the heads', where they propose some of them, and returns the record."""
+    """Writes the model's token for each of the heads', where they propose some of them, and returns the record.
+    target: the name of the engine's."""
     tokens = traced.heads.draft_tokens
     if tokens is not None:
-        writer.write(CPU_DRAFT_TOKENS, tokens.astype("<i4").tobytes())
+        writer.write(DRAFT_TOKENS.format(target), tokens.astype("<i4").tobytes())
     return heads_record(traced.heads, checkpoint, vocab_size)

@@ -32,6 +32,8 @@ class TargetFormat:
     """Kinds of quantized weights, of `weight_formats.FORMATS`."""
     shares_prefixes: bool = True
     """Whether the target's KV cache has blocks that sequences share."""
+    verifies_proposals: bool = False
+    """Whether the target's executor computes proposed tokens behind a sequence, and the heads that propose some."""
     rank_files: tuple[str, ...] = ()
     """In place of `files` for each rank of a parallel engine, the largest first; empty for a target without ranks."""
     sm_files: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ TARGETS: dict[str, TargetFormat] = {
             file_names.CPU_WEIGHTS,
             ("float32", "bfloat16"),
             ("int4", "int8", "uint4", "uint8", "int3", "int2", "uint3", "uint2", "mxfp4", "w4a8", "w8a8", "fp8"),
+            verifies_proposals=True,
             rank_files=(file_names.RANK_WEIGHTS, file_names.RANK_PLAN),
         ),
         TargetFormat(
@@ -87,6 +90,7 @@ TARGETS: dict[str, TargetFormat] = {
             file_names.CUDA_WEIGHTS,
             DTYPES,
             ("int4", "int8", "fp8", "w8a8"),
+            verifies_proposals=True,
             sm_files=(file_names.CUDA_PLAN,),
             default_sms=(80, 90),
             default_step=StepSizes(256, 8192),

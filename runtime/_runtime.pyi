@@ -147,9 +147,9 @@ class CudaExecutor:
     Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a time.
     """
 
-    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1, draws: bool = True, ahead: bool = True) -> None:
+    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1, draws: bool = True) -> None:
         """
-        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. ahead: whether a step may be started before the tokens of the last one are known, where the GPU draws them. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
+        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -178,12 +178,22 @@ class CudaExecutor:
 
     def counters(self) -> dict[str, Any]:
         """
-        How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many steps were started while another one was underway (ahead).
+        How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many of the steps were of heads (head_steps).
         """
 
     def draw_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], draws: Sequence[tuple[float, int, float, float, float] | None], state_slots: object = ()) -> tuple[list[int], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
         """
         Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, top_k, top_p, min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], whose rows with a token mean nothing).
+        """
+
+    def want_features(self, wanted: bool) -> None:
+        """
+        Whether the next steps write features for the heads into the slots of their tokens.
+        """
+
+    def draft_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], draws: Sequence[tuple[float, int, float, float, float] | None] = []) -> tuple[list[int], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:
+        """
+        Runs a step of the engine's heads: each token is the one behind its position, whose feature lies in its slot. Returns tokens and float32 [rows, draft_vocab], as draw_step does. Raises InvalidRequestError as step does.
         """
 
     def copy_block(self, group: int, source: int, target: int) -> None:
@@ -1126,8 +1136,10 @@ class Engine:
         """Raises EngineError, InvalidOptionError, OutOfMemoryError."""
 
     @overload
-    def __init__(self, executor: CudaExecutor, options: EngineOptions) -> None:
-        """An executor of target cuda, which the engine takes over."""
+    def __init__(self, executor: CudaExecutor, options: EngineOptions, draft: CudaExecutor | None = None) -> None:
+        """
+        An executor of target cuda, which the engine takes over; so it does that of the draft model.
+        """
 
     @overload
     def __init__(self, executor: object, options: EngineOptions) -> None:

@@ -6,9 +6,12 @@ from tensorwright.engine_format.targets import StepSizes
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import find
 from tensorwright.options.engine import EngineFields
+from tensorwright.options.speculation import Speculation
 
 PROMPT_ROWS: int = find(EngineFields, "max_prompt_logprob_rows").default
 """The prompt positions of a step that may have logits, beside one row per sequence."""
+PROPOSED_ROWS = Speculation.rows
+"""The proposed tokens of a step, each of which has logits, where nobody asks for more."""
 
 
 def make_limits(max_batch_size: int | None, max_num_tokens: int | None, usual: StepSizes) -> tuple[int, int]:
@@ -28,6 +31,6 @@ def make_limits(max_batch_size: int | None, max_num_tokens: int | None, usual: S
     return max_batch_size, max_num_tokens
 
 
-def max_rows(seqs: int, tokens: int) -> int:
-    """Returns the most rows of logits of a step with at most so many sequences and tokens."""
-    return min(tokens, seqs + PROMPT_ROWS)
+def max_rows(seqs: int, tokens: int, proposed: int = 0) -> int:
+    """Returns the most rows of logits of a step with at most so many sequences, tokens and proposed tokens."""
+    return min(tokens, seqs + PROMPT_ROWS + proposed)

@@ -5,11 +5,12 @@ Triton compiles the kernels at build time, and no GPU is needed for it. An engin
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
-from tensorwright.builder.emit.step_limits import make_limits, max_rows
+from tensorwright.builder.emit.step_limits import PROPOSED_ROWS, make_limits, max_rows
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
@@ -19,6 +20,7 @@ from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import CUDA_PIPELINE, PassReport
+from tensorwright.passes.rewriting.join_draft_heads import model_of
 from tensorwright.plugins.gpu.compile import SMS
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ def measure(
     """Runs the lowered graph in the interpreter with the engine's rounding, for want of a GPU; the record says so."""
     from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
-    return measure_on_interpreter(graphs, checkpoint, task, graphs.lowered.facts.dtype)
+    lowered = graphs.lowered if options.heads is None else model_of(graphs.lowered)
+    return measure_on_interpreter(replace(graphs, lowered=lowered), checkpoint, task, lowered.facts.dtype)
 
 
 def _step(options: BuildOptions) -> tuple[int, int]:
@@ -111,7 +114,7 @@ def _step(options: BuildOptions) -> tuple[int, int]:
 def _max_step(options: BuildOptions) -> tuple[int, int, int]:
     """Returns the most tokens, rows of logits and sequences of a step."""
     seqs, tokens = _step(options)
-    return tokens, max_rows(seqs, tokens), seqs
+    return tokens, max_rows(seqs, tokens, PROPOSED_ROWS), seqs
 
 
 def _check_bfloat16(options: BuildOptions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tensorwright.engine_format.engine_config import HeadsRecord
+from tensorwright.engine_format.targets import TARGETS
 from tensorwright.insight.estimate.costs import Work
 from tensorwright.insight.explain.engine_view import BATCH, EngineView, StepShape, scaled
 from tensorwright.insight.explain.finding import Finding, Status, Worth
@@ -284,8 +285,9 @@ def graphs(view: EngineView) -> Finding:
 def proposals(view: EngineView) -> list[Finding]:
     """Returns the rows of speculation: a step of several tokens costs little more than one of one token."""
     about = "tokens are proposed, and one step verifies several of them; answers stay the same, bit for bit"
-    if view.target != "cpu":
-        return [Finding("speculation", DECODING, about, Status.NOT_HERE, "target cpu alone verifies proposals")]
+    if not TARGETS[view.target].verifies_proposals:
+        able = " and ".join(name for name, target in TARGETS.items() if target.verifies_proposals)
+        return [Finding("speculation", DECODING, about, Status.NOT_HERE, f"the targets {able} alone verify proposals")]
     page = "docs/speculation.md"
     right = _verified(view, 4)
     worth = None if right is None else Worth(decode=right, how="roofline, at most")

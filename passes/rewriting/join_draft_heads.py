@@ -1,12 +1,15 @@
-"""join_draft_heads:  the lowered graph of a model, and that of the heads that propose tokens to it  ->  one graph
+"""join_draft_heads:  the graph of a model, and that of the heads that propose tokens to it  ->  one graph
 
     %logits, %features       of the model
     %y = draft_features(%features) {logits, hidden}     parts the two
     %draft_logits, %hidden   of the heads
 
+Both are lowered, or both are at stage "cached", where targets other than cpu take them. There nothing parts the two:
+the heads read the input %features of the joined graph, and its outputs are all four.
+
 The heads' attention layers follow the model's, in the cache group of the model's layers that see every position, so
 that the blocks of a sequence hold the heads' keys and values too. Without such layers they have a group of their own.
-This is no pass of the pipeline, for it takes two graphs. plan_memory runs behind it.
+This is no pass of the pipeline, for it takes two graphs. plan_memory runs behind it where they are lowered.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ DRAFT_FEATURES = "draft_features"
 
 
 def join_draft_heads(model: Graph, heads: Graph) -> Graph:
-    """Returns a new graph with three outputs: the model's logits, the heads' logits and the heads' features.
+    """Returns a new graph: its outputs are the model's logits, the heads' logits and the heads' features, and at stage
+    "cached" the model's features behind its logits.
 
-    Raises PassError unless both are lowered, the model has features as its second output, and the heads read such.
+    Raises PassError unless both are at one of the two stages, the model has features as its second output, and the
+    heads read such.
     """
+    stage = "cached" if model.stage == "cached" else "lowered"
     for graph in (model, heads):
-        if graph.stage != "lowered" or len(graph.outputs) != 2:
-            raise PassError(f"{graph.name} must be lowered, with logits and features, to be joined with heads")
+        if graph.stage != stage or len(graph.outputs) != 2:
+            raise PassError(f"{graph.name} must be {stage}, with logits and features, to be joined with heads")
     joined = model.clone()
     logits, features = joined.outputs
     if (features.dtype, features.shape[0]) != ("float32", "tokens"):
@@ -41,12 +47,23 @@ def join_draft_heads(model: Graph, heads: Graph) -> Graph:
     for node in heads.nodes:
         moved.update(_copied(joined, node, moved, features, layers))
     results = [moved[value] for value in heads.outputs]
-    joined.outputs = [logits, *(value for value in results if value is not None)]
+    kept = [logits, features] if stage == "cached" else [logits]
+    joined.outputs = [*kept, *(value for value in results if value is not None)]
     joined.drop_dead()
-    plan_memory(joined)
-    _tell_results(joined)
-    verify(joined, "lowered")
+    if stage == "lowered":
+        plan_memory(joined)
+        _tell_results(joined)
+    verify(joined, stage)
     return joined
+
+
+def model_of(joined: Graph) -> Graph:
+    """Returns the model alone of a graph that was joined at stage "cached". Its facts keep the heads' cache."""
+    model = joined.clone()
+    model.outputs = model.outputs[:1]
+    model.drop_dead()
+    model.nodes = [node for node in model.nodes if node.op != "input" or node.output.name != FEATURES]
+    return model
 
 
 def _renumbered(layers: list[KvLayer], model: list[KvLayer]) -> list[KvLayer]:
@@ -74,8 +91,9 @@ def _copied(
         known = next((value for value in joined.inputs if value.name == name), None)
         return dict.fromkeys(node.outputs, known or _input(joined, node, name))
     attrs = {key: value for key, value in node.attrs.items() if key != "buffers"}
-    if "kv_layer" in attrs:
-        attrs["kv_layer"] += layers
+    number = "layer" if joined.stage == "cached" else "kv_layer"
+    if number in attrs:
+        attrs[number] += layers
     operands = [None if value is None else moved[value] for value in node.inputs]
     if node.op == DRAFT_FEATURES:
         operands[0] = features

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tensorwright.errors import KernelError
 from tensorwright.plugins.causal_conv import launch as causal_conv
 from tensorwright.plugins.delta_rule import launch as delta_rule
+from tensorwright.plugins.draft_features import launch as draft_features
 from tensorwright.plugins.draw_tokens import launch as draw_tokens
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.embedding import launch as embedding
@@ -56,6 +57,7 @@ class Budget:
 BUDGETS = {
     # Kernels of rows and elements hold a few registers, so that a multiprocessor is full of their threads.
     "gather_rows_kernel": Budget(32, 0),
+    "put_rows_kernel": Budget(32, 0),
     "take_columns_kernel": Budget(40, 0),
     "copy_columns_kernel": Budget(32, 0),
     "rotary_table_kernel": Budget(40, 0),
@@ -174,6 +176,7 @@ def _rows(half: dict[str, str]) -> list[tuple[str, KernelSpec]]:
     summed = {**kinds, "residual": "float16", "b": "float32"}
     return [
         *_named("rows of a table, 4096 columns", embedding.kernels({"channels": 4096}, kinds, 80)),
+        *_named("rows to places of a table, 4096 columns", draft_features.kernels({"channels": 4096}, kinds, 80)),
         *_named(
             "columns of a list, 4096 of 4096", take_columns.kernels({"columns": 4096, "channels": 4096}, kinds, 80)
         ),

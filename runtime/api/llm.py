@@ -133,7 +133,7 @@ class LLM(StrictKeywords):
     speculative: who proposes tokens that may come next; one step then computes them together, and those that the
         model would have drawn are kept. Tokens and logprobs are those of the run without it, bit for bit. "ngram", or a
         dict such as {"method": "ngram", "tokens": "auto", "min_match": 2}; docs/speculation.md has all of it. Only
-        target cpu, and models without recurrent layers.
+        the targets cpu and cuda, and models without recurrent layers.
     adapters: LoRA adapters that are loaded at the start, as {name: folder that PEFT saved}. A request names one in
         SamplingParams.adapter; docs/lora.md. Only target cpu.
     max_loras: the most adapters that may be loaded at once, by their names; None means as many as `adapters` has. With

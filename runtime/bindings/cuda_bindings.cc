@@ -52,6 +52,8 @@ Facts executor_facts(const PyCudaExecutor& self) {
   result["block_bytes"] = facts.block_bytes;
   result["group_windows"] = facts.group_windows;
   result["state_bytes"] = facts.state_bytes;
+  result["draft_vocab"] = facts.draft_vocab;
+  result["draft_width"] = facts.draft_width;
   result["device"] = executor.device().name;
   result["sm"] = executor.device().sm;
   result["max_num_tokens"] = executor.plan().max_tokens;
@@ -69,6 +71,7 @@ Facts executor_counters(const PyCudaExecutor& self) {
   result["drawn"] = counters.drawn;
   result["undecided"] = counters.undecided;
   result["ahead"] = counters.ahead;
+  result["head_steps"] = counters.head_steps;
   return result;
 }
 
@@ -100,6 +103,11 @@ std::vector<RowDraw> to_draws(const std::vector<PyDraw>& draws) {
   return rows;
 }
 
+std::vector<int32_t> tokens_of(const LogitRows& rows) {
+  if (rows.tokens) return {rows.tokens, rows.tokens + rows.rows};
+  return std::vector<int32_t>(static_cast<size_t>(rows.rows), -1);
+}
+
 std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::handle token_ids,
                                                   nb::handle positions, nb::handle seq_starts,
                                                   nb::handle context_lens, nb::handle logit_rows,
@@ -114,9 +122,25 @@ std::pair<std::vector<int32_t>, Logits> draw_step(PyCudaExecutor& self, nb::hand
     executor.begin_thread();
     rows = executor.run(step);
   }
-  std::vector<int32_t> tokens(static_cast<size_t>(rows.rows), -1);
-  if (rows.tokens) tokens.assign(rows.tokens, rows.tokens + rows.rows);
-  return {std::move(tokens), copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size)};
+  return {tokens_of(rows), copied(rows.data, rows.stride, rows.rows, executor.facts().vocab_size)};
+}
+
+// Runs a step of the heads, with the features that lie in the slots. Returns tokens and logits as draw_step()
+// does.
+std::pair<std::vector<int32_t>, Logits> draft_step(PyCudaExecutor& self, nb::handle token_ids,
+                                                   nb::handle positions, nb::handle seq_starts,
+                                                   nb::handle context_lens, nb::handle logit_rows,
+                                                   const Groups& groups, const std::vector<PyDraw>& draws) {
+  CudaExecutor& executor = self.get();
+  Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, nb::tuple());
+  step.draws = to_draws(draws);
+  LogitRows rows;
+  {
+    const nb::gil_scoped_release release;
+    executor.begin_thread();
+    rows = executor.run_draft(step, nullptr).logits;
+  }
+  return {tokens_of(rows), copied(rows.data, rows.stride, rows.rows, executor.facts().draft_vocab)};
 }
 
 // Runs a step again and again. Returns the seconds of each run.
@@ -197,12 +221,12 @@ void bind_cuda(nb::module_& m) {
            "Runs a step so many times, as step does, or draw_step with draws. Returns the seconds of each, "
            "its "
            "logits and tokens in the host's memory.")
-      .def("counters", &executor_counters,
-           "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
-           "the "
-           "tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many steps "
-           "were started while another one "
-           "was underway (ahead).")
+      .def(
+          "counters", &executor_counters,
+          "How many steps ran without a graph (eager), were captured, and were replayed; of how many rows "
+          "the "
+          "tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many of the "
+          "steps were of heads (head_steps), and were started while another one was underway (ahead).")
       .def("draw_step", &draw_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
            "logit_rows"_a, "groups"_a, "draws"_a, "state_slots"_a = nb::tuple(),
            "Runs a step as step does, and draws tokens. draws: for each row of logits None, or (temperature, "
@@ -210,6 +234,14 @@ void bind_cuda(nb::module_& m) {
            "min_p, number in [0, 1)). Returns (int32 tokens, -1 for a row of logits; float32 [rows, vocab], "
            "whose "
            "rows with a token mean nothing).")
+      .def(
+          "want_features", [](PyCudaExecutor& self, bool wanted) { self.get().want_features(wanted); },
+          "wanted"_a, "Whether the next steps write features for the heads into the slots of their tokens.")
+      .def("draft_step", &draft_step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
+           "logit_rows"_a, "groups"_a, "draws"_a = std::vector<PyDraw>(),
+           "Runs a step of the engine's heads: each token is the one behind its position, whose feature lies "
+           "in its slot. Returns tokens and float32 [rows, draft_vocab], as draw_step does. Raises "
+           "InvalidRequestError as step does.")
       .def(
           "copy_block",
           [](PyCudaExecutor& self, int32_t group, int32_t source, int32_t target) {

@@ -71,18 +71,29 @@ class PyEngine {
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
     if (!options.ranks.ranks) adapters_ = &cpu->adapters();
-    std::unique_ptr<Proposer> proposer = make_proposer(options, *cpu);
+    std::unique_ptr<Proposer> proposer =
+        make_proposer(options, *cpu, [&] { return open_draft(options, *cpu); });
     start(lead_ranks(std::move(cpu), options.ranks, timeline_), options, nullptr, std::move(proposer));
   }
-  PyEngine(PyCudaExecutor& executor, const PyEngineOptions& options) {
+  PyEngine(PyCudaExecutor& executor, const PyEngineOptions& options, PyCudaExecutor* draft) {
     refuse_cpu_options(options);
     make_timeline(options);
+    if ((options.proposer == "draft") != (draft != nullptr))
+      throw Error("InvalidOptionError",
+                  "[engine] proposer 'draft' needs the executor of a draft model, and no other takes one");
+    std::unique_ptr<Executor> model = draft ? draft->take() : nullptr;
     std::unique_ptr<CudaExecutor> cuda = executor.take();
     const nb::gil_scoped_release release;
-    start(std::move(cuda), options, nullptr);
+    std::unique_ptr<Proposer> proposer = make_proposer(options, *cuda, [&] { return std::move(model); });
+    start(std::move(cuda), options, nullptr, std::move(proposer));
   }
   PyEngine(nb::object executor, const PyEngineOptions& options) {
     refuse_cpu_options(options);
+    if (!options.proposer.empty()) {
+      throw Error("InvalidOptionError",
+                  "[engine] an executor in Python verifies no proposals, got proposer '" + options.proposer +
+                      "'; leave it out, or build the model for target cpu or cuda");
+    }
     make_timeline(options);
     auto python = std::make_unique<PythonExecutor>(std::move(executor), options.threads);
     PythonExecutor* raw = python.get();
@@ -183,8 +194,6 @@ class PyEngine {
     if (options.load != "map") refuse("load is an option of the cpu executor, got '" + options.load);
     if (numa_of(options.numa) == Numa::split || numa_of(options.numa) == Numa::interleave)
       refuse("numa is an option of the cpu executor, got '" + options.numa);
-    if (!options.proposer.empty())
-      refuse("only the cpu executor verifies proposals, got proposer '" + options.proposer);
   }
 
   void make_timeline(const PyEngineOptions& options) {
@@ -203,12 +212,16 @@ class PyEngine {
     running_ = std::move(running);
   }
 
-  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options, CpuExecutor& target) {
+  // open_draft: returns the executor of the draft model, for proposer "draft".
+  template <typename OpenDraft>
+  static std::unique_ptr<Proposer> make_proposer(const PyEngineOptions& options, Executor& target,
+                                                 const OpenDraft& open_draft) {
     if (options.proposer.empty()) return nullptr;
     if (options.proposer == "ngram") return std::make_unique<NgramProposer>(options.draft_least);
     if (options.proposer == "suffix")
       return std::make_unique<NgramProposer>(options.draft_least, options.draft_remembered);
-    if (options.proposer == "draft") return make_draft_model(options, target);
+    if (options.proposer == "draft")
+      return make_draft_model(options, open_draft(), target.facts().vocab_size);
     if (options.proposer == "heads") {
       const HeadsOptions heads{options.max_batch_size, options.max_num_tokens, options.draft_token_ids};
       if (target.facts().draft_width > 0 && tokens_at_once(target.facts(), heads.tokens) > 1)
@@ -220,19 +233,23 @@ class PyEngine {
         "[engine] a proposer must be 'ngram', 'suffix', 'draft' or 'heads', got '" + options.proposer + "'");
   }
 
-  // The draft model computes on the threads of the target, between its steps.
-  static std::unique_ptr<Proposer> make_draft_model(const PyEngineOptions& options,
-                                                    const CpuExecutor& target) {
-    CpuExecutorOptions executor{
+  // Opens a draft model on target cpu. It computes on the threads of the target, between its steps.
+  static std::unique_ptr<Executor> open_draft(const PyEngineOptions& options, const CpuExecutor& target) {
+    const CpuExecutorOptions executor{
         options.threads, load_mode(options.load), 0, numa_of(options.numa), options.cut, {}, target.team()};
-    auto draft = std::make_unique<CpuExecutor>(options.draft_plan, options.draft_weights, executor);
+    return std::make_unique<CpuExecutor>(options.draft_plan, options.draft_weights, executor);
+  }
+
+  // vocab: of the model that verifies.
+  static std::unique_ptr<Proposer> make_draft_model(const PyEngineOptions& options,
+                                                    std::unique_ptr<Executor> draft, int32_t vocab) {
     EngineOptions limits = options;
     limits.kv_cache_bytes = options.draft_kv_bytes;
     DraftModelOptions model;
     model.shapes = share_blocks(draft->facts(), limits);
     model.max_seqs = options.max_batch_size;
     model.max_tokens = options.max_num_tokens;
-    model.target_vocab = target.facts().vocab_size;
+    model.target_vocab = vocab;
     model.prefix_cache = options.prefix_cache;
     return std::make_unique<DraftModel>(std::move(draft), std::move(model));
   }
@@ -451,8 +468,9 @@ void bind_engine(nb::module_& m) {
                        "The served engine: in-flight batching on a thread of its own. Thread-safe.")
       .def(nb::init<const std::string&, const std::string&, const PyEngineOptions&>(), "plan_path"_a,
            "weights_path"_a, "options"_a, "Raises EngineError, InvalidOptionError, OutOfMemoryError.")
-      .def(nb::init<PyCudaExecutor&, const PyEngineOptions&>(), "executor"_a, "options"_a,
-           "An executor of target cuda, which the engine takes over.")
+      .def(nb::init<PyCudaExecutor&, const PyEngineOptions&, PyCudaExecutor*>(), "executor"_a, "options"_a,
+           "draft"_a.none() = nb::none(),
+           "An executor of target cuda, which the engine takes over; so it does that of the draft model.")
       .def(
           nb::init<nb::object, const PyEngineOptions&>(), "executor"_a, "options"_a,
           "An executor written in Python: facts, allocate, run, copy_block and close, called by the engine's "

@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.file_names import CPU_DRAFT_TOKENS, TOKENIZER
+from tensorwright.engine_format.file_names import DRAFT_TOKENS, TOKENIZER
 from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.executors import require_cpu
 
 
 def open_draft(path: str, target: EngineDir) -> EngineDir:
-    """Returns the engine. Raises EngineError if it cannot be opened, InvalidOptionError if it is not of target cpu, has
-    recurrent layers or sparse prefill, or names tokens in another way than `target` does."""
+    """Returns the engine. Raises EngineError if it cannot be opened, InvalidOptionError if it is of another target than
+    `target`, has recurrent layers or sparse prefill, or names tokens in another way."""
     draft = open_engine(path)
-    require_cpu(draft, "a draft model")
+    if draft.target != target.target:
+        raise InvalidOptionError(
+            f"a draft model needs an engine of target {target.target}, as {target.path} is, {path} is of target "
+            f"{draft.target!r}: build the model once more with --target {target.target}"
+        )
     if draft.state_bytes:
         raise InvalidOptionError(
             f"{draft.what_has_states} cannot be taken back behind a wrong proposal, so it cannot be a draft model; "
@@ -43,7 +46,7 @@ def read_draft_tokens(engine: EngineDir) -> list[int]:
     heads = engine.config.heads
     if heads is None or heads.vocab_size == engine.vocab_size:
         return []
-    file = engine.file(CPU_DRAFT_TOKENS)
+    file = engine.file(DRAFT_TOKENS.format(engine.target))
     data = file.read_bytes()
     if len(data) != 4 * heads.vocab_size:
         raise EngineError(

@@ -173,7 +173,12 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             "so there is nothing to share; leave it out, or build the engine for target cpu"
         )
     if options.speculation is not None:
-        require_cpu(engine, "speculative")
+        if not target.verifies_proposals:
+            able = " or ".join(one.name for one in TARGETS.values() if one.verifies_proposals)
+            raise InvalidOptionError(
+                f"speculative needs an engine of target {able}, {engine.path} is of target {engine.target!r}: build the "
+                f"model once more with --target {able}"
+            )
         if options.speculation.method == "heads" and engine.config.heads is None:
             raise InvalidOptionError(
                 f"speculative='heads': {engine.path} was built without heads; build it with --heads, or choose another "

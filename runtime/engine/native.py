@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from tensorwright.engine_format.pooling import EMBED
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import (
     EngineError,
+    InvalidOptionError,
     MissingDependencyError,
     OutOfMemoryError,
     TensorwrightWarning,
@@ -39,6 +40,8 @@ from tensorwright.sizes import format_size
 if TYPE_CHECKING:
     from tensorwright.runtime import _runtime
 
+DRAFT_SHARE = 0.5
+"""The share of the GPU's memory that is free beside the engine and its cache which the cache of a draft model takes."""
 REPLACING = ("restart", "exit")
 """The values of the option watchdog with which another engine takes the place of one that died."""
 
@@ -73,15 +76,60 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
             size = check_kv_bytes(asked, engine, free)
         resolved = _with_shares(engine, resolved, size, options.state_snapshots)
         return create_engine(engine, resolved), resolved
-    with _opened_executor(engine, resolved) as (executor, ranks):
-        size = executor.kv_cache_bytes(
-            asked,
-            max_batch_size=batch,
-            max_num_tokens=tokens,
-            max_rows=min(batch + resolved.max_prompt_logprob_rows, tokens),
-        )
+    with _opened_executor(engine, resolved) as (executor, ranks), _opened_draft(engine, resolved) as draft:
+        beside = {} if draft is None else {"beside": draft.least_bytes(resolved)}
+        size = executor.kv_cache_bytes(asked, **_step_sizes(resolved), **beside)
         resolved = _with_shares(engine, resolved, size, options.state_snapshots)
-        return create_engine(engine, resolved, executor, ranks), resolved
+        return create_engine(engine, resolved, executor, ranks, draft), resolved
+
+
+def _step_sizes(options: EngineOptions) -> dict[str, int]:
+    """Returns the sizes of the largest step, by the names that executors take."""
+    batch, tokens = options.max_batch_size, options.max_num_tokens
+    proposed = 0 if options.speculation is None else options.speculation.rows
+    rows = min(batch + options.max_prompt_logprob_rows + proposed, tokens)
+    return {"max_batch_size": batch, "max_num_tokens": tokens, "max_rows": rows}
+
+
+@dataclass(frozen=True)
+class OpenedDraft:
+    """A draft model on a GPU: its engine, and its executor, which the engine takes over."""
+
+    engine: EngineDir
+    executor: Any
+
+    def sizes(self, options: EngineOptions) -> dict[str, int]:
+        """Returns the sizes of its largest step: each sequence has one row."""
+        return {**_step_sizes(options), "max_rows": options.max_batch_size}
+
+    def least_bytes(self, options: EngineOptions) -> int:
+        """Returns the GPU's bytes that it takes at least, beside its weights: more with a cache that was asked for."""
+        assert options.speculation is not None
+        return int(self.executor.least_bytes(**self.sizes(options))) + (options.speculation.kv_cache_memory or 0)
+
+
+@contextmanager
+def _opened_draft(engine: EngineDir, options: EngineOptions) -> Iterator[OpenedDraft | None]:
+    """Opens the draft model of an engine whose executor Python opens, and closes it if what is inside fails. None: it
+    has none. Raises what open_draft() raises, and InvalidOptionError for one that was built for smaller steps."""
+    if options.speculation is None or options.speculation.model is None:
+        yield None
+        return
+    draft = open_draft(options.speculation.model, engine)
+    draft.config.require_generation(draft.path, "proposing tokens")
+    kind, device = EXECUTORS[draft.target], devices_here(options.devices, 1)[0]
+    for name, most in kind.read_limits(draft).items():
+        if most < getattr(options, name):
+            raise InvalidOptionError(
+                f"speculative: the draft model {draft.path} was built for {name} of at most {most}, and the engine runs "
+                f"with {getattr(options, name)}; lower that, or build the draft model with a larger one"
+            )
+    executor = kind.open(draft, Opening(options.threads, device, gpu_memory=DRAFT_SHARE))
+    try:
+        yield OpenedDraft(draft, executor)
+    except BaseException:
+        executor.close()
+        raise
 
 
 def _with_shares(engine: EngineDir, resolved: EngineOptions, size: int, snapshots: int | None) -> EngineOptions:
@@ -105,8 +153,8 @@ def start_again(engine: EngineDir, options: EngineOptions) -> _runtime.Engine:
     """Starts an engine like one that has lost ranks, with the options that start_engine() returned."""
     if engine.target not in EXECUTORS:
         return create_engine(engine, options)
-    with _opened_executor(engine, options) as (executor, ranks):
-        return create_engine(engine, options, executor, ranks)
+    with _opened_executor(engine, options) as (executor, ranks), _opened_draft(engine, options) as draft:
+        return create_engine(engine, options, executor, ranks, draft)
 
 
 @contextmanager
@@ -139,10 +187,14 @@ def _open_executor(engine: EngineDir, options: EngineOptions) -> tuple[StartedRa
 
 
 def create_engine(
-    engine: EngineDir, options: EngineOptions, executor: Any = None, ranks: StartedRanks | None = None
+    engine: EngineDir,
+    options: EngineOptions,
+    executor: Any = None,
+    ranks: StartedRanks | None = None,
+    opened_draft: OpenedDraft | None = None,
 ) -> _runtime.Engine:
-    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over. ranks: with which it was
-    opened; those of target cpu are started here."""
+    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over, and that of the draft model
+    too. ranks: with which it was opened; those of target cpu are started here."""
     runtime = load_module()
     native: _runtime.EngineOptions = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes
@@ -164,7 +216,7 @@ def create_engine(
     if options.max_loras:
         native.max_adapters = options.max_loras + REPLACEMENTS
         native.max_adapter_rank = options.max_lora_rank * read_places(engine, "max_loras").most_modules
-    draft = _set_speculation(native, engine, options)
+    draft = _set_speculation(native, engine, options, executor, opened_draft)
     _set_tiers(native, engine, options)
     if executor is None and engine.config.ranks > 1:
         ranks = start_ranks(engine, options, runtime)
@@ -178,6 +230,8 @@ def create_engine(
             _tell_of_nodes(options)
             native.populate_bytes = populated_bytes()
             started = runtime.Engine(str(engine.plan), str(engine.weights), native)
+        elif opened_draft is not None:
+            started = runtime.Engine(executor, native, opened_draft.executor)
         else:
             started = runtime.Engine(executor, native)
     except MemoryError as error:
@@ -310,8 +364,11 @@ def topology() -> dict[str, int]:
     return found
 
 
-def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> EngineDir | None:
-    """Sets what proposes tokens. Returns the engine of the draft model, if there is one."""
+def _set_speculation(
+    native: Any, engine: EngineDir, options: EngineOptions, executor: Any, opened: OpenedDraft | None
+) -> EngineDir | None:
+    """Sets what proposes tokens. Returns the engine of the draft model, if there is one. executor, opened: of an engine
+    on a GPU and of its draft model."""
     speculation = options.speculation
     if speculation is None:
         return None
@@ -324,6 +381,15 @@ def _set_speculation(native: Any, engine: EngineDir, options: EngineOptions) -> 
         native.draft_token_ids = read_draft_tokens(engine)
     if speculation.model is None:
         return None
+    if opened is not None:
+        taken = options.kv_cache_bytes + executor.least_bytes(**_step_sizes(options))
+        try:
+            native.draft_kv_bytes = opened.executor.kv_cache_bytes(
+                speculation.kv_cache_memory, **opened.sizes(options), beside=taken
+            )
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(f"speculative: for the draft model {opened.engine.path}, {error}") from None
+        return opened.engine
     draft = open_draft(speculation.model, engine)
     draft.config.require_generation(draft.path, "proposing tokens")
     asked, batch = speculation.kv_cache_memory, options.max_batch_size

@@ -11,9 +11,10 @@ using namespace tw_test;
 
 namespace {
 
-FakeBehaviour with_heads() {
+FakeBehaviour with_heads(bool keeps = false) {
   FakeBehaviour behaviour;
   behaviour.heads = true;
+  behaviour.keeps = keeps;
   return behaviour;
 }
 
@@ -69,7 +70,7 @@ TW_TEST(each_position_gets_the_feature_and_the_token_that_belong_to_it) {
     }
     EngineOptions o = with_tokens(options(400, 5, 6 + static_cast<int32_t>(random() % 70)), 1 + round % 6);
     o.prefix_cache = false;
-    Case c = Case::make(o);
+    Case c = Case::make(o, with_heads(round % 2 == 1));
     Outcomes outcomes = run_core(c.core, requests);
     expect_as_alone(outcomes, requests);
     const SpeculationStats stats = c.core.stats().speculation;
@@ -95,7 +96,7 @@ TW_TEST(the_engine_says_with_heads_what_it_says_without) {
         round % 6);
     o.debug_preempt_every = round % 4;
     o.debug_seed = static_cast<uint64_t>(round);
-    FakeBehaviour behaviour = with_heads();
+    FakeBehaviour behaviour = with_heads(round % 3 == 1);
     behaviour.fail_every = round % 5 == 0 ? 7 : 0;
     Case c = Case::make(o, behaviour);
     Outcomes outcomes = run_core(c.core, requests);
@@ -116,21 +117,46 @@ TW_TEST(features_are_computed_in_time_where_nothing_is_proposed) {
   EngineOptions o = with_tokens(options(100, 2, 64), 1);
   o.prefix_cache = false;
   o.speculation.max_rows = 1;  // of two sequences only one gets a proposal
-  Case c = Case::make(o);
-  std::vector<Request> requests = {request(0, std::vector<int32_t>(50, 1), 60),
-                                   request(1, std::vector<int32_t>(50, 2), 60)};
-  for (const Request& r : requests) c.core.add(r, Clock::now());
-  Outcomes outcomes;
-  int64_t most = 0;
-  for (int step = 0; !c.core.idle(); ++step) {
-    std::vector<Event> events;
-    c.core.step(&events);
-    collect(std::move(events), &outcomes);
-    if (step > 4) most = std::max(most, c.heads->kept_features());
+  const std::vector<Request> requests = {request(0, std::vector<int32_t>(50, 1), 60),
+                                         request(1, std::vector<int32_t>(50, 2), 60)};
+  for (const bool keeps : {false, true}) {
+    Case c = Case::make(o, with_heads(keeps));
+    for (const Request& r : requests) c.core.add(r, Clock::now());
+    Outcomes outcomes;
+    int64_t most = 0;
+    for (int step = 0; !c.core.idle(); ++step) {
+      std::vector<Event> events;
+      c.core.step(&events);
+      collect(std::move(events), &outcomes);
+      if (step > 4) most = std::max(most, c.heads->kept_features());
+    }
+    expect_as_alone(outcomes, requests);
+    TW_CHECK(most > 4 && most < 2 * 70);
+    TW_CHECK_EQ(c.stale_rows(), 0);
   }
-  expect_as_alone(outcomes, requests);
-  TW_CHECK(most > 4 && most < 2 * 70);
-  TW_CHECK_EQ(c.stale_rows(), 0);
+}
+
+// A sequence that loses its blocks has no features of what it had computed: it begins anew behind the prefix
+// that it finds, and every proposal is right again where nobody else's positions are found.
+TW_TEST(features_in_the_blocks_of_a_sequence_go_with_them) {
+  int64_t proposed = 0, accepted = 0, preemptions = 0;
+  for (int round = 0; round < 12; ++round) {
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 6; ++id)
+      requests.push_back(request(id, {static_cast<int32_t>(id), 3, 1, 4, 1, 5}, 40));
+    EngineOptions o = with_tokens(options(60, 3, 20), 1 + round % 4);
+    o.prefix_cache = false;
+    o.debug_preempt_every = 5 + round;
+    o.debug_seed = static_cast<uint64_t>(round);
+    Case c = Case::make(o, with_heads(true));
+    Outcomes outcomes = run_core(c.core, requests);
+    expect_as_alone(outcomes, requests);
+    const EngineStats stats = c.core.stats();
+    proposed += stats.speculation.proposed, accepted += stats.speculation.accepted;
+    preemptions += stats.steps.preemptions;
+    TW_CHECK_EQ(c.stale_rows(), 0);
+  }
+  TW_CHECK(preemptions > 10 && proposed > 500 && proposed - accepted < 6 * 12 * 4);
 }
 
 TW_TEST(no_features_are_asked_for_that_nobody_keeps) {

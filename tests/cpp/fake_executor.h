@@ -51,6 +51,7 @@ struct FakeBehaviour {
   bool lose_states = false;  // a copy of states does nothing
   bool heads = false;        // of a model with one group without a window
   int32_t at_once = 1;       // tokens that the heads say at once; more than one: without a cache
+  bool keeps = false;        // the features stay with it, in the slots of group 0
   bool draws = false;        // it draws tokens itself, but leaves each third to the engine, as not being sure
   int64_t* drawn = nullptr;  // counts the tokens that it drew
   bool ahead = false;        // it starts steps behind one that is underway; with draws
@@ -74,6 +75,7 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.state_bytes = behaviour.states ? 64 : 0;
     if (behaviour.heads) facts_.draft_width = 4, facts_.draft_vocab = vocab * behaviour.at_once;
     if (behaviour.at_once > 1) facts_.draft_group = -1;
+    if (behaviour.keeps) facts_.feature_group = 0;
   }
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
@@ -83,6 +85,7 @@ class FakeExecutor : public tensorwright::Executor {
     for (int32_t n : blocks) cache_.emplace_back(static_cast<size_t>(n) * facts_.block_size, Entry{});
     states_.assign(static_cast<size_t>(state_slots), State{});
     if (behaviour_.heads) draft_cache_.assign(cache_[0].size(), DraftEntry{});
+    if (behaviour_.keeps) slot_features_.assign(cache_[0].size(), 0);
     max_tokens_ = max_tokens, max_rows_ = max_rows, max_seqs_ = max_seqs;
   }
 
@@ -131,6 +134,7 @@ class FakeExecutor : public tensorwright::Executor {
   void want_features(bool wanted) override { features_wanted_ = wanted; }
   tensorwright::FeatureRows features() const override {
     if (!features_wanted_) return {};
+    if (behaviour_.keeps) return {nullptr, 0, true};
     return {features_.data(), facts_.draft_width};
   }
 
@@ -142,7 +146,7 @@ class FakeExecutor : public tensorwright::Executor {
     logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
     std::vector<uint64_t> behind(step.token_ids.size());
     for (int32_t t = 0; t < step.tokens(); ++t) {
-      const uint64_t before = hash_of(features + 4 * t);
+      const uint64_t before = feature_of(step, t, features);
       behind[t] = fold(before, step.token_ids[t]);
       draft_cache_.at(group.slots[t]) = {before, behind[t], step.positions[t]};
     }
@@ -159,6 +163,10 @@ class FakeExecutor : public tensorwright::Executor {
       stale_ += stale;
       put_logits(behind[t] ^ stale, &logits_[r * stride()]);
       put_hash(behind[t], &own_[4 * r]);
+      const int32_t next = step.positions[t] + 1, place = next / facts_.block_size;
+      if (!behaviour_.keeps || place >= group.max_blocks) continue;
+      const int32_t block = group.block_tables[s * group.max_blocks + place];
+      if (block >= 0) slot_features_.at(block * facts_.block_size + next % facts_.block_size) = behind[t];
     }
     return {{logits_.data(), stride(), step.rows()}, {own_.data(), 4}};
   }
@@ -172,6 +180,8 @@ class FakeExecutor : public tensorwright::Executor {
     in_turn([this, group, from, to] {
       size_t n = facts_.block_size;
       std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
+      if (behaviour_.keeps)
+        std::copy_n(slot_features_.begin() + from * n, n, slot_features_.begin() + to * n);
     });
   }
 
@@ -305,7 +315,7 @@ class FakeExecutor : public tensorwright::Executor {
     own_.assign(static_cast<size_t>(step.rows()) * 4, 0.f);
     std::vector<float> row(static_cast<size_t>(facts_.vocab_size));
     for (int32_t r = 0; r < step.rows(); ++r) {
-      uint64_t hash = hash_of(features + 4 * step.logit_rows[r]);
+      uint64_t hash = feature_of(step, step.logit_rows[r], features);
       for (int32_t place = 0; place < behaviour_.at_once; ++place) {
         put_logits(hash, row.data());
         hash = fold(hash, static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
@@ -354,7 +364,12 @@ class FakeExecutor : public tensorwright::Executor {
         hash = fold(hash, cache_[0].at(block * facts_.block_size + p % facts_.block_size).token);
       }
       put_hash(hash, &features_[4 * t]);
+      if (behaviour_.keeps) slot_features_.at(group.slots[t]) = hash;
     }
+  }
+  // The feature that a step of heads reads for token t.
+  uint64_t feature_of(const tensorwright::Step& step, int32_t t, const float* features) const {
+    return behaviour_.keeps ? slot_features_.at(step.groups[0].slots[t]) : hash_of(features + 4 * t);
   }
 
   static void require(bool holds, const char* what) {
@@ -445,6 +460,7 @@ class FakeExecutor : public tensorwright::Executor {
   std::shared_ptr<Result> finished_;
   int64_t asked_ = 0;                    // the draws that were asked for
   std::vector<DraftEntry> draft_cache_;  // [slots]
+  std::vector<uint64_t> slot_features_;  // [slots]
   bool features_wanted_ = false;
   int64_t feature_steps_ = 0;
   int64_t stale_ = 0;

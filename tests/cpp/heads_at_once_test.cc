@@ -55,6 +55,7 @@ TW_TEST(the_engine_says_with_heads_what_it_says_without) {
     o.debug_preempt_every = round % 4;
     o.debug_seed = static_cast<uint64_t>(round);
     FakeBehaviour behaviour;
+    behaviour.keeps = round % 2 == 1;
     behaviour.fail_every = round % 5 == 0 ? 7 : 0;
     Case c = Case::make(o, behaviour);
     Outcomes outcomes = run_core(c.core, requests);
@@ -76,7 +77,9 @@ TW_TEST(they_read_the_feature_of_the_last_right_token) {
   for (int32_t tokens : {1, 2, 3, 9}) {
     std::vector<Request> requests;
     for (int64_t id = 0; id < 8; ++id) requests.push_back(request(id, {1, static_cast<int32_t>(id), 5}, 50));
-    Case c = Case::make(with_tokens(options(400, 5, 40), tokens));
+    FakeBehaviour behaviour;
+    behaviour.keeps = tokens % 2 == 1;
+    Case c = Case::make(with_tokens(options(400, 5, 40), tokens), behaviour);
     Outcomes outcomes = run_core(c.core, requests);
     expect_as_alone(outcomes, requests);
     const SpeculationStats stats = c.core.stats().speculation;

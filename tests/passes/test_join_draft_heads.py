@@ -13,15 +13,16 @@ from tensorwright.builder.trace.export import trace_with_heads
 from tensorwright.errors import PassError
 from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import Graph
+from tensorwright.ir.verify import FEATURES, verify
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.heads_checkpoint import open_heads_checkpoint
-from tensorwright.passes.pipeline import run_pipeline
-from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads
+from tensorwright.passes.pipeline import CUDA_PIPELINE, run_pipeline
+from tensorwright.passes.rewriting.join_draft_heads import join_draft_heads, model_of
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph]:
-    """The lowered graphs of a tiny model of three layers, and of heads for it."""
+def traced_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph]:
+    """The traced graphs of a tiny model of three layers, and of heads for it."""
     folder = tmp_path_factory.mktemp("heads")
     target = make_tiny(folder / "model", "llama", num_hidden_layers=3)
     heads = make_heads(folder / "heads", target, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
@@ -29,7 +30,21 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph]:
     model, traced = trace_with_heads(open_checkpoint(target), opened, dtype="float32", max_seq_len=64)
     for graph in (model, traced.graph):
         graph.facts.block_size = 16
-    return run_pipeline(model).graph, run_pipeline(traced.graph).graph
+    return model, traced.graph
+
+
+@pytest.fixture(scope="module")
+def parts(traced_parts: tuple[Graph, Graph]) -> tuple[Graph, Graph]:
+    """The same, lowered."""
+    model, heads = (run_pipeline(graph).graph for graph in traced_parts)
+    return model, heads
+
+
+@pytest.fixture(scope="module")
+def cached(traced_parts: tuple[Graph, Graph]) -> tuple[Graph, Graph]:
+    """The same, as target cuda takes them."""
+    model, heads = (run_pipeline(graph, pipeline=CUDA_PIPELINE).graph for graph in traced_parts)
+    return model, heads
 
 
 def test_the_heads_follow_the_model_with_a_cache_of_their_own(parts: tuple[Graph, Graph]) -> None:
@@ -84,6 +99,26 @@ def test_what_cannot_be_joined_is_refused(parts: tuple[Graph, Graph]) -> None:
     windowed.facts.kv_layers = [replace(layer, window=8) for layer in heads.facts.kv_layers]
     with pytest.raises(PassError, match="attend to a window"):
         join_draft_heads(model, windowed)
+
+
+def test_at_stage_cached_the_features_stay_an_output_and_an_input(parts: tuple[Graph, Graph], cached) -> None:
+    model, heads = cached
+    joined = join_draft_heads(model, heads)
+    assert joined.stage == "cached"
+    assert [value.shape for value in joined.outputs] == [
+        ("rows", 101), ("tokens", 32), ("rows", 101), ("rows", 32)
+    ]  # fmt: skip
+    assert sorted(value.name for value in joined.inputs if value.name.startswith("kv_cache.")) == [
+        f"kv_cache.{layer}" for layer in range(4)
+    ]
+    assert [node.attrs["layer"] for node in joined.find("rotary_kv_write")] == [0, 1, 2, 3]
+    assert FEATURES in {value.name for value in joined.inputs}
+    alone = model_of(joined)
+    verify(alone, "cached")
+    assert FEATURES not in {value.name for value in alone.inputs}
+    assert len(alone.find("paged_attention")) == 3
+    with pytest.raises(PassError, match="must be cached, with logits and features"):
+        join_draft_heads(model, parts[1])
 
 
 def test_features_of_the_norm_that_the_logits_read_are_float32(tmp_path: Path) -> None:

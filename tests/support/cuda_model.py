@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -32,6 +32,7 @@ from tensorwright.builder.emit.cuda.plan_file import to_bytes
 from tensorwright.ir import Graph
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.passes.rewriting.join_draft_heads import model_of
 from tensorwright.plugins.draw_tokens.op import Draw
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.interpret import Block, Interpreter, Memory
@@ -63,11 +64,17 @@ def uncompiled(spec: KernelSpec, sm: int) -> CompiledKernel:
     return CompiledKernel(spec.kernel, spec.variant, sm, spec.kernel, spec.num_warps, 0, 0, 0, parameters, b"", "")
 
 
-def plan_without_code(planned: PlannedGraph, sm: int) -> tuple[bytes, list[KernelSpec]]:
-    """The file of a plan whose kernels have no code, and their specifications."""
+def plan_without_code(
+    planned: PlannedGraph, sm: int, change: Callable[[CompiledKernel, int], CompiledKernel] | None = None
+) -> tuple[bytes, list[KernelSpec]]:
+    """The file of a plan whose kernels have no code, and their specifications. change: gives a kernel, with its number,
+    what stands for code."""
     planner, instructions = planned.traced(sm)
     specs = list(planner.specs)
-    return to_bytes(planned.plan(sm, instructions, tuple(uncompiled(spec, sm) for spec in specs))), specs
+    kernels = tuple(uncompiled(spec, sm) for spec in specs)
+    if change is not None:
+        kernels = tuple(change(kernel, number) for number, kernel in enumerate(kernels))
+    return to_bytes(planned.plan(sm, instructions, kernels)), specs
 
 
 class CudaModel(PluginModel):
@@ -94,7 +101,7 @@ class CudaSteps:
 
     def __init__(self, model: CudaModel):
         self.model, self.plan = model, model.plan
-        self.adapter = RaggedAdapter(model.graph, SEQUENCES, block_size=self.plan.facts["block_size"])
+        self.adapter = self.batch(SEQUENCES)
         self.memory = Memory()
         self.groups = len(self.plan.groups)
         self.blocks = [self.adapter.blocks + group for group in range(self.groups)]
@@ -104,13 +111,63 @@ class CudaSteps:
         """Logits [counts[i], vocab] float64 of every sequence. The token of each row is drawn greedily, and must be
         right."""
         given = step_metadata(self.adapter, counts, self.groups)
-        given["draws"] = np.array([Draw(0.0).fields()] * len(given["logit_rows"]), np.int32)
+        heads = self.plan.heads
+        end = self.plan.draws_end if heads is None else heads.first
+        logits = self._run(self.adapter, given, counts, 0, end, self.plan.logits_slot)
+        tokens = self._view(Argument(SLOT, self.plan.tokens_slot, 0.0), "int32", len(logits))
+        np.testing.assert_array_equal(tokens, logits.argmax(1))
+        return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
+
+    def batch(self, sequences: Sequence[Sequence[int]]) -> RaggedAdapter:
+        """Sequences whose blocks are those of SEQUENCES, if they need as many."""
+        graph = self.model.graph if self.plan.heads is None else model_of(self.model.graph)
+        return RaggedAdapter(graph, sequences, block_size=self.plan.facts["block_size"])
+
+    def run_heads(self, batch: RaggedAdapter, counts: Sequence[int]) -> list[np.ndarray]:
+        """The heads' logits [counts[i], columns] float64 of the next tokens of a batch. Behind each sequence the heads'
+        own feature is left, if there is a block."""
+        heads, block = self.plan.heads, self.plan.facts["block_size"]
+        assert heads is not None
+        given = step_metadata(batch, counts, self.groups)
+        group = self.plan.layers[heads.feature_layer][0]
+        behind = np.full(len(given["logit_rows"]), -1, np.int32)
+        for seq, (end, last) in enumerate(zip(given["context_lens"], given["seq_starts"][1:] - 1, strict=True)):
+            table = given[f"block_tables.{group}"][seq]
+            if end // block < len(table) and table[end // block] >= 0:
+                behind[last] = table[end // block] * block + end % block
+        given["next_slots"] = behind
+        end = len(self.plan.instructions)
+        logits = self._run(batch, given, counts, heads.first, end, heads.logits_slot)
+        if heads.attend:
+            tokens = self._view(Argument(SLOT, heads.tokens_slot, 0.0), "int32", len(logits))
+            np.testing.assert_array_equal(tokens, logits.argmax(1))
+        return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
+
+    def features(self) -> list[np.ndarray]:
+        """The features [len, width] float64 that lie in the slots of SEQUENCES."""
+        heads = self.plan.heads
+        assert heads is not None
+        group, (size,) = self.plan.layers[heads.feature_layer]
+        place, width = Argument(PAGES, heads.feature_layer * 256, 0.0), heads.feature_width
+        count = self.blocks[group] * size // np.dtype(TYPES[self.model.dtype]).itemsize
+        table = self._view(place, self.model.dtype, count).reshape(-1, width).astype(np.float64)
+        given = step_metadata(self.batch(SEQUENCES), [len(one) for one in SEQUENCES], self.groups)
+        return np.split(table[given[f"slots.{group}"]], np.cumsum([len(one) for one in SEQUENCES])[:-1])
+
+    def _run(
+        self, batch: RaggedAdapter, given: dict[str, np.ndarray], counts: Sequence[int], begin: int, end: int, slot: int
+    ) -> np.ndarray:
+        """Runs some instructions of the plan. Returns the rows of a slot of logits."""
+        rows = len(given["logit_rows"])
+        given["draws"] = np.array([Draw(0.0).fields()] * rows, np.int32)
+        given.setdefault("next_slots", np.full(rows, -1, np.int32))
         self._put_metadata(given)
-        tokens, seqs, rows = (len(given[name]) for name in ("token_ids", "context_lens", "logit_rows"))
+        tokens, seqs = (len(given[name]) for name in ("token_ids", "context_lens"))
         tables = [given[f"block_tables.{group}"].shape[1] for group in range(self.groups)]
         values = [tokens, rows, seqs, *tables, *self.blocks]
         started: list[Launch] = []
-        for work in (one for instruction in self.plan.instructions for one in chosen(self.plan, instruction, values)):
+        parts = self.plan.instructions[begin:end]
+        for work in (one for instruction in parts for one in chosen(self.plan, instruction, values)):
             if isinstance(work, Product):
                 self._start(started)
                 started = []
@@ -118,12 +175,9 @@ class CudaSteps:
             else:
                 started.append(self._launch(work))
         self._start(started)
-        self.adapter.done = [d + n for d, n in zip(self.adapter.done, counts, strict=True)]
-        vocab = self.plan.facts["vocab_size"]
-        logits = self._view(Argument(SLOT, self.plan.logits_slot, 0.0), "float32", rows * vocab).reshape(rows, vocab)
-        tokens = self._view(Argument(SLOT, self.plan.tokens_slot, 0.0), "int32", rows)
-        np.testing.assert_array_equal(tokens, logits.argmax(1))
-        return np.split(logits.astype(np.float64), np.cumsum(counts)[:-1])
+        batch.done = [d + n for d, n in zip(batch.done, counts, strict=True)]
+        columns = self.plan.slots[slot][1] // 4
+        return self._view(Argument(SLOT, slot, 0.0), "float32", rows * columns).reshape(rows, columns)
 
     def _reserve(self) -> None:
         """Makes all memory but metadata; what nobody wrote is NaN or 0xFF."""
@@ -143,6 +197,7 @@ class CudaSteps:
         names = [*METADATA_NAMES, *(f"slots.{g}" for g in range(self.groups))]
         names += [*(f"block_tables.{g}" for g in range(self.groups)), "draws"]
         names += ["state_slots"] if self.plan.states else []
+        names += [] if self.plan.heads is None else ["next_slots"]
         for number, name in enumerate(names):
             self.memory.blocks.pop(f"{METADATA} {number}", None)
             self.memory.put(f"{METADATA} {number}", given[name], "int32")

@@ -67,6 +67,20 @@ class Kernel:
     cubin: bytes
 
 
+@dataclass(frozen=True)
+class Heads:
+    """By the names of plan_file.py."""
+
+    first_feature: int
+    first: int
+    logits_slot: int
+    feature_layer: int
+    feature_width: int
+    attend: bool
+    first_draw: int
+    tokens_slot: int
+
+
 @dataclass
 class CudaPlan:
     """The content of a plan, by the names of plan_file.py."""
@@ -84,6 +98,12 @@ class CudaPlan:
     first_draw: int = 0
     """The first instruction that draws tokens, or how many there are."""
     tokens_slot: int = 0
+    heads: Heads | None = None
+
+    @property
+    def draws_end(self) -> int:
+        """Where the instructions of the model and of drawing end."""
+        return len(self.instructions) if self.heads is None else self.heads.first_feature
 
 
 class _Reader:
@@ -114,7 +134,7 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     data = source if isinstance(source, bytes) else source.read_bytes()
     r = _Reader(data)
     assert r.take("8s") == MAGIC
-    assert r.take("I") == 2
+    assert r.take("I") == 3
     assert r.take("Q") == len(data)
     assert r.take("I") == zlib.crc32(data[r.at :])
     plan = CudaPlan()
@@ -131,10 +151,12 @@ def read_plan(source: bytes | Path) -> CudaPlan:
     plan.weights = r.list(lambda: r.take("2Q"))
     plan.kernels = r.list(lambda: Kernel(r.text(), *r.take("2I"), r.list(lambda: r.take("I")), r.bytes()))
     plan.expressions = r.list(lambda: r.take("I2q"))
+    first = r.take("I")
+    plan.heads = None if first == 2**32 - 1 else Heads(first, *r.take("4I"), bool(r.take("I")), *r.take("2I"))
     plan.instructions = r.list(lambda: _instruction(r))
     plan.logits_slot = r.take("I")
     first, plan.tokens_slot = r.take("2I")
-    plan.first_draw = len(plan.instructions) if first == 2**32 - 1 else first
+    plan.first_draw = plan.draws_end if first == 2**32 - 1 else first
     assert r.at == len(data), "something follows the plan"
     _check(plan)
     return plan
@@ -170,6 +192,10 @@ def _check(plan: CudaPlan) -> None:
     for offset, size in plan.weights:
         assert offset % 256 == 0
         assert offset + size <= plan.facts["weights_bytes"]
+    if plan.heads is not None:
+        assert plan.first_draw <= plan.heads.first_feature <= plan.heads.first < len(plan.instructions)
+        (pages,) = plan.layers[plan.heads.feature_layer][1]
+        assert pages % (plan.heads.feature_width * plan.facts["block_size"]) == 0
     for instruction in plan.instructions:
         for number, node in enumerate(instruction.nodes):
             assert node.kind != 0 or number < min(node.branch[1:]) <= max(node.branch[1:]) < len(instruction.nodes)

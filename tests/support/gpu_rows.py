@@ -16,6 +16,7 @@ from tolerances import function_tolerance, rounding_tolerance, sum_tolerance
 
 from tensorwright.engine_format.weight_formats import W8A8, WeightFormat
 from tensorwright.plugins.concat import launch as concat
+from tensorwright.plugins.draft_features import launch as put_rows
 from tensorwright.plugins.elementwise import launch as elementwise
 from tensorwright.plugins.elementwise import op as elementwise_op
 from tensorwright.plugins.embedding import launch as embedding
@@ -148,6 +149,32 @@ def gather_case(dtype: str, rows: int, channels: int) -> Case:
         {"x": (_floats(2, tokens, channels), dtype), "logit_rows": (chosen, "int32")},
         {"y": ((rows, channels), dtype)},
         lambda x: {"y": x["x"][x["logit_rows"]].astype(np.float64)},
+    )
+
+
+def put_case(dtype: str, rows: int, channels: int, table: str = "") -> Case:
+    """Rows for distinct places of a table, which keeps its other rows. A negative number names none."""
+    places = np.random.default_rng(rows).permutation(9)[:rows] - (rows > 1)
+
+    def expected(x: Arrays) -> Arrays:
+        kept = x["table"].astype(np.float64)
+        for place, row in zip(x["ids"], x["x"], strict=True):
+            if place >= 0:
+                kept[place] = row
+        return {"table": kept}
+
+    return Case(
+        f"put_rows-{dtype}-{table or 'same'}-{rows}x{channels}",
+        put_rows,
+        {},
+        {"channels": channels},
+        {
+            "x": (_floats(3, rows, channels), dtype),
+            "ids": (places, "int32"),
+            "table": (_floats(4, 9, channels), table or dtype),
+        },
+        {"table": "table"},
+        expected,
     )
 
 
@@ -467,6 +494,10 @@ CASES = [
     *(gather_case(dtype, 4, 64) for dtype in DTYPES),
     gather_case("float16", 1, 1),
     gather_case("bfloat16", 3, 1025),
+    *(put_case(dtype, 9, 64) for dtype in DTYPES),
+    put_case("float32", 3, 1025, "bfloat16"),
+    put_case("float16", 1, 1),
+    put_case("float16", 0, 8),
     *(bytes_case(dtype, 3, 40, 128, WeightFormat(8, 64), bias=dtype, out="float32") for dtype in DTYPES),
     *(bytes_case(dtype, 5, 33, 96, WeightFormat(8, 0, "fp"), bias="float32") for dtype in DTYPES),
     *(bytes_case("bfloat16", tokens, 130, 256, WeightFormat(8, 128)) for tokens in (0, 1, 8, 16, 17)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +14,7 @@ from tensorwright.builder.emit.cuda.plan_file import (
     FLOAT,
     INTEGER,
     Argument,
+    Heads,
     Instruction,
     KvLayerPages,
     Plan,
@@ -33,6 +37,11 @@ DECODE, PREFILL = 3, 5
 """The numbers that the launches of the two paths get as their argument i32."""
 DRAW_KERNEL = 1
 """The number of the kernel that draws tokens: it gets the logits, how tokens are drawn, and the tokens."""
+
+FEATURE_KERNEL, HEADS_KERNEL = 2, 3
+"""The numbers of the kernels of heads: the first gets the hidden states, the slots and the features, the second the
+features, the slots and the slots behind the rows."""
+DRAFT_VOCAB = 4
 
 
 def kernel(number: int, parameters: tuple[str, ...]) -> CompiledKernel:
@@ -84,6 +93,65 @@ def made_plan(sm: int = 90, states: tuple[int, ...] = ()) -> Plan:
         draws=(2, 3),
         states=states,
     )  # fmt: skip
+
+
+def with_heads(plan: Plan) -> Plan:
+    """Adds an instruction that computes features, and three of heads: a launch, the product of their logits, and a
+    launch that draws tokens."""
+    rows, one, features = 1, 5, Argument(PAGES, 256 * len(plan.layers))
+    pointers = ("*bf16", "*i32", "*bf16", SCRATCH, SCRATCH)
+    put = PlannedLaunch(FEATURE_KERNEL, (0, one, one), (Argument(SLOT, 0), Argument(METADATA, 5), features))
+    own = PlannedLaunch(HEADS_KERNEL, (rows, one, one), (features, Argument(METADATA, 5), Argument(METADATA, 8)))
+    slot = len(plan.slots)
+    operands = (Argument(SLOT, 1), Argument(WEIGHT, 0), Argument(ABSENT), Argument(ABSENT), Argument(SLOT, slot))
+    product = Product(rows, DRAFT_VOCAB, WIDTH, DRAFT_VOCAB, "bfloat16", "float32", operands)
+    drawing = PlannedLaunch(
+        DRAW_KERNEL, (rows, one, one), (Argument(SLOT, slot), Argument(METADATA, 7), Argument(SLOT, slot + 1))
+    )
+    first = len(plan.instructions)
+    return replace(
+        plan,
+        layers=(*plan.layers, KvLayerPages(0, (2 * BLOCK * WIDTH,))),
+        slots=(*plan.slots, (1, 4 * DRAFT_VOCAB), (1, 4)),
+        kernels=(
+            *plan.kernels,
+            kernel(FEATURE_KERNEL, pointers),
+            kernel(HEADS_KERNEL, ("*bf16", "*i32", "*i32", SCRATCH, SCRATCH)),
+        ),
+        instructions=(
+            *plan.instructions,
+            Instruction("features", (Leaf((put,)),)),
+            Instruction("heads own", (Leaf((own,)),)),
+            Instruction("heads logits", (Leaf((product,)),)),
+            Instruction("heads draw", (Leaf((drawing,)),)),
+        ),
+        heads=Heads(first, first + 1, slot, len(plan.layers), WIDTH, True, first + 3, slot + 1),
+    )
+
+
+def ints(address: int, count: int) -> np.ndarray:
+    """Returns integers of the stand-in's memory."""
+    return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
+
+
+def step_of(lengths: list[int], *, context: int = 0) -> tuple[Any, ...]:
+    """A step in which sequence s has lengths[s] tokens, behind `context` others, in the blocks s, s + 1, ..."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    width = -(-(max(lengths) + context) // BLOCK)
+    tables = np.full((len(lengths), width), -1, np.int32)
+    for s, length in enumerate(lengths):
+        for block in range(-(-(length + context) // BLOCK)):
+            tables[s, block] = s + block * len(lengths)
+        for position in range(context, context + length):
+            ids.append(1 + s % (VOCAB - 1))
+            positions.append(position)
+            slots.append(int(tables[s, position // BLOCK]) * BLOCK + position % BLOCK)
+        starts.append(len(ids))
+    rows = [end - 1 for end in starts[1:]]
+    return ids, positions, starts, [length + context for length in lengths], rows, [(tables, slots)]
 
 
 def write_plan(folder: Path, plan: Plan | None = None) -> tuple[Path, Path]:

@@ -6,7 +6,7 @@ A handler gets the emitter and a node, adds calls, and returns the tensors of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -31,7 +31,8 @@ from tensorwright.plugins.gpu.launch import MAX_BLOCKS, DenseProduct, Tensor, ce
 
 STEP_METADATA = ("token_ids", "positions", "seq_starts", "context_lens", "logit_rows")
 """The metadata of a step, by number. Behind these are the slots of each cache group, then their block tables, then how
-tokens are drawn, and last, where layers are recurrent, the slots of states."""
+tokens are drawn, then, where layers are recurrent, the slots of states, and last, where there are heads, the slots of
+the positions behind the rows of logits."""
 WIDE_OPS = frozenset(("slice", "cast", "clamp"))
 """Ops beside those on each element through which logits go without a rounding."""
 
@@ -57,25 +58,24 @@ class CudaEmitter:
         """The number of the call of each value that is a product."""
         self.users = graph.users()
         self.wide = self._wide_values()
-
-    def run(self, handlers: Handlers, of_kinds: Handlers, of_tree: TreeHandler) -> Tensor:
-        """Reads the whole graph and returns the logits. handlers: by the name of an op; of_kinds: by the kind that its
-        record says; of_tree: for a tree of ops on each element. Raises LoweringError for an op without a kernel."""
+        self._trees = Trees(graph, taken=set())
         self._inputs()
-        trees = Trees(self.graph, taken=set())
-        for node in self.graph.nodes:
-            if node.op in SOURCES or id(node) in trees.inside:
+
+    def run(self, nodes: Iterable[Node], handlers: Handlers, of_kinds: Handlers, of_tree: TreeHandler) -> None:
+        """Adds the calls of nodes, after those that they read from. handlers: by the name of an op; of_kinds: by the
+        kind that its record says; of_tree: for a tree of ops on each element. Raises LoweringError for an op without a
+        kernel."""
+        for node in nodes:
+            if node.op in SOURCES or id(node) in self._trees.inside:
                 continue
             handler = handlers.get(node.op) or of_kinds.get(kind_of(node.op) or "")
-            if id(node) in trees.roots:
-                results = of_tree(self, node, trees.roots[id(node)])
+            if id(node) in self._trees.roots:
+                results = of_tree(self, node, self._trees.roots[id(node)])
             elif handler is not None:
                 results = handler(self, node)
             else:
                 raise self.refusal(node, f"{node.op} has no kernel for target cuda")
             self.tensors |= {v: t for v, t in zip(node.outputs, results, strict=True) if t is not None}
-        (logits,) = self.graph.outputs
-        return self.tensors[logits]
 
     # -- methods for the handlers -----------------------------------------------------------------------------------
 
@@ -206,12 +206,13 @@ class CudaEmitter:
         return sum(layer.bytes for layer in self.graph.facts.state_layers) // ITEM_BYTES["float32"]
 
     def metadata(self, name: str, group: int = 0) -> Tensor:
-        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, draws or
-        state_slots."""
+        """Returns a metadata tensor: one of STEP_METADATA, slots or block_tables of a cache group, draws, state_slots,
+        or next_slots, which a graph with heads has."""
         tokens, rows, seqs = (self.sizes[kind] for kind in ROW_KINDS)
         shapes: dict[str, tuple[Any, ...]] = {
             "token_ids": (tokens,), "positions": (tokens,), "seq_starts": (seqs + 1,), "context_lens": (seqs,),
             "logit_rows": (rows,), "slots": (tokens,), "draws": (rows, len(FIELDS)), "state_slots": (seqs,),
+            "next_slots": (rows,),
         }  # fmt: skip
         if name == "block_tables":
             shapes[name] = (seqs, self.sizes[f"max_blocks.{group}"])
@@ -219,6 +220,7 @@ class CudaEmitter:
         last = behind + 2 * groups
         places = {
             "slots": behind + group, "block_tables": behind + groups + group, "draws": last, "state_slots": last + 1,
+            "next_slots": last + 1,
         }  # fmt: skip
         number = places[name] if name in places else STEP_METADATA.index(name)
         address: Any = Address(METADATA, number)
@@ -243,8 +245,10 @@ class CudaEmitter:
         return tuple(self.expressions.bounds_of(size)[1] if isinstance(size, Size) else size for size in sizes)
 
     def _wide_values(self) -> set[Value]:
-        """Returns the values that only ops on each element lie between and the logits: they are float32."""
-        found, waiting = set(self.graph.outputs), list(self.graph.outputs)
+        """Returns the values that only ops on each element lie between and the logits: they are float32. So are those
+        of heads, the third output."""
+        waiting = [*self.graph.outputs[:1], *self.graph.outputs[2:3]]
+        found = set(waiting)
         while waiting:
             node = waiting.pop().producer
             if node.op not in ELEMENTWISE and node.op not in WIDE_OPS:

@@ -18,6 +18,11 @@ items. The file is read strictly in sequence.
     list(expression): u32 operation (sizes.py); i64 a; i64 b: numbers of earlier expressions, but the value of a
         constant, and for a variable its number: 0 tokens, 1 rows, 2 seqs, 3 + g the columns of the block table of cache
         group g, 3 + G + g the blocks in the pool of group g, of G groups
+    u32 number of the first instruction that computes features for heads, 2^32 - 1 without heads, and nothing more then;
+        u32 number of the first instruction of the heads, which are the last; u32 slot of their logits, float32; u32 the
+        KV layer whose one tensor holds features, a row of activations for each position of a block; u32 columns of a
+        feature; u32 1 if the heads have keys and values, which are in the same cache group, else 0; u32 number of the
+        first instruction that draws tokens from the heads' logits, and of the last ones, or 2^32 - 1; u32 their slot
     list(instruction): text for messages; list(node): u32 type
         0 branch: u32 condition (an expression), u32 node if it is not 0, u32 node if it is 0
         1 leaf: list(work), started in order: u32 kind
@@ -30,12 +35,12 @@ items. The file is read strictly in sequence.
         Node 0 is the root. A branch leads to later nodes.
         arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0 token_ids,
         1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g its block table,
-        5 + 2 G how tokens are drawn, by rows of FIELDS of plugins/draw_tokens, and last, where layers are recurrent,
-        the slots of states; int32), 3 page tensor (256 * layer + its place), 4 workspace, 7 the state of recurrent
+        5 + 2 G how tokens are drawn, by rows of FIELDS of plugins/draw_tokens, then, where layers are recurrent, the
+        slots of states, or, where there are heads, the slots of the positions behind the rows; int32), 3 page tensor (256 * layer + its place), 4 workspace, 7 the state of recurrent
         layer a in slot 0; or 5: the integer expression a; or 6: the number b
     u32 slot of the logits: float32, vocab_size columns
     u32 number of the first instruction that draws tokens (plugins/draw_tokens), of which the runtime leaves out all in
-        steps that draw none, and 2^32 - 1 without any; u32 slot of the tokens: int32
+        steps that draw none, and 2^32 - 1 without any; u32 slot of the tokens: int32. Those for heads follow
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 from tensorwright.builder.emit.cuda.sizes import CONSTANT, VARIABLE
@@ -51,14 +56,14 @@ from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf, Node
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import SCRATCH
 
-MAGIC, VERSION = b"TWCUDAPL", 2
+MAGIC, VERSION = b"TWCUDAPL", 3
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 PARAMETERS = {"i32": 1, "i64": 2, "fp32": 3}
 """The number of a parameter's type; that of a pointer is 0."""
 ROW_KINDS = ("tokens", "rows", "seqs")
 """What a slot has rows for, by number. These are the first variables too."""
 LAUNCH, PRODUCT = 0, 1
-NO_DRAWS = 2**32 - 1
+NO_DRAWS = NO_HEADS = 2**32 - 1
 BRANCH, LEAF, REFUSED = 0, 1, 2
 INTEGER, FLOAT, ABSENT = 5, 6, 255
 """Kinds of arguments beside those of addresses.py."""
@@ -115,10 +120,29 @@ class KvLayerPages:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """The part of a plan that proposes tokens: its instructions, the slot of its logits, and where features lie.
+
+    first_feature: the first instruction that computes features. first: the first one of the heads. feature_layer: the
+    number among the KV layers. feature_width: the columns of a feature. attend: whether the heads have keys and values.
+    first_draw, tokens_slot: the first instruction that draws tokens from the heads' logits, and their slot.
+    """
+
+    first_feature: int
+    first: int
+    logits_slot: int
+    feature_layer: int
+    feature_width: int
+    attend: bool
+    first_draw: int = NO_DRAWS
+    tokens_slot: int = 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The content of the file. max_step: tokens, rows and sequences; groups: (window, chunked); states: bytes of each
     recurrent layer's; slots: (kind, bytes of a row); weights: (offset, bytes); expressions: as `Expressions.items`;
-    draws: the first instruction that draws tokens, and their slot, or None where none does."""
+    draws: the first instruction that draws tokens, and their slot, or None where none does. heads: None without any."""
 
     sm: int
     vocab_size: int
@@ -138,6 +162,7 @@ class Plan:
     logits_slot: int
     states: tuple[int, ...] = ()
     draws: tuple[int, int] | None = None
+    heads: Heads | None = None
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -154,6 +179,7 @@ def to_bytes(plan: Plan) -> bytes:
         _list(plan.weights, lambda weight: struct.pack("<2Q", *weight)),
         _list(plan.kernels, _kernel),
         _list(numbers, lambda number: _expression(plan.expressions[number], numbers)),
+        _heads(plan.heads),
         _list(plan.instructions, lambda one: _instruction(one, numbers)),
         _u32(plan.logits_slot),
         struct.pack("<2I", *(plan.draws or (NO_DRAWS, 0))),
@@ -206,6 +232,10 @@ def _kernel(kernel: CompiledKernel) -> bytes:
 def _expression(item: tuple[int, int, int], numbers: dict[int, int]) -> bytes:
     op, a, b = item
     return struct.pack("<I2q", op, *((a, b) if op in (CONSTANT, VARIABLE) else (numbers[a], numbers[b])))
+
+
+def _heads(heads: Heads | None) -> bytes:
+    return _u32(NO_HEADS) if heads is None else struct.pack("<8I", *astuple(heads))
 
 
 def _argument(arg: Argument, numbers: dict[int, int]) -> bytes:

@@ -29,22 +29,22 @@ class Slot:
 
 
 def assign_slots(
-    buffers: Sequence[Buffer], uses: Sequence[Collection[int]], kept: int
+    buffers: Sequence[Buffer], uses: Sequence[Collection[int]], kept: Sequence[int]
 ) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
     """Returns the slots, and the slot of each buffer.
 
-    uses: for each instruction, the buffers that it reads or writes. kept: the buffer of the logits, which has a slot of
-    its own.
+    uses: for each instruction, the buffers that it reads or writes. kept: the buffers of logits, each of which has a
+    slot of its own.
     """
     last = {buffer: at for at, named in enumerate(uses) for buffer in named}
-    slots = [Slot(buffers[kept].rows, buffers[kept].row_bytes)]
-    place = {kept: 0}
+    slots = [Slot(buffers[number].rows, buffers[number].row_bytes) for number in kept]
+    place = {number: at for at, number in enumerate(kept)}
     free: list[int] = []
     for at, named in enumerate(uses):
         for buffer in sorted(named):
             if buffer not in place:
                 place[buffer] = _take(slots, free, buffers[buffer])
-        free += [place[buffer] for buffer in sorted(named) if last[buffer] == at and buffer != kept]
+        free += [place[buffer] for buffer in sorted(named) if last[buffer] == at and buffer not in kept]
     return tuple(slots), tuple(place[number] for number in range(len(buffers)))
 
 

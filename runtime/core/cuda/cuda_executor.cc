@@ -1,5 +1,5 @@
-// Opens an engine of target cuda on a device and runs its steps. It has more than 500 lines because memory,
-// steps and copies of blocks and states are the parts of one class, which share its stream and its members.
+// Opens an engine of target cuda on a device, and takes the memory that its steps need. Its steps are in
+// cuda_executor_steps.cc, what is kept between them in cuda_executor_cache.cc.
 #include "runtime/core/cuda/cuda_executor.h"
 
 #include <fcntl.h>
@@ -24,24 +24,6 @@ constexpr size_t kUpload = size_t{32} << 20;  // bytes of weights that are read 
 constexpr size_t kMostGraphs = 64;
 
 size_t aligned(size_t bytes) { return (bytes + kCudaAlignment - 1) / kCudaAlignment * kCudaAlignment; }
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error("InvalidRequestError", concat("[cuda] ", what));
-}
-
-// Returns the columns of the widest block table.
-int32_t most_blocks(const ModelFacts& facts) {
-  return (facts.max_seq_len + facts.block_size - 1) / facts.block_size;
-}
-
-// Returns the size of the graph that takes a step of so many sequences: few sizes, and at most a seventh of
-// the rows are padding from 8 sequences on.
-int32_t bucket_of(int32_t seqs) {
-  if (seqs <= 8) return seqs;
-  const auto whole = static_cast<uint32_t>(seqs - 1);
-  const auto unit = static_cast<int32_t>(std::bit_floor(whole) / 8);
-  return (seqs + unit - 1) / unit * unit;
-}
 
 // A file that is closed when this goes.
 class OpenFile {
@@ -77,46 +59,6 @@ class OpenFile {
   const int file_;
 };
 
-}  // namespace
-
-// A captured step.
-class CudaExecutor::Graph {
- public:
-  // Captures what `start` starts on the stream.
-  template <typename Start>
-  Graph(const Driver& driver, const Stream& stream, Start start) : driver_(driver) {
-    constexpr int kThreadLocal = 1;
-    driver.check(driver.stream_begin_capture(stream.get(), kThreadLocal), "cuStreamBeginCapture");
-    CudaGraph* graph = nullptr;
-    try {
-      start();
-    } catch (...) {
-      driver.stream_end_capture(stream.get(), &graph);
-      if (graph) driver.graph_destroy(graph);
-      throw;
-    }
-    driver.check(driver.stream_end_capture(stream.get(), &graph), "cuStreamEndCapture");
-    const int result = driver.graph_instantiate(&graph_, graph, 0);
-    driver.graph_destroy(graph);
-    driver.check(result, "cuGraphInstantiate");
-  }
-  ~Graph() {
-    if (graph_) driver_.graph_exec_destroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void launch(const Stream& stream) const {
-    driver_.check(driver_.graph_launch(graph_, stream.get()), "cuGraphLaunch");
-  }
-
- private:
-  const Driver& driver_;
-  CudaGraphExec* graph_ = nullptr;
-};
-
-namespace {
-
 // Makes the device's context the calling thread's, before anything else uses it.
 const Driver& bound(const Driver& driver) {
   driver.bind();
@@ -134,6 +76,14 @@ const CudaPlan& fitting(const CudaPlan& plan, const DeviceFacts& device, const s
 }
 
 }  // namespace
+
+void CudaExecutor::refuse(const std::string& what) {
+  throw Error("InvalidRequestError", concat("[cuda] ", what));
+}
+
+int32_t CudaExecutor::most_blocks() const {
+  return (facts_.max_seq_len + facts_.block_size - 1) / facts_.block_size;
+}
 
 CudaExecutor::CudaExecutor(const std::string& plan_path, const std::string& weights_path,
                            const CudaExecutorOptions& options)
@@ -208,8 +158,11 @@ void CudaExecutor::check_limits(int32_t max_tokens, int32_t max_rows, int32_t ma
   check("max-num-tokens", max_tokens, plan_.max_tokens);
   check("max-batch-size", max_seqs, plan_.max_seqs);
   if (max_rows < 1 || static_cast<uint32_t>(max_rows) > plan_.max_rows) {
-    throw Error("InvalidOptionError", concat("the engine was built for logits of at most ", plan_.max_rows,
-                                             " tokens of a step, got ", max_rows));
+    throw Error("InvalidOptionError",
+                concat("the engine was built for logits of at most ", plan_.max_rows,
+                       " tokens of a step, got ", max_rows,
+                       "; ask for a smaller max-batch-size or max-prompt-logprob-rows, or for fewer rows of "
+                       "speculative"));
   }
 }
 
@@ -226,8 +179,15 @@ size_t CudaExecutor::step_bytes(int32_t max_tokens, int32_t max_rows, int32_t ma
 }
 
 StepShape CudaExecutor::largest_shape(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const {
-  const std::vector<int32_t> blocks(plan_.groups.size(), most_blocks(facts_));
-  return {max_tokens, max_rows, max_seqs, blocks, !plan_.states.empty()};
+  const std::vector<int32_t> blocks(plan_.groups.size(), most_blocks());
+  StepShape shape{max_tokens, max_rows, max_seqs, blocks, !plan_.states.empty()};
+  shape.feature_group = facts_.feature_group;
+  return shape;
+}
+
+// Returns the most rows of the heads: a sequence has one.
+size_t CudaExecutor::draft_rows(int32_t max_rows, int32_t max_seqs) const {
+  return static_cast<size_t>(std::min(max_rows, max_seqs));
 }
 
 void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
@@ -258,6 +218,11 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, rows = static_cast<size_t>(max_rows);
   for (int i = 0; i < (runs_ahead() ? 2 : 1); ++i) buffers_.emplace_back(driver_, packed, row_bytes, rows);
   if (runs_ahead()) kept_ = DeviceMemory(driver_, row_bytes * rows, "logits");
+  if (plan_.heads()) {
+    draft_logits_ =
+        PinnedMemory(driver_, plan_.slots[plan_.draft_logits_slot].row_bytes * draft_rows(max_rows, max_seqs),
+                     "logits of heads");
+  }
   blocks_ = blocks;
   for (const int32_t count : blocks) spare_.push_back(count);  // one block more than the scheduler knows of
   for (PageTensor& tensor : pages_) {
@@ -272,6 +237,11 @@ void CudaExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_toke
   }
   stream_.synchronize();
   checker_ = std::make_unique<StepChecker>(facts_, limits_, blocks);
+  if (!plan_.heads()) return;
+  const auto none = static_cast<int32_t>(blocks.size());  // heads without attention write to no group
+  const StepLimits limits{max_tokens, static_cast<int32_t>(draft_rows(max_rows, max_seqs)), max_seqs, 0};
+  draft_checker_ = std::make_unique<StepChecker>(facts_, limits, blocks, 0,
+                                                 facts_.draft_group < 0 ? none : facts_.draft_group);
 }
 
 // The tasks compute with denormals, as threads outside of the team do.
@@ -280,374 +250,6 @@ void CudaExecutor::run_tasks(int tasks, const std::function<void(int task, int t
     const DenormalGuard guard(false);
     fn(task, thread);
   });
-}
-
-bool CudaExecutor::decodes(const Step& step) const {
-  return graphs_wanted_ && step.tokens() == step.seqs() && step.rows() == step.seqs();
-}
-
-StepShape CudaExecutor::shape_of(const Step& step, bool bucket) const {
-  StepShape shape{step.tokens(), step.rows(), step.seqs(), {}, !plan_.states.empty(), !step.draws.empty()};
-  for (const GroupTables& group : step.groups) shape.max_blocks.push_back(group.max_blocks);
-  if (!bucket) return shape;
-  shape.seqs = std::min({bucket_of(step.seqs()), limits_.seqs, limits_.tokens, limits_.rows});
-  shape.tokens = shape.rows = shape.seqs;
-  const int32_t most = most_blocks(facts_);
-  for (int32_t& blocks : shape.max_blocks)
-    blocks =
-        std::max(blocks, std::min(static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(blocks))), most));
-  return shape;
-}
-
-CudaExecutor::Prepared CudaExecutor::prepare(const StepShape& shape) const {
-  std::vector<int64_t> variables{shape.tokens, shape.rows, shape.seqs};
-  variables.insert(variables.end(), shape.max_blocks.begin(), shape.max_blocks.end());
-  for (const int32_t count : blocks_) variables.push_back(int64_t{count} + 1);
-  return {shape, MetadataLayout(shape), {plan_.expressions, variables}};
-}
-
-LogitRows CudaExecutor::run(const Step& step) {
-  if (underway_ > 0) refuse("run: another step is underway");
-  begin(step);
-  return step.tokens() == 0 ? LogitRows{} : finish();
-}
-
-void CudaExecutor::start(const Step& step) {
-  if (!runs_ahead()) refuse("start: this engine computes one step after the other");
-  if (step.tokens() == 0) refuse("start: a step must have tokens");
-  begin(step);
-}
-
-// Starts a step, behind the one that is underway. If it throws, the step has had no effect but on
-// activations.
-void CudaExecutor::begin(const Step& step) {
-  if (!checker_) refuse("run: allocate() must be called first");
-  if (underway_ == buffers_.size()) refuse("start: no more steps may be underway");
-  const StepBuffers* const last = underway_ > 0 ? &buffers_[first_underway()] : nullptr;
-  checker_->check(step, last ? last->rows : 0);
-  check_draws(step);
-  if (step.tokens() == 0) return;
-  const bool graph = decodes(step);
-  const Prepared prepared = prepare(shape_of(step, graph));
-  StepBuffers& own = buffers_[next_buffers_];
-  if (prepared.layout.bytes > own.metadata.bytes())
-    refuse("run: the block tables are wider than the longest sequence");
-  own.rows = step.rows();
-  own.draws = step.draws;
-  try {
-    if (last) keep_logits(*last);
-    start_step(step, prepared, graph, own);
-    own.done.record(stream_);
-  } catch (...) {
-    settle();
-    throw;
-  }
-  next_buffers_ = (next_buffers_ + 1) % buffers_.size();
-  counters_.ahead += last != nullptr;
-  ++underway_;
-}
-
-// Requires that the step says of each row how to draw, or of none, and has no token of a row that was not
-// drawn.
-void CudaExecutor::check_draws(const Step& step) const {
-  if (!step.draws.empty() && (!draws_tokens() || step.draws.size() != static_cast<size_t>(step.rows()))) {
-    refuse(concat("run: an engine that draws tokens takes how for each of ", step.rows(), " rows, got ",
-                  step.draws.size()));
-  }
-  for (const int32_t token : step.token_ids) {
-    if (token >= 0) continue;
-    const auto row = static_cast<size_t>(-1 - token);
-    const std::vector<RowDraw>& draws = buffers_[first_underway()].draws;
-    if (draws.empty() || !draws[row].wanted)
-      refuse(concat("start: a token must be that of a row that is drawn, row ", row, " is not"));
-  }
-}
-
-// Copies the logits of a step that is underway before another one writes over them: the host wants those of
-// rows of which the device is not sure.
-void CudaExecutor::keep_logits(const StepBuffers& last) {
-  if (last.draws.empty()) return;
-  const size_t bytes = plan_.slots[plan_.logits_slot].row_bytes * static_cast<size_t>(last.rows);
-  driver_.check(
-      driver_.copy_on_device_async(kept_.address(), slots_[plan_.logits_slot], bytes, stream_.get()),
-      "cuMemcpyDtoDAsync");
-  has_kept_ = true;
-}
-
-LogitRows CudaExecutor::finish() {
-  if (underway_ == 0) refuse("finish: no step is underway");
-  const StepBuffers& own = buffers_[first_underway()];
-  own.done.synchronize();
-  --underway_;
-  const DevicePointer on_device =
-      std::exchange(has_kept_, false) ? kept_.address() : slots_[plan_.logits_slot];
-  const auto* logits = reinterpret_cast<const float*>(own.logits.data());
-  if (own.draws.empty()) return {logits, facts_.vocab_size, own.rows};
-  take_tokens(own, on_device);
-  return {logits, facts_.vocab_size, own.rows, own.drawn()};
-}
-
-// Fetches the logits of the rows of which the device does not know the token.
-void CudaExecutor::take_tokens(const StepBuffers& buffers, DevicePointer logits) {
-  const int32_t* tokens = buffers.drawn();
-  int64_t wanted = 0, undecided = 0;
-  for (size_t row = 0; row < buffers.draws.size(); ++row) {
-    if (tokens[row] < -1 || tokens[row] >= facts_.vocab_size) {
-      throw DeviceError(concat("[cuda] the kernels that draw tokens gave ", tokens[row],
-                               ", and the model has ", facts_.vocab_size,
-                               " tokens; this is a bug of theirs"));
-    }
-    wanted += buffers.draws[row].wanted;
-    undecided += buffers.draws[row].wanted && tokens[row] < 0;
-  }
-  counters_.drawn += wanted - undecided;
-  counters_.undecided += undecided;
-  const auto unknown = [&](size_t row) { return buffers.draws[row].wanted && tokens[row] < 0; };
-  if (copy_rows(buffers, logits, unknown)) stream_.synchronize();
-}
-
-// Starts copies of some rows of the logits, one for each run of them. Returns whether there are any.
-template <typename Wanted>
-bool CudaExecutor::copy_rows(const StepBuffers& buffers, DevicePointer from, const Wanted& wanted) {
-  const size_t row_bytes = plan_.slots[plan_.logits_slot].row_bytes, end = static_cast<size_t>(buffers.rows);
-  bool any = false;
-  for (size_t first = 0; first < end;) {
-    size_t last = first;
-    while (last < end && wanted(last)) ++last;
-    if (last > first) {
-      driver_.check(
-          driver_.copy_to_host_async(buffers.logits.data() + first * row_bytes, from + first * row_bytes,
-                                     (last - first) * row_bytes, stream_.get()),
-          "cuMemcpyDtoHAsync");
-      any = true;
-    }
-    first = last + 1;
-  }
-  return any;
-}
-
-// Puts the tokens that the step before draws where this one reads its token ids, one copy for each run of
-// them. A token of which the device is not sure is -1, which embeds as zeros.
-void CudaExecutor::take_over(const Step& step, const Prepared& prepared) {
-  const std::vector<int32_t>& ids = step.token_ids;
-  const DevicePointer to =
-      metadata_.address() + prepared.layout.offsets[static_cast<size_t>(Metadata::kTokenIds)];
-  for (size_t first = 0; first < ids.size();) {
-    size_t last = first + 1;
-    if (ids[first] < 0) {
-      while (last < ids.size() && ids[last] == ids[last - 1] - 1) ++last;
-      const auto row = static_cast<size_t>(-1 - ids[first]);
-      driver_.check(driver_.copy_on_device_async(to + first * sizeof(int32_t),
-                                                 slots_[plan_.tokens_slot] + row * sizeof(int32_t),
-                                                 (last - first) * sizeof(int32_t), stream_.get()),
-                    "cuMemcpyDtoDAsync");
-    }
-    first = last;
-  }
-}
-
-void CudaExecutor::start_step(const Step& step, const Prepared& prepared, bool graph,
-                              const StepBuffers& buffers) {
-  pack_step(step, prepared.shape, spare_, limits_.state_slots, facts_.block_size, prepared.layout,
-            buffers.metadata.data());
-  driver_.check(driver_.copy_to_device_async(metadata_.address(), buffers.metadata.data(),
-                                             prepared.layout.bytes, stream_.get()),
-                "cuMemcpyHtoDAsync");
-  take_over(step, prepared);
-  if (graph) {
-    replay(prepared);
-  } else {
-    start_all(prepared);
-    ++counters_.eager;
-  }
-  copy_rows(buffers, slots_[plan_.logits_slot],
-            [&](size_t row) { return step.draws.empty() || !step.draws[row].wanted; });
-  if (!step.draws.empty()) {
-    driver_.check(
-        driver_.copy_to_host_async(buffers.tokens.data(), slots_[plan_.tokens_slot],
-                                   sizeof(int32_t) * static_cast<size_t>(step.rows()), stream_.get()),
-        "cuMemcpyDtoHAsync");
-  }
-}
-
-// The first step of a shape runs as it is: it makes the libraries choose their kernels, which a capture may
-// not see. The second is captured. A new shape takes the place of the one that was used least recently, which
-// is none of the two steps that may be underway.
-void CudaExecutor::replay(const Prepared& step) {
-  std::unique_ptr<Graph>* graph = graphs_.find(step.shape);
-  if (!graph) {
-    start_all(step);
-    graphs_.add(step.shape, nullptr);
-    ++counters_.eager;
-    return;
-  }
-  if (!*graph) {
-    *graph = std::make_unique<Graph>(driver_, stream_, [&] { start_all(step); });
-    ++counters_.captured;
-  }
-  (*graph)->launch(stream_);
-  ++counters_.replayed;
-}
-
-void CudaExecutor::start_all(const Prepared& step) {
-  const size_t count = step.shape.draws || !plan_.draws() ? plan_.instructions.size() : plan_.first_draw;
-  for (size_t i = 0; i < count; ++i) {
-    const CudaInstruction& instruction = plan_.instructions[i];
-    try {
-      start(instruction, step);
-    } catch (const DeviceError& error) {
-      throw DeviceError(concat(error.what(), ", in ", instruction.name));
-    } catch (const Error& error) {
-      throw Error(error.type(), concat(error.what(), ", in ", instruction.name));
-    }
-  }
-}
-
-void CudaExecutor::start(const CudaInstruction& instruction, const Prepared& step) {
-  const DecisionNode* node = instruction.decisions.data();
-  while (node->type == DecisionNode::kBranch)
-    node = &instruction.decisions[step.values[node->condition] ? node->yes : node->no];
-  if (node->type == DecisionNode::kRefused) refuse(concat("a step of this size is refused: ", node->why));
-  for (const WorkRecord& work : node->work) std::visit([&](const auto& one) { start(one, step); }, work);
-}
-
-void CudaExecutor::start(const ProductRecord& record, const Prepared& step) {
-  const auto optional = [&](const Place& place) { return place.absent() ? 0 : address(place, step); };
-  const Product product{step.values[record.m],
-                        record.n,
-                        record.k,
-                        record.stride,
-                        record.dtype,
-                        record.out_dtype,
-                        address(record.x, step),
-                        address(record.w, step),
-                        optional(record.bias),
-                        optional(record.c),
-                        address(record.d, step)};
-  if (product.m > 0) products_.start(product, stream_.get());
-}
-
-void CudaExecutor::start(const LaunchRecord& launch, const Prepared& step) {
-  const int64_t grid[] = {step.values[launch.grid[0]], step.values[launch.grid[1]],
-                          step.values[launch.grid[2]]};
-  uint64_t values[kMostParameters];
-  for (size_t i = 0; i < launch.arguments.size(); ++i) {
-    const LaunchArgument& argument = launch.arguments[i];
-    switch (argument.kind) {
-      case LaunchArgument::kPlace:
-        values[i] = address(argument.place, step);
-        break;
-      case LaunchArgument::kInteger:
-        values[i] = static_cast<uint64_t>(step.values[argument.expression]);
-        break;
-      case LaunchArgument::kFloat:
-        values[i] = std::bit_cast<uint32_t>(argument.number);
-        break;
-    }
-  }
-  kernels_.start(launch.kernel, grid, values, launch.arguments.size(), stream_.get());
-}
-
-DevicePointer CudaExecutor::address(const Place& place, const Prepared& step) const {
-  const auto index = static_cast<size_t>(place.index);
-  switch (place.kind) {
-    case Place::kSlot:
-      return slots_[index] + place.offset;
-    case Place::kWeight:
-      return weights_.address() + plan_.weights[index].offset + place.offset;
-    case Place::kMetadata:
-      return metadata_.address() + step.layout.offsets[index];
-    case Place::kPages:
-      return pages_[first_page_[index / kPagesOfALayer] + index % kPagesOfALayer].memory.address();
-    case Place::kWorkspace:
-      return workspace_.address() + place.offset;
-    case Place::kStates:
-      return states_.address() + state_offsets_[index];
-    case Place::kAbsent:
-      break;
-  }
-  return 0;
-}
-
-void CudaExecutor::check_blocks(const char* call, int32_t group,
-                                std::initializer_list<int32_t> blocks) const {
-  if (group < 0 || static_cast<size_t>(group) >= blocks_.size())
-    refuse(concat(call, ": there is no cache group ", group));
-  for (const int32_t block : blocks) {
-    if (block < 0 || block >= blocks_[static_cast<size_t>(group)])
-      refuse(concat(call, ": there is no block ", block, " in cache group ", group));
-  }
-}
-
-void CudaExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
-  check_blocks("copy_block", group, {from, to});
-  for (const PageTensor& tensor : pages_) {
-    if (tensor.group != static_cast<uint32_t>(group)) continue;
-    const auto at = [&](int32_t block) {
-      return tensor.memory.address() + tensor.block_bytes * static_cast<size_t>(block);
-    };
-    driver_.check(driver_.copy_on_device_async(at(to), at(from), tensor.block_bytes, stream_.get()),
-                  "cuMemcpyDtoDAsync");
-  }
-}
-
-void CudaExecutor::check_slots(const char* call, std::initializer_list<int32_t> slots) const {
-  for (const int32_t slot : slots) {
-    if (slot < 0 || slot >= limits_.state_slots)
-      refuse(concat(call, ": slot must be 0 to ", limits_.state_slots - 1, ", is ", slot));
-  }
-}
-
-DevicePointer CudaExecutor::state_at(int32_t slot) const {
-  return states_.address() + plan_.state_bytes() * static_cast<size_t>(slot);
-}
-
-void CudaExecutor::copy_state(int32_t from, int32_t to) {
-  check_slots("copy_state", {from, to});
-  if (from == to) return;
-  driver_.check(
-      driver_.copy_on_device_async(state_at(to), state_at(from), plan_.state_bytes(), stream_.get()),
-      "cuMemcpyDtoDAsync");
-}
-
-void CudaExecutor::read_state(int32_t slot, char* to) const {
-  check_slots("read_state", {slot});
-  driver_.check(driver_.copy_to_host_async(to, state_at(slot), plan_.state_bytes(), stream_.get()),
-                "cuMemcpyDtoHAsync");
-  stream_.synchronize();
-}
-
-void CudaExecutor::write_state(int32_t slot, const char* from) {
-  check_slots("write_state", {slot});
-  driver_.check(driver_.copy_to_device_async(state_at(slot), from, plan_.state_bytes(), stream_.get()),
-                "cuMemcpyHtoDAsync");
-  stream_.synchronize();
-}
-
-void CudaExecutor::read_block(int32_t group, int32_t block, char* to) const {
-  check_blocks("read_block", group, {block});
-  for (const PageTensor& tensor : pages_) {
-    if (tensor.group != static_cast<uint32_t>(group)) continue;
-    driver_.check(driver_.copy_to_host_async(
-                      to, tensor.memory.address() + tensor.block_bytes * static_cast<size_t>(block),
-                      tensor.block_bytes, stream_.get()),
-                  "cuMemcpyDtoHAsync");
-    to += tensor.block_bytes;
-  }
-  stream_.synchronize();
-}
-
-void CudaExecutor::write_block(int32_t group, int32_t block, const char* from) {
-  check_blocks("write_block", group, {block});
-  for (const PageTensor& tensor : pages_) {
-    if (tensor.group != static_cast<uint32_t>(group)) continue;
-    driver_.check(driver_.copy_to_device_async(
-                      tensor.memory.address() + tensor.block_bytes * static_cast<size_t>(block), from,
-                      tensor.block_bytes, stream_.get()),
-                  "cuMemcpyHtoDAsync");
-    from += tensor.block_bytes;
-  }
-  stream_.synchronize();
 }
 
 }  // namespace tensorwright

@@ -17,6 +17,7 @@
 #include "runtime/core/cuda/kernels.h"
 #include "runtime/core/cuda/products.h"
 #include "runtime/core/cuda/step_buffers.h"
+#include "runtime/core/cuda/step_graph.h"
 #include "runtime/core/cuda/step_metadata.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/ops/step_check.h"
@@ -43,7 +44,8 @@ struct CudaCounters {
   int64_t eager = 0, captured = 0, replayed = 0;  // steps
   // Rows whose tokens were drawn on the device, and those that it left to the host because it was not sure.
   int64_t drawn = 0, undecided = 0;
-  int64_t ahead = 0;  // steps that were started while another one was underway
+  int64_t ahead = 0;       // steps that were started while another one was underway
+  int64_t head_steps = 0;  // those of run_draft(), which count as steps too
 };
 
 // Computes steps on the device. Two threads must not use it at once.
@@ -66,6 +68,10 @@ class CudaExecutor : public Executor {
   bool runs_ahead() const override { return ahead_wanted_ && draws_tokens(); }
   void start(const Step& step) override;
   LogitRows finish() override;
+  void want_features(bool wanted) override { features_wanted_ = wanted; }
+  FeatureRows features() const override { return {nullptr, 0, features_there_}; }
+  bool draws_drafts() const override { return draws_wanted_ && plan_.draws_drafts(); }
+  DraftRows run_draft(const Step& step, const float* features) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   void copy_state(int32_t from, int32_t to) override;
   void read_block(int32_t group, int32_t block, char* to) const override;
@@ -94,24 +100,40 @@ class CudaExecutor : public Executor {
     MetadataLayout layout;
     ExpressionValues values;
   };
-  class Graph;
+  // Where the results of a step are: of the model, or of the heads.
+  struct Results {
+    DevicePointer logits;
+    size_t row_bytes;  // of a row of logits
+    DevicePointer tokens;
+    const PinnedMemory& host_logits;
+    int32_t columns;
+  };
 
+  [[noreturn]] static void refuse(const std::string& what);
+  int32_t most_blocks() const;  // columns of the widest block table
   void load_weights(const std::string& path);
   void check_limits(int32_t max_tokens, int32_t max_rows, int32_t max_seqs) const;
+  size_t draft_rows(int32_t max_rows, int32_t max_seqs) const;
+  void check_draft(const Step& step);
   Prepared prepare(const StepShape& shape) const;
   bool decodes(const Step& step) const;
   StepShape shape_of(const Step& step, bool bucket) const;
+  Results results_of(const StepBuffers& buffers, bool heads) const;
   void settle() const noexcept;
   size_t first_underway() const { return (next_buffers_ + buffers_.size() - underway_) % buffers_.size(); }
   void begin(const Step& step);
-  void check_draws(const Step& step) const;
+  void begin_parts(const Step& step, const Prepared& prepared, bool graph);
+  void check_draws(const char* call, const Step& step, bool able) const;
+  void check_references(const Step& step) const;
   void keep_logits(const StepBuffers& last);
   void take_over(const Step& step, const Prepared& prepared);
   void start_step(const Step& step, const Prepared& prepared, bool graph, const StepBuffers& buffers);
   template <typename Wanted>
-  bool copy_rows(const StepBuffers& buffers, DevicePointer from, const Wanted& wanted);
-  void take_tokens(const StepBuffers& buffers, DevicePointer logits);
+  bool copy_rows(const StepBuffers& buffers, const Results& from, const Wanted& wanted);
+  LogitRows collect(bool heads);
+  void take_tokens(const StepBuffers& buffers, const Results& from);
   void start_all(const Prepared& step);
+  void start_range(size_t begin, size_t end, const Prepared& step);
   void start(const CudaInstruction& instruction, const Prepared& step);
   void start(const LaunchRecord& launch, const Prepared& step);
   void start(const ProductRecord& record, const Prepared& step);
@@ -136,6 +158,7 @@ class CudaExecutor : public Executor {
   std::vector<StepBuffers> buffers_;  // one for each step that may be underway
   size_t next_buffers_ = 0;           // those that the next step takes
   size_t underway_ = 0;               // steps that were started and are not finished
+  PinnedMemory draft_logits_;
   std::vector<PageTensor> pages_;     // [layer, tensor], one behind the other
   std::vector<size_t> first_page_;    // [layers]: its first tensor
   std::vector<DevicePointer> slots_;  // [slots]
@@ -143,8 +166,11 @@ class CudaExecutor : public Executor {
   std::vector<uint64_t> state_offsets_;  // [recurrent layers]: in a slot
   std::vector<int32_t> blocks_, spare_;  // [cache groups]: the pool's blocks, and the one of padding
   StepLimits limits_;
-  std::unique_ptr<StepChecker> checker_;                 // null before allocate()
-  RecentMap<StepShape, std::unique_ptr<Graph>> graphs_;  // null until the shape's second step
+  std::unique_ptr<StepChecker> checker_;        // null before allocate()
+  std::unique_ptr<StepChecker> draft_checker_;  // the same, and without heads
+  bool features_wanted_ = false;
+  bool features_there_ = false;                              // whether the last run() computed features
+  RecentMap<StepShape, std::unique_ptr<StepGraph>> graphs_;  // null until the shape's second step
   CudaCounters counters_;
 };
 

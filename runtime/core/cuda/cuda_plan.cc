@@ -12,7 +12,7 @@ namespace tensorwright {
 namespace {
 
 constexpr char kMagic[] = "TWCUDAPL";
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kMostBytes = size_t{1} << 30;
 constexpr uint32_t kMostWarps = 32, kMostShared = 256 << 10;
 constexpr uint32_t kMostLimit = 1 << 24;
@@ -98,12 +98,14 @@ class PlanParser {
     plan_.weights = in_.list<CudaPlan::Weight>(16, [&] { return weight(); });
     plan_.kernels = in_.list<KernelRecord>(20, [&] { return kernel(); });
     read_expressions();
+    read_heads();
     plan_.instructions = in_.list<CudaInstruction>(8, [&] { return instruction(); });
     plan_.logits_slot = in_.below(plan_.slots.size(), "slot");
     const CudaPlan::Slot& logits = plan_.slots[plan_.logits_slot];
     in_.require(logits.kind == RowKind::kRows && logits.row_bytes == uint64_t{4} * plan_.vocab_size,
                 "the logits must be rows of float32 numbers, one for each token of the vocabulary");
     read_draws();
+    check_heads();
     in_.require(in_.done(), "it has bytes behind its end");
     return std::move(plan_);
   }
@@ -138,11 +140,50 @@ class PlanParser {
     plan_.first_draw = in_.u32();
     plan_.tokens_slot = in_.u32();
     if (!plan_.draws()) return;
-    in_.require(plan_.first_draw < plan_.instructions.size(), "no instruction draws the tokens");
-    in_.require(plan_.tokens_slot < plan_.slots.size() &&
-                    plan_.slots[plan_.tokens_slot].kind == RowKind::kRows &&
-                    plan_.slots[plan_.tokens_slot].row_bytes >= sizeof(int32_t),
+    in_.require(plan_.first_draw < plan_.instructions.size() &&
+                    (!plan_.heads() || plan_.first_draw < plan_.first_feature),
+                "no instruction draws the tokens");
+    check_tokens(plan_.tokens_slot);
+  }
+
+  void check_tokens(uint32_t slot) const {
+    in_.require(slot < plan_.slots.size() && plan_.slots[slot].kind == RowKind::kRows &&
+                    plan_.slots[slot].row_bytes >= sizeof(int32_t),
                 "the tokens must have a number for each row of logits");
+  }
+
+  // Reads what is said of the heads that propose tokens, before the instructions, which may name it.
+  void read_heads() {
+    plan_.first_feature = in_.u32();
+    if (!plan_.heads()) return;
+    plan_.first_head = in_.u32();
+    plan_.draft_logits_slot = in_.below(plan_.slots.size(), "slot");
+    plan_.feature_layer = in_.below(plan_.layers.size(), "layer of the cache");
+    plan_.feature_width = in_.u32();
+    plan_.heads_attend = in_.u32() != 0;
+    plan_.first_draft_draw = in_.u32();
+    plan_.draft_tokens_slot = in_.u32();
+    const uint64_t number = plan_.dtype == CudaType::kFloat32 ? 4 : 2;
+    const std::vector<uint64_t>& pages = plan_.layers[plan_.feature_layer].page_bytes;
+    in_.require(plan_.feature_width >= 1 && plan_.feature_width <= kMostLimit && pages.size() == 1 &&
+                    pages[0] == number * plan_.block_size * plan_.feature_width,
+                "the features of heads must have a row of activations for each position of a block");
+    const CudaPlan::Slot& logits = plan_.slots[plan_.draft_logits_slot];
+    in_.require(logits.kind == RowKind::kRows && logits.row_bytes % sizeof(float) == 0 &&
+                    logits.row_bytes / sizeof(float) <= kMostLimit,
+                "the logits of heads must be rows of float32 numbers");
+    in_.require(plan_.states.empty(), "a model with recurrent layers cannot have heads");
+  }
+
+  void check_heads() {
+    if (!plan_.heads()) return;
+    in_.require(plan_.first_feature <= plan_.first_head && plan_.first_head < plan_.instructions.size(),
+                "no instruction is of the heads");
+    if (!plan_.draws_drafts()) return;
+    in_.require(
+        plan_.first_draft_draw > plan_.first_head && plan_.first_draft_draw < plan_.instructions.size(),
+        "no instruction draws the heads' tokens");
+    check_tokens(plan_.draft_tokens_slot);
   }
 
   CudaType dtype() {
@@ -388,6 +429,12 @@ ModelFacts CudaPlan::facts() const {
     facts.group_chunked.push_back(group.chunked != 0);
   }
   facts.state_bytes = static_cast<int64_t>(state_bytes());
+  if (heads()) {
+    facts.draft_width = static_cast<int32_t>(feature_width);
+    facts.draft_vocab = static_cast<int32_t>(slots[draft_logits_slot].row_bytes / sizeof(float));
+    facts.feature_group = feature_group();
+    facts.draft_group = heads_attend ? facts.feature_group : -1;
+  }
   return facts;
 }
 

@@ -27,8 +27,8 @@ enum class CudaType : uint32_t { kFloat32 = 0, kBfloat16, kFloat16 };
 enum class RowKind : uint32_t { kTokens = 0, kRows, kSeqs };
 
 // Metadata of a step, all int32. The slots of each cache group follow, then the block tables of each, then
-// how tokens are drawn (draw_fields.h), and last, if the model has states, the slots of the sequences'
-// states.
+// how tokens are drawn (draw_fields.h), then, if the model has states, the slots of the sequences' states,
+// and last, if the plan has heads, the slots of the positions behind the rows.
 enum class Metadata : int64_t { kTokenIds = 0, kPositions, kSeqStarts, kContextLens, kLogitRows, kGroups };
 
 // The numbers of the variables. max_blocks of each cache group follow, then the blocks of each group's pool.
@@ -127,10 +127,28 @@ struct CudaPlan {
   static constexpr uint32_t kDrawsNone = UINT32_MAX;
   uint32_t first_draw = kDrawsNone, tokens_slot = 0;
 
+  // The parts behind that: the instructions from first_feature on compute the features that heads read, and
+  // those from first_head on are the heads. The runtime starts each part where it is wanted.
+  static constexpr uint32_t kNoHeads = UINT32_MAX;
+  uint32_t first_feature = kNoHeads, first_head = 0;
+  uint32_t draft_logits_slot = 0;
+  uint32_t feature_layer = 0,
+           feature_width = 0;  // the layer whose one tensor holds features, and their columns
+  bool heads_attend = false;   // whether heads have keys and values, in the layer's group
+  // The instructions from there on draw tokens from the heads' logits.
+  uint32_t first_draft_draw = kDrawsNone, draft_tokens_slot = 0;
+
   bool draws() const { return first_draw != kDrawsNone; }
+  bool heads() const { return first_feature != kNoHeads; }
+  bool draws_drafts() const { return heads() && first_draft_draw != kDrawsNone; }
+  size_t heads_end() const { return draws_drafts() ? first_draft_draw : instructions.size(); }
+  // Returns where the instructions of the model end, and those that draw tokens.
+  size_t model_end() const { return draws() ? first_draw : draws_end(); }
+  size_t draws_end() const { return heads() ? first_feature : instructions.size(); }
+  int32_t feature_group() const { return heads() ? static_cast<int32_t>(layers[feature_layer].group) : -1; }
   size_t variables() const { return static_cast<size_t>(StepVariable::kGroups) + 2 * groups.size(); }
   size_t metadata() const {
-    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 1 : 2);
+    return static_cast<size_t>(Metadata::kGroups) + 2 * groups.size() + (states.empty() ? 1 : 2) + heads();
   }
   uint64_t state_bytes() const;  // of one sequence, over all recurrent layers
   ModelFacts facts() const;

@@ -18,6 +18,23 @@ int32_t* put(char* to, const std::vector<int32_t>& values) {
   return std::copy(values.begin(), values.end(), reinterpret_cast<int32_t*>(to));
 }
 
+// Writes the slots of the positions behind the tokens of the rows.
+void put_next_slots(const Step& step, const StepShape& shape, int32_t spare, int32_t block_size,
+                    int32_t* to) {
+  std::fill_n(to, shape.rows, spare * block_size);
+  if (!shape.heads) return;
+  const GroupTables& tables = step.groups[static_cast<size_t>(shape.feature_group)];
+  for (size_t row = 0; row < step.logit_rows.size(); ++row) {
+    const int32_t token = step.logit_rows[row], next = step.positions[static_cast<size_t>(token)] + 1;
+    if (next / block_size >= tables.max_blocks) continue;
+    const auto behind = std::ranges::upper_bound(step.seq_starts, token);
+    const auto seq = behind - step.seq_starts.begin() - 1;
+    const int32_t block =
+        tables.block_tables[static_cast<size_t>(int64_t{seq} * tables.max_blocks + next / block_size)];
+    if (block >= 0) to[row] = block * block_size + next % block_size;
+  }
+}
+
 }  // namespace
 
 MetadataLayout::MetadataLayout(const StepShape& shape) {
@@ -32,6 +49,7 @@ MetadataLayout::MetadataLayout(const StepShape& shape) {
   for (const int32_t blocks : shape.max_blocks) add(seqs * static_cast<size_t>(blocks));
   add(rows * kDrawFields);
   if (shape.states) add(seqs);
+  if (shape.feature_group >= 0) add(rows);
 }
 
 void pack_step(const Step& step, const StepShape& shape, const std::vector<int32_t>& spare,
@@ -57,6 +75,10 @@ void pack_step(const Step& step, const StepShape& shape, const std::vector<int32
   }
   if (shape.states)
     std::fill_n(put(at(Metadata::kGroups, 2 * groups + 1), step.state_slots), missing, spare_state);
+  if (shape.feature_group >= 0) {
+    put_next_slots(step, shape, spare[static_cast<size_t>(shape.feature_group)], block_size,
+                   reinterpret_cast<int32_t*>(at(Metadata::kGroups, 2 * groups + (shape.states ? 2 : 1))));
+  }
   for (size_t g = 0; g < groups; ++g) {
     const GroupTables& tables = step.groups[g];
     std::fill_n(put(at(Metadata::kGroups, g), tables.slots), missing, spare[g] * block_size);

@@ -44,6 +44,9 @@ struct ModelFacts {
   // times as they say tokens at once; and their cache group, -1 without one. 0 columns: the model has no
   // heads.
   int32_t draft_width = 0, draft_vocab = 0, draft_group = 0;
+  // The cache group in whose slots the executor keeps the features of its positions itself; -1: features are
+  // rows of floats, which whoever asks for proposals keeps.
+  int32_t feature_group = -1;
   // Where the chunks of a sequence end: at a multiple of this position, or at the end of the tokens that the
   // sequence has. 0: anywhere. A chunk may hold several multiples.
   int32_t chunk_multiple = 0;
@@ -133,10 +136,14 @@ struct LogitRows {
   const int32_t* tokens = nullptr;
 };
 
-// Features of the tokens of a step. They belong to the executor and are valid until it computes again.
+// Features of the tokens of a step. They belong to the executor and are valid until it computes again. One
+// with a feature_group has them in the slots of their positions, until others are written there.
 struct FeatureRows {
-  const float* data = nullptr;  // [tokens, draft_width]
+  const float* data = nullptr;  // [tokens, draft_width]; null where the executor keeps them
   int64_t stride = 0;           // floats between rows
+  bool in_slots = false;        // whether they lie in the slots
+
+  bool computed() const { return data || in_slots; }
 };
 
 // What heads say of the rows that a step asked for; valid until the executor computes again.
@@ -190,10 +197,16 @@ class Executor {
   virtual void want_features(bool /*wanted*/) {}
   // Returns the features of the last run(), if they are wanted.
   virtual FeatureRows features() const { return {}; }
+  // Returns whether run_draft() draws tokens from rows too, each a column of its logits.
+  virtual bool draws_drafts() const { return false; }
   // Computes a step of the heads: token i of the step has the token behind its position, and features[i],
   // [tokens, draft_width], is what run() or run_draft() gave for the position. Of the step's groups only
   // draft_group counts, and none if that is -1. Throws before any effect if the step is malformed, or the
   // model has no heads.
+  //
+  // An executor with a feature_group takes no features: it reads those in the slots of the step's tokens, and
+  // writes the heads' own feature of a row to the slot of the position behind it, if the sequence has a block
+  // there. The step has the slots of that group then, and its block tables where that is draft_group.
   virtual DraftRows run_draft(const Step& step, const float* features);
   // Returns whether the executor made this adapter, so that its steps may have it. Any thread may call it.
   virtual bool owns(const Adapter& /*adapter*/) const { return false; }

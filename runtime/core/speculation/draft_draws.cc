@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/core/sampling/row_draw.h"
+
 namespace tensorwright {
 
 DraftDraws::DraftDraws(int threads, int32_t vocab, std::vector<int32_t> tokens)
@@ -20,11 +22,27 @@ std::shared_ptr<const Sampling> DraftDraws::plain(const std::shared_ptr<const Sa
   return plain;
 }
 
+std::vector<RowDraw> DraftDraws::by_executor(std::span<const DraftDraw> draws) {
+  std::vector<RowDraw> rows;
+  bool any = false;
+  for (const auto& [sampling, seed, history] : draws) {
+    rows.push_back(row_draw(*sampling, seed, static_cast<int64_t>(history.tokens.size()), history));
+    any = any || rows.back().wanted;
+  }
+  if (!any) rows.clear();
+  return rows;
+}
+
 std::vector<int32_t> DraftDraws::draw(Executor& executor, const LogitRows& logits, int32_t cols,
                                       std::span<const DraftDraw> draws) {
   std::vector<int32_t> drawn(draws.size(), -1);
   executor.run_tasks(static_cast<int>(draws.size()), [&](int task, int thread) {
     const auto i = static_cast<size_t>(task);
+    if (logits.tokens && logits.tokens[i] >= 0 && cols <= vocab_) {
+      const auto token = static_cast<size_t>(logits.tokens[i]);
+      drawn[i] = tokens_.empty() ? logits.tokens[i] : tokens_[token];
+      return;
+    }
     const std::span<const float> row(logits.data + task * logits.stride, static_cast<size_t>(cols));
     try {
       drawn[i] = draw_one(row, draws[i], thread);

@@ -26,8 +26,11 @@ class DraftDraws {
   // column is its own token. Columns behind `vocab` are left out.
   DraftDraws(int threads, int32_t vocab, std::vector<int32_t> tokens = {});
 
-  // Returns a token for each row, drawn on the executor's threads. -1: the row has no distribution, or allows
-  // nothing; the target's own row decides what becomes of the request.
+  // Returns how an executor that draws tokens draws these rows, those that it can; empty if it can draw none.
+  static std::vector<RowDraw> by_executor(std::span<const DraftDraw> draws);
+
+  // Returns a token for each row: that of the executor, or one drawn on its threads. -1: the row has no
+  // distribution, or allows nothing; the target's own row decides what becomes of the request.
   std::vector<int32_t> draw(Executor& executor, const LogitRows& logits, int32_t cols,
                             std::span<const DraftDraw> draws);
 

@@ -14,15 +14,17 @@ namespace tensorwright {
 namespace {
 
 // So many features of a sequence may be kept before the heads compute them, if nothing is proposed meanwhile:
-// as many as fit in these bytes with those of all others, but kLeastKept in any case.
+// as many as fit in these bytes with those of all others, but kLeastKept in any case. Those that the executor
+// keeps in the sequence's blocks take no memory more.
 constexpr int64_t kKeptBytes = int64_t{64} << 20;
 constexpr int32_t kLeastKept = 64;
 // A sequence whose proposals were all right has so many more.
 constexpr int32_t kAlwaysKept = kMaxDraft + 1;
 
 int32_t kept_features_of(const HeadsOptions& options, int32_t width) {
-  const int64_t fit = kKeptBytes / (int64_t{options.max_seqs} * width * static_cast<int64_t>(sizeof(float)));
   const int64_t pass = std::max(options.max_tokens / 2, 1);
+  if (width == 0) return static_cast<int32_t>(pass);
+  const int64_t fit = kKeptBytes / (int64_t{options.max_seqs} * width * static_cast<int64_t>(sizeof(float)));
   return static_cast<int32_t>(std::min(std::max(fit, int64_t{kLeastKept}), pass));
 }
 
@@ -31,7 +33,7 @@ int32_t kept_features_of(const HeadsOptions& options, int32_t width) {
 DraftHeads::DraftHeads(Executor& executor, HeadsOptions options)
     : executor_(executor),
       options_(std::move(options)),
-      width_(feature_width(executor.facts())),
+      width_(kept_columns(executor.facts())),
       most_kept_(kept_features_of(options_, width_)),
       draws_(executor.threads(), executor.facts().vocab_size, options_.tokens) {
   if (tokens_at_once(executor_.facts(), options_.tokens) != 1)
@@ -77,26 +79,42 @@ DraftHeads::Mirror* DraftHeads::find(const Sequence& sequence) {
   return found == mirrors_.end() ? nullptr : &found->second;
 }
 
-// Keeps the features of the step. A sequence that goes on where it was before adds to what is kept; behind a
-// wrong proposal, a preemption or a prefix from the cache it begins anew from there.
 void DraftHeads::computed(const StepPlan& plan) {
   const FeatureRows features = executor_.features();
-  if (!features.data) return;  // nobody keeps them
-  const float* row = features.data;
+  if (!features.computed()) return;  // nobody keeps them
+  int64_t row = 0;
   for (const PlannedChunk& chunk : plan.chunks) {
-    const Sequence& sequence = *chunk.sequence;
-    const int32_t count = chunk.tokens + chunk.drafted, start = sequence.computed;
-    const float* const next = row + count * features.stride;
-    Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
-    if (!mirror.given_up) {
-      if (start < mirror.first || start > mirror.end) mirror.first = mirror.end = start;
-      mirror.end = start;
-      mirror.features.resize(static_cast<size_t>(start - mirror.first) * static_cast<size_t>(width_));
-      for (; row < next; row += features.stride, ++mirror.end)
-        mirror.features.insert(mirror.features.end(), row, row + width_);
-    }
-    row = next;
+    keep(features, row, chunk);
+    row += chunk.tokens + chunk.drafted;
   }
+}
+
+// Keeps the features of a chunk, from this row on. A sequence that goes on where it was before adds to what
+// is kept; behind a wrong proposal, a preemption or a prefix from the cache it begins anew from there.
+void DraftHeads::keep(const FeatureRows& features, int64_t row, const PlannedChunk& chunk) {
+  const Sequence& sequence = *chunk.sequence;
+  const int32_t count = chunk.tokens + chunk.drafted, start = sequence.computed;
+  Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
+  if (mirror.given_up) return;
+  const bool lost = features.in_slots && mirror.seen >= 0 && block_at(sequence, mirror.seen) != mirror.block;
+  if (lost || start < mirror.first || start > mirror.end) mirror.first = start;
+  mirror.end = start + count;
+  if (features.in_slots) {
+    mirror.seen = start;
+    mirror.block = block_at(sequence, start);
+    return;
+  }
+  mirror.features.resize(static_cast<size_t>(start - mirror.first) * static_cast<size_t>(width_));
+  const float* feature = features.data + row * features.stride;
+  for (int32_t i = 0; i < count; ++i, feature += features.stride)
+    mirror.features.insert(mirror.features.end(), feature, feature + width_);
+}
+
+// Returns the block of a position in the heads' cache group, -1 if the sequence has none there.
+int32_t DraftHeads::block_at(const Sequence& sequence, int32_t position) const {
+  const BlockTable& table = sequence.blocks.tables[static_cast<size_t>(executor_.facts().draft_group)];
+  const int32_t place = position / executor_.facts().block_size;
+  return place < table.size() ? table[place] : -1;
 }
 
 void DraftHeads::drop_features(Mirror& mirror, int32_t before) const {
@@ -203,8 +221,19 @@ DraftRows DraftHeads::run(std::span<const Part> parts) {
     step_.context_lens.push_back(part.to);
     if (part.most > 0) step_.logit_rows.push_back(step_.tokens() - 1);
   }
+  if (executor_.draws_drafts()) step_.draws = DraftDraws::by_executor(draws_of(parts));
   computed_tokens_ += step_.tokens();
   return executor_.run_draft(step_, given_.data());
+}
+
+// Returns how the rows of a pass are drawn.
+std::vector<DraftDraw> DraftHeads::draws_of(std::span<const Part> parts) {
+  std::vector<DraftDraw> draws;
+  for (const Part& part : parts) {
+    const History history{part.mirror->tokens, part.sequence->prompt_tokens};
+    if (part.most > 0) draws.push_back({part.mirror->sampling.get(), part.sequence->seed, history});
+  }
+  return draws;
 }
 
 void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vector<int32_t>>* drafts) {
@@ -247,12 +276,8 @@ void DraftHeads::propose(std::span<const DraftWish> wishes, std::vector<std::vec
 
 // Draws the next token of each part, and leaves the parts that are to get another one.
 void DraftHeads::draw(const LogitRows& logits, std::vector<Part>& parts) {
-  std::vector<DraftDraw> draws;
-  for (const Part& part : parts) {
-    const History history{part.mirror->tokens, part.sequence->prompt_tokens};
-    draws.push_back({part.mirror->sampling.get(), part.sequence->seed, history});
-  }
-  const std::vector<int32_t> drawn = draws_.draw(executor_, logits, executor_.facts().draft_vocab, draws);
+  const std::vector<int32_t> drawn =
+      draws_.draw(executor_, logits, executor_.facts().draft_vocab, draws_of(parts));
   std::vector<Part> more;
   for (size_t i = 0; i < parts.size(); ++i) {
     Part part = parts[i];

@@ -56,9 +56,12 @@ class DraftHeads : public Proposer {
     int32_t known = 0;            // the leading tokens that are the sequence's
     int32_t first = 0;            // the position of the first kept feature
     int32_t end = 0;              // the position behind the last kept feature
-    std::vector<float> features;  // [end - first, draft_width]
+    std::vector<float> features;  // [end - first, draft_width]; empty where the executor keeps them
     std::shared_ptr<const Sampling> sampling;
     bool given_up = false;
+    // Where the executor keeps features: the first position of the last chunk, and its block. A sequence that
+    // has lost its blocks has another one there, or none.
+    int32_t seen = -1, block = -1;
   };
   // A sequence in a pass, and its positions there: with the features of the mirror, or with one of the
   // heads'.
@@ -73,24 +76,27 @@ class DraftHeads : public Proposer {
 
   Mirror* find(const Sequence& sequence);
   void want_features(const StepPlan& plan, const Worth& worth);
+  int32_t block_at(const Sequence& sequence, int32_t position) const;
+  void keep(const FeatureRows& features, int64_t row, const PlannedChunk& chunk);
   void follow(const Sequence& sequence, Mirror& mirror) const;
   void drop_features(Mirror& mirror, int32_t before) const;
   int32_t past_written(const Sequence& sequence, int32_t from, int32_t to);
   void learn_position(int32_t positions, double seconds);
   DraftRows run(std::span<const Part> parts);
+  static std::vector<DraftDraw> draws_of(std::span<const Part> parts);
   void draw(const LogitRows& logits, std::vector<Part>& parts);
 
   Executor& executor_;
   const HeadsOptions options_;
-  const int32_t width_;
+  const int32_t width_;      // the floats of a kept feature: 0 where the executor keeps them
   const int32_t most_kept_;  // features of a sequence
   std::map<Name, Mirror> mirrors_;
   DraftDraws draws_;
   StepCost cost_;          // of a pass that proposes so many tokens
   double position_s_ = 0;  // seconds of a position, where many are computed and few tokens proposed
   Step step_;
-  std::vector<float> given_;      // [tokens of a pass, draft_width]
-  std::vector<float> own_;        // [sequences of a pass, draft_width]
+  std::vector<float> given_;      // [tokens of a pass, width_]
+  std::vector<float> own_;        // [sequences of a pass, width_]
   std::vector<int32_t> written_;  // the blocks that the parts of a pass write
   int64_t computed_tokens_ = 0;
 };

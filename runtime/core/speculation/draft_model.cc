@@ -191,6 +191,8 @@ void DraftModel::propose(std::span<const DraftWish> wishes, std::vector<std::vec
 void DraftModel::run(const StepPlan& plan, std::vector<Wanted*>& drawing) {
   const Clock::time_point begin = Clock::now();
   build_step(plan, kv_.groups(), kv_.block_size(), &step_);
+  step_.draws.clear();
+  if (executor_->draws_tokens()) step_.draws = DraftDraws::by_executor(draws_of(drawing));
   const LogitRows logits = executor_->run(step_);
   computed_tokens_ += plan.tokens;
   for (const PlannedChunk& chunk : plan.chunks) {
@@ -216,16 +218,22 @@ void DraftModel::remember(Mirror& mirror) {
   kv_.drop_unseen(own.blocks, lasting);
 }
 
-// Draws the next token of each sequence of `drawing`, whose rows are in the same order.
-void DraftModel::draw(const LogitRows& logits, std::vector<Wanted*>& drawing) {
-  if (logits.rows != static_cast<int32_t>(drawing.size()))
-    throw Error("TensorwrightError", "[draft] a pass must return a row for each sequence that draws");
+// Returns how the rows of a pass are drawn.
+std::vector<DraftDraw> DraftModel::draws_of(const std::vector<Wanted*>& drawing) {
   std::vector<DraftDraw> draws;
   for (const Wanted* one : drawing) {
     const Sequence& own = one->mirror->own;
     draws.push_back({own.sampling.get(), own.seed, {own.tokens, own.prompt_tokens}});
   }
-  const std::vector<int32_t> tokens = draws_.draw(*executor_, logits, executor_->facts().vocab_size, draws);
+  return draws;
+}
+
+// Draws the next token of each sequence of `drawing`, whose rows are in the same order.
+void DraftModel::draw(const LogitRows& logits, std::vector<Wanted*>& drawing) {
+  if (logits.rows != static_cast<int32_t>(drawing.size()))
+    throw Error("TensorwrightError", "[draft] a pass must return a row for each sequence that draws");
+  const std::vector<int32_t> tokens =
+      draws_.draw(*executor_, logits, executor_->facts().vocab_size, draws_of(drawing));
   for (size_t i = 0; i < drawing.size(); ++i) {
     Wanted& one = *drawing[i];
     one.failed = tokens[i] < 0;

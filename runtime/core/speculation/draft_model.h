@@ -72,6 +72,7 @@ class DraftModel : public Proposer {
   StepPlan plan_next(std::vector<Wanted*>& drawing);
   void append(StepPlan& plan, Mirror& mirror, int32_t tokens);
   void run(const StepPlan& plan, std::vector<Wanted*>& drawing);
+  static std::vector<DraftDraw> draws_of(const std::vector<Wanted*>& drawing);
   void draw(const LogitRows& logits, std::vector<Wanted*>& drawing);
   void remember(Mirror& mirror);
 

@@ -11,7 +11,7 @@ namespace tensorwright {
 HeadsAtOnce::HeadsAtOnce(Executor& executor, HeadsOptions options)
     : executor_(executor),
       options_(std::move(options)),
-      width_(feature_width(executor.facts())),
+      width_(kept_columns(executor.facts())),
       at_once_(tokens_at_once(executor.facts(), options_.tokens)),
       draws_(executor.threads(), executor.facts().vocab_size, options_.tokens) {
   executor_.want_features(true);
@@ -36,27 +36,28 @@ void HeadsAtOnce::prepare(const StepPlan& plan, const Worth& worth) {
 
 void HeadsAtOnce::computed(const StepPlan& plan) {
   const FeatureRows features = executor_.features();
-  if (!features.data) {  // what is kept may have been computed behind wrong proposals
+  if (!features.computed()) {  // what is kept may have been computed behind wrong proposals
     for (const PlannedChunk& chunk : plan.chunks) {
       const auto found = mirrors_.find({chunk.sequence->id, chunk.sequence->completion});
-      if (found != mirrors_.end()) found->second.features.clear();
+      if (found != mirrors_.end()) found->second.count = 0;
     }
     return;
   }
-  const float* row = features.data;
+  int64_t row = 0;
   for (const PlannedChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
     const int32_t count = chunk.tokens + chunk.drafted, kept = std::min(count, chunk.drafted + 1);
     if (!sequence.sampling->beams()) {
       Mirror& mirror = mirrors_[{sequence.id, sequence.completion}];
       mirror.first = sequence.computed + count - kept;
+      mirror.count = kept;
       mirror.features.clear();
-      for (int32_t i = count - kept; i < count; ++i) {
-        const float* const feature = row + i * features.stride;
+      for (int32_t i = count - kept; i < count && !features.in_slots; ++i) {
+        const float* const feature = features.data + (row + i) * features.stride;
         mirror.features.insert(mirror.features.end(), feature, feature + width_);
       }
     }
-    row += count * features.stride;
+    row += count;
   }
 }
 
@@ -67,9 +68,9 @@ void HeadsAtOnce::propose(std::span<const DraftWish> wishes, std::vector<std::ve
     const auto found = mirrors_.find({sequence.id, sequence.completion});
     if (found == mirrors_.end() || wishes[i].most <= 0) continue;
     Mirror& mirror = found->second;
-    const auto kept = static_cast<int32_t>(mirror.features.size() / static_cast<size_t>(width_));
     const int32_t last = sequence.size() - 2;  // the position before the token that the next step computes
-    if (last < mirror.first || last >= mirror.first + kept || sequence.computed <= last) continue;
+    if (last < mirror.first || last >= mirror.first + mirror.count || sequence.computed <= last) continue;
+    if (executor_.facts().feature_group >= 0 && slot_at(sequence, last) < 0) continue;
     mirror.known = std::min(mirror.known, sequence.size());
     mirror.tokens.resize(static_cast<size_t>(mirror.known));
     mirror.tokens.insert(mirror.tokens.end(), sequence.tokens.begin() + mirror.known, sequence.tokens.end());
@@ -84,17 +85,32 @@ void HeadsAtOnce::propose(std::span<const DraftWish> wishes, std::vector<std::ve
   cost_.observe(static_cast<int32_t>(parts.size()), seconds_since(begin));
 }
 
-// The heads read neither tokens nor caches; positions are those that a step needs.
+// Returns the slot of a position in the group in which the executor keeps features, -1 if the sequence has no
+// block there.
+int32_t HeadsAtOnce::slot_at(const Sequence& sequence, int32_t position) const {
+  const ModelFacts& facts = executor_.facts();
+  const BlockTable& table = sequence.blocks.tables[static_cast<size_t>(facts.feature_group)];
+  const int32_t place = position / facts.block_size, block = place < table.size() ? table[place] : -1;
+  return block < 0 ? -1 : block * facts.block_size + position % facts.block_size;
+}
+
+// The heads read neither tokens nor caches, but for the features where the executor keeps them; positions are
+// those that a step needs.
 DraftRows HeadsAtOnce::run(std::span<const Part> parts) {
+  const int32_t group = executor_.facts().feature_group;
   step_ = {};
   step_.seq_starts = {0};
   step_.groups.resize(executor_.facts().block_bytes.size());
   given_.clear();
   for (const Part& part : parts) {
     const int32_t position = part.sequence->size() - 2;
-    const float* const feature =
-        part.mirror->features.data() + int64_t{position - part.mirror->first} * width_;
-    given_.insert(given_.end(), feature, feature + width_);
+    if (group >= 0) {
+      step_.groups[static_cast<size_t>(group)].slots.push_back(slot_at(*part.sequence, position));
+    } else {
+      const float* const feature =
+          part.mirror->features.data() + int64_t{position - part.mirror->first} * width_;
+      given_.insert(given_.end(), feature, feature + width_);
+    }
     step_.token_ids.push_back(part.sequence->tokens.back());
     step_.positions.push_back(position);
     step_.logit_rows.push_back(step_.tokens() - 1);

@@ -45,7 +45,8 @@ class HeadsAtOnce : public Proposer {
   // the last token that turns out right.
   struct Mirror {
     int32_t first = 0;            // the position of the first feature
-    std::vector<float> features;  // [positions, draft_width]
+    int32_t count = 0;            // the positions whose features are kept
+    std::vector<float> features;  // [count, draft_width]; empty where the executor keeps them
     std::shared_ptr<const Sampling> sampling;
     std::vector<int32_t> tokens;  // the sequence's, then the proposed ones
     int32_t known = 0;            // the leading tokens that are the sequence's
@@ -57,17 +58,19 @@ class HeadsAtOnce : public Proposer {
     std::vector<int32_t>* draft;
   };
 
+  int32_t slot_at(const Sequence& sequence, int32_t position) const;
   DraftRows run(std::span<const Part> parts);
   void draw(const LogitRows& rows, std::span<const Part> parts);
 
   Executor& executor_;
   const HeadsOptions options_;
-  const int32_t width_, at_once_;
+  const int32_t width_;  // the floats of a kept feature: 0 where the executor keeps them
+  const int32_t at_once_;
   std::map<Name, Mirror> mirrors_;
   DraftDraws draws_;
   StepCost cost_;  // of a pass for so many sequences
   Step step_;
-  std::vector<float> given_;  // [sequences of a pass, draft_width]
+  std::vector<float> given_;  // [sequences of a pass, width_]
 };
 
 }  // namespace tensorwright

@@ -26,6 +26,12 @@ inline int32_t feature_width(const ModelFacts& facts) {
               "way to speculate");
 }
 
+// Returns the floats of a feature that is kept beside a sequence: none where the executor keeps features.
+inline int32_t kept_columns(const ModelFacts& facts) {
+  const int32_t width = feature_width(facts);
+  return facts.feature_group < 0 ? width : 0;
+}
+
 // Returns how many tokens one pass says for a sequence: rows of logits have so many times the columns of a
 // token. Throws Error{"EngineError"} for tokens that do not fit.
 inline int32_t tokens_at_once(const ModelFacts& facts, const std::vector<int32_t>& tokens) {

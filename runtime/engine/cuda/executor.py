@@ -45,20 +45,23 @@ class CudaExecutor(_runtime.CudaExecutor):
         )  # fmt: skip
         self._memory_share = memory_share
 
-    def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
+    def kv_cache_bytes(
+        self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int, beside: int = 0
+    ) -> int:
         """Returns the GPU's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.
 
-        The states of recurrent layers are a part of it (memory.py). The share is at most what a full batch of the
+        beside: the free bytes that another model is to have. The states of recurrent layers are a part of it (memory.py). The share is at most what a full batch of the
         longest sequences can use. Raises OutOfMemoryError if `asked`, or one block and one state, do not fit.
         """
         facts = self.facts()
         block, state = sum(facts["block_bytes"]), int(facts["state_bytes"])
-        beside = self.step_bytes(max_num_tokens, max_rows, max_batch_size)
+        own = self.step_bytes(max_num_tokens, max_rows, max_batch_size)
         least = block + state
-        room = max(0, self.free_memory() - beside - least)  # padding has a block and a state of its own
+        room = max(0, self.free_memory() - own - least - beside)  # padding has a block and a state of its own
+        other = f" and {format_size(beside)} of another model" if beside else ""
         room_text = (
-            f"{format_size(room)} of {facts['device']} are free beside the weights and {format_size(beside)} of "
-            "activations"
+            f"{format_size(room)} of {facts['device']} are free beside the weights and {format_size(own)} of "
+            f"activations{other}"
         )
         if asked is not None:
             if asked < least:
@@ -79,6 +82,12 @@ class CudaExecutor(_runtime.CudaExecutor):
             )
         held = block * -(-int(facts["max_seq_len"]) // int(facts["block_size"]))
         return min(useful_bytes(held, state, max_batch_size, prefixes=True), share)
+
+    def least_bytes(self, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
+        """Returns the GPU's bytes for steps of these sizes, and for a cache of one block beside that of padding."""
+        facts = self.facts()
+        least = sum(facts["block_bytes"]) + int(facts["state_bytes"])
+        return int(self.step_bytes(max_num_tokens, max_rows, max_batch_size)) + 2 * least
 
 
 def choose_sm(engine: EngineDir, sm: int, name: str) -> int:

@@ -341,7 +341,7 @@ class BuildFields:
         None,
         str,
         rule=Rule("the directory or the hub name of heads", _is_path),
-        targets=("cpu",),
+        targets=("cpu", "cuda"),
         at=_everywhere(
             At(
                 "EAGLE-3 or Medusa heads trained for MODEL, a directory or a hub name, or mtp, the layer of MODEL "

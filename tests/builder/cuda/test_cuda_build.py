@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from support.cuda_model import MAX_STEP, plan_without_code
+from support.cuda_model import MAX_STEP, plan_without_code, uncompiled
 from support.cuda_plan import chosen, read_plan
+from support.made_heads import make_heads
 from support.plugin_form import lower
-from support.tiny_models import make_variant
+from support.tiny_models import make_tiny, make_variant
 from tensorwright import build
-from tensorwright.builder.emit.cuda import emit
+from tensorwright.builder.emit.cuda import emit, plan_calls
 from tensorwright.engine_format.engine_folder import EngineFolder
 
 SMS = (80, 90)
@@ -59,6 +61,28 @@ def test_a_step_of_one_token_starts_few_kernels(engine: Path) -> None:
     assert {len(chosen(plan, one, [1, 1, 1, 4, 8])) for one in model} == {1}
     assert [one.text for one in draws] == ["draw_tokens"]
     assert len(chosen(plan, draws[0], [1, 1, 1, 4, 8])) == 4
+
+
+def test_an_engine_with_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its accuracy is that of the model, which is measured without the heads."""
+    monkeypatch.setattr(plan_calls, "compile_kernel", uncompiled)
+    target = make_tiny(tmp_path / "model", "llama", num_hidden_layers=2, head_dim=16)
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "head_dim": 16, "draft_vocab": 40}
+    heads = make_heads(tmp_path / "heads", target, **layers)
+    sizes = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 100, "sm": [90], "accuracy_tokens": 16}
+    plain = build(target, tmp_path / "plain", target="cuda", **sizes)
+    result = build(target, tmp_path / "engine", target="cuda", heads=heads, **sizes)
+    record = result.config["heads"]
+    assert (record["kind"], record["width"], record["vocab_size"]) == ("eagle3", 32, 40)
+    assert result.config["accuracy"] == plain.config["accuracy"]
+    opened = EngineFolder.open(result.path)
+    plan = read_plan(result.path / "cuda/sm_90.plan")
+    assert opened.config.limits.kv_block_bytes == sum(sum(tensors) for _, tensors in plan.layers)
+    assert plan.heads is not None
+    assert plan.slots[plan.heads.logits_slot] == (1, 4 * 40)
+    assert len(plan.layers) == 4, "two layers, one of the heads, and the features"
+    tokens = np.frombuffer((result.path / "cuda/draft_tokens.bin").read_bytes(), "<i4")
+    assert len(set(tokens.tolist())) == 40
 
 
 def test_a_vocabulary_that_the_draws_do_not_take(case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,6 @@ def test_options(options: dict, message: str) -> None:
         ({"quantize": "int8:wo"}, "target cuda keeps activations as they are in any format"),
         ({"quantize": "int4:g64,embedding=int4"}, "on target cuda the embedding must be int8 or none"),
         ({"int4_kernel": "plugin"}, "int4_kernel"),
-        ({"heads": "mtp"}, "heads"),
         ({"tensor_parallel": 2}, "tensor_parallel"),
     ],
 )

@@ -8,6 +8,7 @@ STORED = [
     ("rms_norm_kernel", "5d7909e5f522372f"),
     ("add_rms_norm_kernel", "1d1326ee5b8d750b"),
     ("gather_rows_kernel", "02f07492c759b194"),
+    ("put_rows_kernel", "d858a387cc623b8a"),
     ("take_columns_kernel", "ef471afca644e88e"),
     ("copy_columns_kernel", "1db66e65a6388712"),
     ("rotary_table_kernel", "610d38cd26372f25"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.fake_libcuda import FakeDevice, Started, compile_libcuda
+from support.fake_libcuda import FakeDevice, Started
 from support.gpu_draws import COMBINATIONS, draws_of
 from support.made_cuda_plan import (
     BLOCK,
@@ -29,8 +29,10 @@ from support.made_cuda_plan import (
     PREFILL,
     VOCAB,
     WIDTH,
+    ints,
     kernel,
     made_plan,
+    step_of,
     write_plan,
 )
 from support.waiting import wait_until
@@ -50,11 +52,6 @@ from tensorwright.runtime import _runtime
 BLOCKS = 160
 MOST_GRAPHS = 64
 """As runtime/core/cuda/cuda_executor.cc has it."""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_libcuda(tmp_path_factory.mktemp("libcuda"))
 
 
 @pytest.fixture
@@ -100,10 +97,6 @@ class Logits:
         ctypes.memmove(one.values[2], tokens.ctypes.data, tokens.nbytes)
 
 
-def ints(address: int, count: int) -> np.ndarray:
-    return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
-
-
 def opened(device: FakeDevice, folder: Path, graphs: bool = True, **changes: Any) -> Any:
     plan, weights = write_plan(folder, made_plan(**changes))
     return _runtime.CudaExecutor(str(plan), str(weights), 0, (str(device.library),), graphs)
@@ -113,26 +106,6 @@ def allocated(device: FakeDevice, folder: Path, graphs: bool = True) -> Any:
     executor = opened(device, folder, graphs)
     executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS, MAX_SEQS)
     return executor
-
-
-def step_of(lengths: list[int], *, context: int = 0) -> tuple[Any, ...]:
-    """A step in which sequence s has lengths[s] tokens, behind `context` others, in the blocks s, s + 1, ..."""
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    starts = [0]
-    width = -(-(max(lengths) + context) // BLOCK)
-    tables = np.full((len(lengths), width), -1, np.int32)
-    for s, length in enumerate(lengths):
-        for block in range(-(-(length + context) // BLOCK)):
-            tables[s, block] = s + block * len(lengths)
-        for position in range(context, context + length):
-            ids.append(1 + s % (VOCAB - 1))
-            positions.append(position)
-            slots.append(int(tables[s, position // BLOCK]) * BLOCK + position % BLOCK)
-        starts.append(len(ids))
-    rows = [end - 1 for end in starts[1:]]
-    return ids, positions, starts, [length + context for length in lengths], rows, [(tables, slots)]
 
 
 def test_a_step_starts_what_its_sizes_decide(device: FakeDevice, tmp_path: Path) -> None:
@@ -204,7 +177,7 @@ def test_decode_steps_are_replayed(device: FakeDevice, tmp_path: Path, graphs: b
     assert own[0][1] == (3, 1, 1)
     assert own[0][2][5] == DECODE
     counts = {"eager": 1, "captured": 1, "replayed": 3} if graphs else {"eager": 4, "captured": 0, "replayed": 0}
-    assert executor.counters() == {**counts, "drawn": 0, "undecided": 0, "ahead": 0}
+    assert executor.counters() == {**counts, "drawn": 0, "undecided": 0, "ahead": 0, "head_steps": 0}
     executor.close()
 
 
@@ -307,6 +280,10 @@ def test_limits(device: FakeDevice, tmp_path: Path) -> None:
     for sizes, option in (((MAX_TOKENS + 1, 1, 1), "max-num-tokens"), ((8, 8, MAX_SEQS + 1), "max-batch-size")):
         with pytest.raises(InvalidOptionError, match=option):
             executor.allocate([BLOCKS], *sizes)
+    with pytest.raises(
+        InvalidOptionError, match=r"logits of at most 32 tokens of a step, got 33; .*rows of speculative"
+    ):
+        executor.allocate([BLOCKS], MAX_TOKENS, MAX_SEQS + 1, MAX_SEQS)
     executor.close()
     with pytest.raises(EngineStoppedError):
         executor.facts()
