@@ -46,10 +46,6 @@ def check(options: BuildOptions) -> None:
             )
     if options.dtype == "bfloat16":
         _check_bfloat16(options)
-    if options.kv_cache_dtype == "int4":
-        raise InvalidOptionError(
-            "kv_cache_dtype must be auto or int8 on target cuda, not int4; say --kv-cache-dtype int8"
-        )
     if find_spec("triton") is None:
         raise MissingDependencyError(
             f"the kernels of target cuda are compiled by Triton, and triton is not installed: {install('gpu')}"

@@ -40,7 +40,7 @@ class CompiledKernel:
     spill_bytes: int
     """Bytes that one thread stores to and loads from local memory, as ptxas counts them."""
     parameters: tuple[str, ...]
-    """Types of the launch's arguments, then SCRATCH twice: see `kernel_params` of launch.py."""
+    """Types of the launch's arguments, then SCRATCH twice: see `kernel_values` of launch.py."""
     cubin: bytes
     ptx: str
 

@@ -1,7 +1,7 @@
 """Runs inline PTX of kernels in Triton's interpreter: the same text that the GPU's assembler gets, on numpy arrays.
 
-Only what plugins/gpu/unpack.py needs is known; anything else raises KernelError. A block of text gets `pack` elements
-of each operand in registers of 32 bits, small elements several to a register, or one 16-bit element in one of 16 bits.
+Only what plugins/gpu/unpack.py and plugins/paged_attention/gpu_e4m3.py need is known; anything else raises
+KernelError. A block of text gets `pack` elements of each operand in registers of 32 bits, small elements several to a register, or one 16-bit element in one of 16 bits.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "xor.b32": np.bitwise_xor,
     "lop3.b32": _logic,
     "prmt.b32": _permute,
+    "shr.u32": np.right_shift,
+    "mul.rn.f16x2": _halves(np.multiply, *FLOAT16),
     "sub.rn.f16x2": _halves(np.subtract, *FLOAT16),
     "fma.rn.bf16x2": _halves(lambda a, b, c: a * b + c, *BFLOAT16),
 }

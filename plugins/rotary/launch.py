@@ -3,7 +3,8 @@
     inputs   qkv [T, (H + 2 Hkv) D], table [T, rotary_dim] float32 (absent at rotary_dim 0), slots [T] int32,
              k_pages, v_pages [P, Hkv, block_size, D], for int8 also k_scales, v_scales [P, Hkv, block_size] float32
     outputs  q [T, H D]; k_pages, v_pages, k_scales, v_scales: the same memory as the inputs of these names
-attrs: heads, kv_heads, head_dim, rotary_dim. Pages are of qkv's type or int8. A token whose slot is negative is not
+attrs: heads, kv_heads, head_dim, rotary_dim, e4m3_kv. Pages are of qkv's type or int8, whose bytes are E4M3 numbers if
+e4m3_kv, which may be absent, is not 0. A token whose slot is negative is not
 written to the cache. With kv_heads 0, of a layer that reads what another one wrote, there are no slots and no pages.
 """
 
@@ -119,6 +120,9 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
         "page_stride": "i64" if kv_heads else None, "head_stride": "i32" if kv_heads else None,
         "block_size": "i32" if kv_heads else None,
     }  # fmt: skip
+    e4m3 = bool(attrs.get("e4m3_kv", 0))
+    if e4m3 and kv_heads and not quantized:
+        raise KernelError(f"rotary_kv_write: pages of E4M3 numbers must be int8, got {cache_dtype}")
     sizes = {
         "H": attrs["heads"],
         "KV": kv_heads,
@@ -128,6 +132,7 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
         "REST_BLOCK": next_power_of_2(rest) if rest else 0,
         "HEADS": _heads_of_a_program(attrs),
         "QUANTIZED": quantized,
+        "E4M3": e4m3 and quantized,
     }
     # Heads begin at multiples of 16 bytes if this holds. Page and head strides are then multiples of 16 elements too.
     wide = head_dim % 16 == 0
@@ -141,4 +146,5 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
         aligned=aligned if wide else (),
         num_warps=2,
         fp_fusion=False,
+        later=() if sizes["E4M3"] else ("E4M3",),
     )
