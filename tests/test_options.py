@@ -15,11 +15,11 @@ from support.doc_words import ROOT
 from tensorwright import LLM, build
 from tensorwright.builder.cli import build_engine
 from tensorwright.builder.rebuild_cli import rebuild_engine
+from tensorwright.engine_format.targets import GPU_TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.bench import LoadFields, LoadTestFields
 from tensorwright.options.build import BuildFields, SourceFields
 from tensorwright.options.build_choices import BuildChoices
-from tensorwright.engine_format.targets import GPU_TARGETS
 from tensorwright.options.declare import Door, Option, find, options_at, options_in
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.ray import RayFields

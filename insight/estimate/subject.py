@@ -79,9 +79,7 @@ def find_subject(model: str | Path, options: dict[str, Any], on_cpu: bool, progr
             "float16 is counted as bfloat16, which takes as many bytes: the plan is that of target cpu, which lacks it"
         )
     if options.get("kv_cache_dtype") == "fp8":
-        notes.append(
-            "fp8 is counted as int8, of as many bytes: the plan is that of target cpu, which lacks it"
-        )
+        notes.append("fp8 is counted as int8, of as many bytes: the plan is that of target cpu, which lacks it")
     vision = read_vision(checkpoint.config, str(checkpoint.config_file))
     try:
         planned = plan_model(checkpoint, asked, progress)

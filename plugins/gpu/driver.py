@@ -51,7 +51,8 @@ class Prepared:
     block: tuple[int, int, int, int]
     """The threads of a block in three dimensions, and the bytes of shared memory."""
     arguments: Arguments
-    grid: tuple[int, int, int] = (0, 0, 0)
+    shape: tuple[int, ...] = ()
+    """The grid, and then `block`."""
 
 
 CELL = 8
@@ -122,14 +123,13 @@ class CudaDriver:
         )
 
     def fill(self, prepared: Prepared, launch: Launch, values: Sequence[Any]) -> None:
-        prepared.grid = launch.grid
+        prepared.shape = launch.grid + prepared.block
         prepared.arguments.put(values)
 
     def start(self, prepared: Prepared, stream: int) -> None:
-        where = (stream, prepared.arguments.address, 0)
-        answer = self._api.cuLaunchKernel(prepared.function, *prepared.grid, *prepared.block, *where)
+        answer = self._api.cuLaunchKernel(prepared.function, *prepared.shape, stream, prepared.arguments.address, 0)
         if answer[0]:
-            self._check(f"starting {prepared.name} on a grid of {prepared.grid}", answer)
+            self._check(f"starting {prepared.name} on a grid of {prepared.shape[:3]}", answer)
 
     def close(self) -> None:
         """Unloads the modules and releases the primary context. No kernel may run any more."""

@@ -236,7 +236,7 @@ class PluginMethods:
         inputs, outputs = self._operands(shapes, [stand_in(index) for index in range(len(shapes))], num_inputs)
         kernels, sm = self.context.kernels(self.digest), self.context.driver.sm()
         launches = self.op.launches(attrs, inputs, outputs, scratch, kernels.code_sm(sm))
-        return [MadeLaunch.of(*kernels.find(one.kernel, one.variant, sm), one) for one in launches]
+        return [MadeLaunch(*kernels.find(one.kernel, one.variant, sm), one) for one in launches]
 
     def _together(self, shapes: Shapes, addresses: Sequence[int], num_inputs: int) -> Any:
         """Prepares what ranks do together."""

@@ -3,8 +3,8 @@
 Before SM 89 no instruction knows E4M3: 4 bits of exponent with bias 7, 3 of mantissa, no infinity, largest 448. One
 code serves all SMs, and its bits are those of plugins/quantized_matmul/fp8.py. The bits of a number, moved to where
 another float type has its exponent and mantissa, are the same number times a power of two, since only the bias
-differs; subnormal numbers too. Four bytes become four 16-bit floats in ten instructions: two permutations, then for
-each pair three that place the bits and one product, which is exact.
+differs; subnormal numbers too. Four bytes become four 16-bit floats in eight instructions: for each pair a permutation,
+a shift, a mask and a product, which is exact.
 """
 
 from __future__ import annotations
@@ -15,36 +15,34 @@ import triton.language as tl
 from tensorwright.plugins.quantized_matmul.gpu_bytes import widen_bytes
 
 TO_FLOAT16 = tl.constexpr("""{
-    .reg .b32 low, high, sign;
-    prmt.b32 low, $2, 0, 0x1404;
-    prmt.b32 high, $2, 0, 0x3424;
-    and.b32 sign, low, 0x80008000;
-    shr.u32 low, low, 1;
-    lop3.b32 low, low, 0x3F803F80, sign, 0xEA;
-    and.b32 sign, high, 0x80008000;
-    shr.u32 high, high, 1;
-    lop3.b32 high, high, 0x3F803F80, sign, 0xEA;
-    mov.b32 sign, 0x5C005C00;
-    mul.rn.f16x2 $0, low, sign;
-    mul.rn.f16x2 $1, high, sign;
+    .reg .b32 low, high, factor;
+    prmt.b32 low, $2, 0, 0x9180;
+    prmt.b32 high, $2, 0, 0xB3A2;
+    shl.b32 low, low, 7;
+    shl.b32 high, high, 7;
+    and.b32 low, low, 0xBF80BF80;
+    and.b32 high, high, 0xBF80BF80;
+    mov.b32 factor, 0x5C005C00;
+    mul.rn.f16x2 $0, low, factor;
+    mul.rn.f16x2 $1, high, factor;
 }""")
-"""prmt puts each byte into the upper half of 16 bits. lop3 computes (bits & mask) | sign. The factor is 256."""
+"""prmt makes 16 bits of each byte, with its sign in all of the upper ones. The shift puts exponent and mantissa where
+float16 has them, and the mask leaves one sign. The factor is 256."""
 TO_BFLOAT16 = tl.constexpr("""{
-    .reg .b32 low, high, sign, factor, zero;
-    prmt.b32 low, $2, 0, 0x1404;
-    prmt.b32 high, $2, 0, 0x3424;
-    and.b32 sign, low, 0x80008000;
-    shr.u32 low, low, 4;
-    lop3.b32 low, low, 0x07F007F0, sign, 0xEA;
-    and.b32 sign, high, 0x80008000;
-    shr.u32 high, high, 4;
-    lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
+    .reg .b32 low, high, factor, zero;
+    prmt.b32 low, $2, 0, 0x9180;
+    prmt.b32 high, $2, 0, 0xB3A2;
+    shl.b32 low, low, 4;
+    shl.b32 high, high, 4;
+    and.b32 low, low, 0x87F087F0;
+    and.b32 high, high, 0x87F087F0;
     mov.b32 factor, 0x7B807B80;
     mov.b32 zero, 0x80008000;
     fma.rn.bf16x2 $0, low, factor, zero;
     fma.rn.bf16x2 $1, high, factor, zero;
 }""")
-"""The factor is 2^120. SM 80 and 89 have no product of two bfloat16 alone; -0 is what such a sum leaves as it is."""
+"""The factor is 2^120. SM 80 and 89 have no product of two bfloat16 alone; -0 is what such a sum leaves as it is. SM 75
+has neither."""
 
 
 @triton.jit

@@ -14,8 +14,8 @@ from tensorwright.builder.emit.onnx.model_file import TYPES, ModelFile
 from tensorwright.builder.emit.onnx.plugin_io import inputs_of, outputs_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.builder.emit.onnx.weights_source import as_array
-from tensorwright.errors import LoweringError
 from tensorwright.engine_format.kv_cache import SCALED_BYTES
+from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint

@@ -69,7 +69,7 @@ def test_many_rows_of_int4_are_multiplied_by_the_library(case, interpreter, monk
     assert model.excess() <= math.sqrt(2)
 
 
-@pytest.mark.parametrize(("sm", "kv"), [(80, "fp8"), (90, "auto"), (90, "fp8")])
+@pytest.mark.parametrize(("sm", "kv"), [(80, "fp8"), (90, "auto")])
 def test_steps_of_machine_code_equal_the_interpreter(case, sm: int, kv: str) -> None:
     """The same with the kernels' compiled code, emulated: a whole model of prompts, chunks and decodes."""
     made = case("qwen3", head_dim=16, num_hidden_layers=1)

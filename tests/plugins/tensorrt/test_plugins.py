@@ -34,7 +34,7 @@ from tensorwright.plugins.gpu.build_context import building_for, running_with
 from tensorwright.plugins.gpu.collective_call import CollectiveCall
 from tensorwright.plugins.gpu.creators import OPS, make_creator, register
 from tensorwright.plugins.gpu.launch import Launch
-from tensorwright.plugins.gpu.prepared_calls import KEPT
+from tensorwright.plugins.gpu.prepared_calls import KEPT, Recent
 from tensorwright.plugins.gpu.tensorrt_op import PluginOp
 
 STREAM = 0x5EED
@@ -146,18 +146,18 @@ def test_layers_that_are_alike_share_their_launches_and_not_their_arguments(monk
     assert len(made) == 1
 
 
-def test_calls_are_forgotten_when_there_are_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, first, made = RecordingDriver(80), norm("norm", 1, False), []
-    launches = op_of(first).launches
+def test_calls_are_forgotten_when_there_are_many_shapes() -> None:
+    recent, made, rows = Recent[int](), [], (*range(1, KEPT + 1), 1, KEPT + 1, 1, 2)
+    for row in rows:
+        recent.find(row, lambda row=row: made.append(row) or row)
+    assert made == [*range(1, KEPT + 2), 2], "1 was used again before another came, 2 had to go"
+    assert len(recent) == KEPT
+    driver, first = RecordingDriver(80), norm("norm", 1, False)
     with running_with(driver):
         plugin = restore(first, written(first))
-    watched = dataclasses.replace(op_of(first), launches=lambda *args: made.append(1) or launches(*args))
-    monkeypatch.setattr(plugin, "op", watched)
-    for rows in (*range(1, KEPT + 1), 1, KEPT + 1, 1, 2):
-        before = len(made)
-        plugin.enqueue(*norm("norm", rows, False).arguments(trt), STREAM)
-    assert len(made) == KEPT + 2, "1 was used again before another came, 2 had to go"
-    assert len(made) == before + 1
+    for row in rows:
+        plugin.enqueue(*norm("norm", row, False).arguments(trt), STREAM)
+    assert driver.launches == [launch for row in rows for launch in wanted(norm("norm", row, False), 80)]
     assert driver.prepared == 1
 
 
