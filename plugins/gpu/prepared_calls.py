@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tensorwright.errors import KernelError
@@ -31,34 +29,24 @@ def stand_in(operand: int) -> int:
     return (operand + 1) << _RANGE_BITS
 
 
-@dataclass(frozen=True, eq=False)
 class MadeLaunch:
     """A launch of a call at made-up addresses, and its code."""
 
-    kernel: CompiledKernel
-    image: bytes
-    launch: Launch
-
-    @cached_property
-    def code(self) -> tuple[str, str]:
+    def __init__(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> None:
+        self.kernel, self.image, self.launch = kernel, image, launch
+        self.code = (launch.kernel, launch.variant)
         """What names the kernel among those of an engine on one GPU."""
-        return self.launch.kernel, self.launch.variant
-
-    @cached_property
-    def _pointers(self) -> list[tuple[int, int, int, int]]:
-        """The place of each pointer among the arguments, its operand, the bytes from there, and which last bits of the
-        address must be 0."""
-        found = []
-        for argument, value in enumerate(self.launch.args):
+        # Of each pointer: its place among the arguments, its operand, the bytes from there, and which last bits of the
+        # address must be 0.
+        self._pointers: list[tuple[int, int, int, int]] = []
+        # The arguments, with 0 in the place of each pointer.
+        self._numbers = list(launch.args)
+        for argument, value in enumerate(launch.args):
             if isinstance(value, Tensor):
                 operand, offset = divmod(value.address, 1 << _RANGE_BITS)
-                found.append((argument, operand - 1, offset, ALIGNMENT - 1 if argument in self.launch.aligned else 0))
-        return found
-
-    @cached_property
-    def _numbers(self) -> list[Any]:
-        """The arguments, with 0 in the place of each pointer."""
-        return [0 if isinstance(value, Tensor) else value for value in self.launch.args]
+                low_bits = ALIGNMENT - 1 if argument in launch.aligned else 0
+                self._pointers.append((argument, operand - 1, offset, low_bits))
+                self._numbers[argument] = 0
 
     def values(self, addresses: Sequence[int]) -> list[Any]:
         """Returns the arguments for these addresses of the operands. Raises KernelError for an address for which the
