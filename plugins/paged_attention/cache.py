@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,11 @@ STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
 UNWRITTEN = {"int8": -128, "int4": 0, "fp8": np.nan}
 """The content of a slot of a quantized cache before it is written. No value is rounded to -128 or to the NaN of E4M3; 4
 bits have no integer to spare."""
-_ROUNDED = {"int8": partial(quantize_heads, levels=KV_LEVELS), "int4": quantize_groups, "fp8": quantize_heads_e4m3}
+_ROUNDED: dict[str, Callable[[np.ndarray], tuple[np.ndarray, ...]]] = {
+    "int8": partial(quantize_heads, levels=KV_LEVELS),
+    "int4": quantize_groups,
+    "fp8": quantize_heads_e4m3,
+}
 """What rounds K and V of a quantized cache: from [tokens, kv_heads, head_dim] to numbers, scales and, for int4,
 offsets."""
 
