@@ -130,8 +130,9 @@ def build(
     a file of JSON that gives weights formats by patterns of their names (docs/quantization.md); "layers" there is what
     quantize says for all of them. sparsity: "none", or "2:4" (target cpu): two of each 4 neighbours along K of every
     matrix of the layers are kept.
-    kv_cache_dtype: "auto", the activation type, "int8", with a scale for each token and head, or "int4", with a scale
-    for each token and 64 dimensions of a head. keep_weights: the
+    kv_cache_dtype: "auto", the activation type, "int8", with a scale for each token and head, "fp8" (E4M3) on
+    targets of GPUs, with such a scale, or "int4" on target cpu, with a scale for each token and 64 dimensions of a
+    head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
     again for another target without the checkpoint. revision: with a hub name, the branch, tag or commit; None means
     the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the

@@ -6,9 +6,12 @@ import math
 
 AS_ACTIVATIONS = "auto"
 """The type of the activations. It is the default."""
-KV_CACHE_DTYPES = (AS_ACTIVATIONS, "int8", "int4")
-"""The value "int8" is 8 bits with a scale for each token and head. The value "int4" is 4 bits with a scale and an
-offset for each token and 64 dimensions of a head; only target cpu has it."""
+KV_CACHE_DTYPES = (AS_ACTIVATIONS, "int8", "int4", "fp8")
+"""The value "int8" is 8 bits with a scale for each token and head, and so is "fp8", whose numbers are E4M3; only
+targets of GPUs have it. The value "int4" is 4 bits with a scale and an offset for each token and 64 dimensions of a
+head; only target cpu has it."""
+SCALED_BYTES = ("int8", "fp8")
+"""The types of one byte, with a float32 scale for each token and head beside K and beside V."""
 _INT4_GROUP = 64
 CPU_BLOCK = 32
 """The positions in a block of the KV cache of target cpu. Queries of sparse prefill choose such blocks."""
@@ -18,10 +21,16 @@ DECISION_INTERVAL = 128
 """How many positions lie between two decisions about what a sequence keeps, where a build gives it a kv_budget."""
 
 
+def page_dtype(dtype: str) -> str:
+    """Returns the element type of the page tensors of a cache on GPUs. dtype: of SCALED_BYTES, or of activations."""
+    return "int8" if dtype in SCALED_BYTES else dtype
+
+
 def quantized_bits(dtype: str, head_dim: int) -> float | None:
     """Returns the bits of a number of a quantized cache, with its share of scales and offsets. None for a type of
-    activations. head_dim: the numbers of a head, which share a scale of int8."""
-    return {"int8": 8 + 32 / head_dim, "int4": 4 + 32 * math.ceil(head_dim / _INT4_GROUP) / head_dim}.get(dtype)
+    activations. head_dim: the numbers of a head, which share a scale of int8 and of fp8."""
+    groups = {**dict.fromkeys(SCALED_BYTES, 1), "int4": math.ceil(head_dim / _INT4_GROUP)}
+    return None if dtype not in groups else (4 if dtype == "int4" else 8) + 32 * groups[dtype] / head_dim
 
 
 def most_held(max_seq_len: int, kv_budget: int | None) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES
 from tensorwright.engine_format.file_names import TENSORRT_ENGINE, TENSORRT_IO
+from tensorwright.engine_format.kv_cache import SCALED_BYTES, page_dtype
 from tensorwright.engine_format.strict_json import OPTIONAL, read_value, write_value
 from tensorwright.errors import EngineError
 from tensorwright.json_text import read_json
@@ -79,7 +80,7 @@ class Manifest:
     kernel_sms: tuple[int, ...]
     """The SMs that the kernels of the plugins were compiled for. A newer SM runs the PTX of the lowest."""
     dtype: str
-    """The type of the activations, and of the KV cache unless kv_dtype is int8."""
+    """The type of the activations, and of the KV cache unless kv_dtype is of SCALED_BYTES."""
     kv_dtype: str
     block_size: int
     vocab_size: int
@@ -109,7 +110,7 @@ class Manifest:
     @property
     def block_bytes(self) -> tuple[int, ...]:
         """The bytes of one block of each cache group, over its layers."""
-        item, scale = ITEM_BYTES[self.kv_dtype], 4 if self.kv_dtype == "int8" else 0
+        item, scale = ITEM_BYTES[page_dtype(self.kv_dtype)], 4 if self.kv_dtype in SCALED_BYTES else 0
         heads = [0] * self.groups
         for layer in self.layers:
             heads[layer.group] += 2 * layer.kv_heads * (layer.head_dim * item + scale)
@@ -165,7 +166,8 @@ def step_inputs(groups: int) -> tuple[IoTensor, ...]:
 
 
 def page_inputs(layers: tuple[KvLayer, ...], kv_dtype: str, block_size: int) -> tuple[IoTensor, ...]:
-    """Returns the KV cache, layer by layer: k_pages.L and v_pages.L, and for int8 k_scales.L and v_scales.L."""
+    """Returns the KV cache, layer by layer: k_pages.L and v_pages.L, and for SCALED_BYTES k_scales.L and
+    v_scales.L."""
     return tuple(
         page
         for index, layer in enumerate(layers)
@@ -176,8 +178,8 @@ def page_inputs(layers: tuple[KvLayer, ...], kv_dtype: str, block_size: int) -> 
 def layer_pages(index: int, group: int, block: tuple[int, int, int], dtype: str) -> list[IoTensor]:
     """Returns the cache of layer `index`. block: [heads, positions, head_dim] of one block."""
     rows = (f"pages.{group}", *block[:2])
-    pages = [IoTensor(f"{k}_pages.{index}", dtype, (*rows, block[2])) for k in "kv"]
-    scales = [IoTensor(f"{k}_scales.{index}", "float32", rows) for k in "kv"] if dtype == "int8" else []
+    pages = [IoTensor(f"{k}_pages.{index}", page_dtype(dtype), (*rows, block[2])) for k in "kv"]
+    scales = [IoTensor(f"{k}_scales.{index}", "float32", rows) for k in "kv"] if dtype in SCALED_BYTES else []
     return pages + scales
 
 
@@ -214,7 +216,8 @@ def _check_facts(m: Manifest) -> None:
     _require(m.flavour in MODULES, "flavour", f"one of {', '.join(MODULES)}", m.flavour)
     _require(bool(m.library_version), "library_version", "a version", m.library_version)
     _require(m.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", m.dtype)
-    _require(m.kv_dtype in (m.dtype, "int8"), "kv_dtype", f"{m.dtype} or int8", m.kv_dtype)
+    kinds = (m.dtype, *SCALED_BYTES)
+    _require(m.kv_dtype in kinds, "kv_dtype", f"one of {', '.join(kinds)}", m.kv_dtype)
     _require(bool(m.kernel_sms), "kernel_sms", "at least one SM", m.kernel_sms)
     for name in ("sms", "kernel_sms"):
         sms = getattr(m, name)

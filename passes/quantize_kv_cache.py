@@ -1,11 +1,11 @@
-"""quantize_kv_cache:  kv_layers[l]  ->  kv_layers[l] with dtype "int8" or "int4"
+"""quantize_kv_cache:  kv_layers[l]  ->  kv_layers[l] with dtype "int8", "int4" or "fp8"
 
 The fact "kv_cache_dtype" asks for it; without that fact, or with "auto", the cache keeps the activations' type. The
 rewrite is the same for all targets: rotary_kv_write then rounds each head of K (rotated) and V to 8 bits and a scale,
 and paged_attention rounds each head of q to 15 bits, as plugins/paged_attention/quantize.py defines it; or to 4 bits
-with a scale and an offset for 64 dimensions, and q to 12 bits. Nothing is calibrated: a scale belongs to a token. A
-cache of latent rows is refused: a scale of a whole row would serve two parts of different size, the normalised latent
-and what rotates.
+with a scale and an offset for 64 dimensions, and q to 12 bits; or to E4M3 and a scale, and q not at all. Nothing is
+calibrated: a scale belongs to a token. A cache of latent rows is refused: a scale of a whole row would serve two parts
+of different size, the normalised latent and what rotates.
 """
 
 from __future__ import annotations

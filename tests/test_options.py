@@ -15,6 +15,7 @@ from support.doc_words import ROOT
 from tensorwright import LLM, build
 from tensorwright.builder.cli import build_engine
 from tensorwright.builder.rebuild_cli import rebuild_engine
+from tensorwright.engine_format.targets import GPU_TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.bench import LoadFields, LoadTestFields
 from tensorwright.options.build import BuildFields, SourceFields
@@ -112,7 +113,10 @@ def test_an_option_that_a_target_lacks_is_refused_with_the_reason() -> None:
         cache.check_target("int8", "onnx")
     cache.check_target("int8", "tensorrt")
     cache.check_target("int4", "cpu")
-    for target in ("tensorrt", "tensorrt-rtx"):
+    with pytest.raises(InvalidOptionError, match="must not be fp8 on target cpu: its kernels multiply integers"):
+        cache.check_target("fp8", "cpu")
+    for target in GPU_TARGETS:
+        cache.check_target("fp8", target)
         with pytest.raises(InvalidOptionError, match=f"must not be int4 on target {target}: the kernels of GPUs"):
             cache.check_target("int4", target)
 

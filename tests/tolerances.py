@@ -63,14 +63,16 @@ def quantized_product_tolerance(x: np.ndarray, w: np.ndarray, largest: int, grou
 
 
 def kv_attention_tolerance(kv: str, q: float, k: float, v: float, head_dim: int, scale: float) -> float:
-    """Attention over a cache of integers against a float one; q, k and v: the largest magnitudes.
+    """Attention over a quantized cache against a float one; q, k and v: the largest magnitudes.
 
-    Half a step of each. int8: q / 16256 / 2, k / 127 / 2, v / 127 / 2. int4: q / 2032 / 2, and of k and v half of a
+    Half a step of each. fp8: a number is off by a 16th of itself at most, and q is not rounded. int8: q / 16256 / 2,
+    k / 127 / 2, v / 127 / 2. int4: q / 2032 / 2, and of k and v half of a
     15th of 2 (1 + 2^-7) times the largest, for a group reaches from one sign to the other and its ends are rounded to
     bfloat16. A score moves by at most `score`, the weights by a factor of at most e^(2 score), a mean of v by that
     share of v, and by half of v's own step.
     """
-    of_q, of_kv = (1 / 32512, 1 / 254) if kv == "int8" else (1 / 4064, (1 + 2.0**-7) / 15)
+    steps = {"int8": (1 / 32512, 1 / 254), "int4": (1 / 4064, (1 + 2.0**-7) / 15), "fp8": (0.0, 1 / 16)}
+    of_q, of_kv = steps[kv]
     score = scale * head_dim * q * k * (of_kv + of_q * (1 + of_kv))
     return v * math.expm1(2 * score) + v * of_kv * math.exp(2 * score)
 
@@ -84,19 +86,20 @@ def gpu_attention_tolerance(
     positions: int,
     scale: float,
     softcap: float,
-    int8_kv: bool,
+    kv: str,
     bias: float = 0.0,
 ) -> float:
-    """plugins/paged_attention/gpu*.py against the definition; q, k, v and bias: the largest magnitudes.
+    """plugins/paged_attention/gpu*.py against the definition; q, k, v and bias: the largest magnitudes; kv: the
+    quantized type of the cache, or "".
 
     Scores are float32 sums, a soft cap adds its cancellation and a bias its roundings; over int8 the definition rounds
     q to 15 bits, which the GPU does not. A score off by e moves weights by e^(2 e). Each weight is rounded to `dtype`,
-    over int8 with V's scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more than half a
-    spacing of v.
+    over a quantized cache with V's scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more
+    than half a spacing of v.
     """
     score = scale * sum_tolerance("float32", head_dim, head_dim * q * k) + 4 * EPSILON["float32"] * (softcap + bias)
-    if int8_kv:
+    if kv == "int8":
         score += scale * head_dim * q * k / 32512
-    weights = "bfloat16" if int8_kv and dtype == "float16" else dtype
+    weights = "bfloat16" if kv and dtype == "float16" else dtype
     sums = sum_tolerance("float32", positions, v) + function_tolerance("float32", v)
     return v * math.expm1(2 * score) + sums + rounding_tolerance(weights, v) + rounding_tolerance(dtype, v)

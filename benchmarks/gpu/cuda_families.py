@@ -23,7 +23,8 @@ import numpy as np
 
 VARIANTS: tuple[tuple[str, str, str | None, str], ...] = (
     ("llama", "float16", None, "auto"), ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
-    ("qwen2", "float16", "int4", "auto"), ("qwen3", "bfloat16", None, "int8"), ("gemma2", "bfloat16", None, "auto"),
+    ("qwen2", "float16", "int4", "auto"), ("qwen3", "bfloat16", None, "int8"),
+    ("qwen3", "bfloat16", None, "fp8"), ("gemma2", "bfloat16", None, "auto"),
     ("gemma3", "bfloat16", None, "auto"), ("gpt2", "float32", None, "auto"), ("gpt_neox", "float16", None, "auto"),
     ("phi3", "float16", None, "auto"), ("cohere", "float16", None, "auto"), ("olmo2", "bfloat16", None, "auto"),
     ("granite", "bfloat16", None, "auto"), ("glm4", "bfloat16", None, "auto"), ("qwen3_moe", "float32", None, "auto"),

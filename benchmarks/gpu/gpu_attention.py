@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_ceilings import copy_rate, filled, product_rate
 from gpu_device import Device, with_memory
 
+from tensorwright.engine_format.kv_cache import SCALED_BYTES, page_dtype
 from tensorwright.errors import MissingDependencyError
 from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch
@@ -39,20 +40,21 @@ PREFILL = ((1, 8192, 0), (4, 2048, 0), (1, 8192, 1024), (1, 2048, 0))
 """(sequences, tokens of each, window)"""
 LAYER_BYTES = 1 << 30
 """Bytes of K and V that a decode case reads before it returns to the first layer."""
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", *SCALED_BYTES)
 REPEATS = 50
 
 
 def attributes(window: int, kv_dtype: str) -> dict[str, Any]:
     return {
         "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "scale": HEAD_DIM**-0.5, "window": window,
-        "softcap": 0.0, "has_sinks": 0, "int8_kv": int(kv_dtype == "int8"), "block_size": BLOCK_SIZE,
+        "softcap": 0.0, "has_sinks": 0, "int8_kv": int(kv_dtype in SCALED_BYTES), "e4m3_kv": int(kv_dtype == "fp8"),
+        "block_size": BLOCK_SIZE,
     }  # fmt: skip
 
 
 def kv_bytes(seqs: int, context: int, kv_dtype: str) -> int:
-    """Returns the bytes of K and V of one layer, with int8's scales."""
-    of_head = HEAD_DIM + 4 if kv_dtype == "int8" else 2 * HEAD_DIM
+    """Returns the bytes of K and V of one layer, with scales."""
+    of_head = HEAD_DIM + 4 if kv_dtype in SCALED_BYTES else 2 * HEAD_DIM
     return 2 * seqs * context * KV_HEADS * of_head
 
 
@@ -74,7 +76,7 @@ def work(
     """Returns the launches of all layers. The `tokens` of each sequence are at the end of its `context`. listed: with a
     list of the work of decodes, made once, as engines of target cuda do."""
     attrs, width = attributes(window, kv_dtype), -(-context // BLOCK_SIZE)
-    kv = "int8" if kv_dtype == "int8" else dtype
+    kv = dtype if kv_dtype == "auto" else page_dtype(kv_dtype)
     page = (seqs * width, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     tables = np.random.default_rng(0).permutation(seqs * width).reshape(seqs, width)
     inputs = {

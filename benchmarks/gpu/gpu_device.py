@@ -19,7 +19,7 @@ from tensorwright.plugins.gpu import bundle
 from tensorwright.plugins.gpu.compile import SMS
 from tensorwright.plugins.gpu.driver import CudaDriver
 from tensorwright.plugins.gpu.interpret import Memory
-from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor, kernel_values
 
 PORTABLE_SM = 80
 """The SM whose PTX runs on an SM that nothing is compiled for."""
@@ -53,7 +53,8 @@ class Device:
         for launch in launches:
             kernel, image = kernels.find(launch.kernel, launch.variant, self.sm)
             moved = replace(launch, args=tuple(_moved(value, real) for value in launch.args))
-            ready = self._driver.prepare(kernel, image, moved)
+            ready = self._driver.prepare(kernel, image)
+            self._driver.fill(ready, moved, kernel_values(kernel.parameters, moved))
             starts.append(lambda stream, ready=ready: self._driver.start(ready, stream))
         return starts
 

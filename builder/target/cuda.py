@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.step_limits import PROPOSED_ROWS, make_limits, max_rows
+from tensorwright.builder.emit.tensorrt.matrix import FP8_CACHE, check_pairs
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
@@ -48,10 +49,8 @@ def check(options: BuildOptions) -> None:
             )
     if options.dtype == "bfloat16":
         _check_bfloat16(options)
-    if options.kv_cache_dtype == "int4":
-        raise InvalidOptionError(
-            "kv_cache_dtype must be auto or int8 on target cuda, not int4; say --kv-cache-dtype int8"
-        )
+    if options.kv_cache_dtype == "fp8":
+        check_pairs([FP8_CACHE], options.sm)
     if find_spec("triton") is None:
         raise MissingDependencyError(
             f"the kernels of target cuda are compiled by Triton, and triton is not installed: {install('gpu')}"

@@ -21,7 +21,7 @@ from tensorwright.builder.emit.tensorrt.io_manifest import OnnxFacts, make_manif
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.layers import check_pages, check_plugins, count_kinds, parse_layers
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library, find_library
-from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, check_pairs, check_sms
+from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, FP8_CACHE, check_pairs, check_sms
 from tensorwright.builder.emit.tensorrt.profiles import input_shapes
 from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions
@@ -65,6 +65,7 @@ def check(options: BuildOptions) -> None:
         )
     check_sms(options.sm, any_sm=flavour.any_sm)
     needs = [] if options.dtype == "auto" else [options.dtype]
+    needs += [FP8_CACHE] if options.kv_cache_dtype == "fp8" else []
     check_pairs([*needs, *families], options.sm)
     find_library(flavour)
     _require("onnx", "a TensorRT engine is built from an ONNX model")

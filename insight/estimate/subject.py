@@ -78,6 +78,8 @@ def find_subject(model: str | Path, options: dict[str, Any], on_cpu: bool, progr
         notes.append(
             "float16 is counted as bfloat16, which takes as many bytes: the plan is that of target cpu, which lacks it"
         )
+    if options.get("kv_cache_dtype") == "fp8":
+        notes.append("fp8 is counted as int8, of as many bytes: the plan is that of target cpu, which lacks it")
     vision = read_vision(checkpoint.config, str(checkpoint.config_file))
     try:
         planned = plan_model(checkpoint, asked, progress)
@@ -103,6 +105,8 @@ def _asked(options: dict[str, Any], checkpoint: Checkpoint, on_cpu: bool) -> tup
         raise InvalidOptionError(f"dtype must be auto, float32, bfloat16 or float16, not {dtype!r}")
     if dtype == "float16" and on_cpu:
         raise InvalidOptionError("dtype must be auto, float32 or bfloat16 on target cpu, not float16")
+    if chosen.get("kv_cache_dtype") == "fp8" and not on_cpu:
+        chosen["kv_cache_dtype"] = "int8"
     asked = BuildOptions(accuracy="none", dtype="float32" if dtype == "float32" else "bfloat16", **chosen)
     return asked, asked.quantize_spec
 

@@ -10,6 +10,8 @@ from tensorwright.engine_format.weight_formats import LANES, WeightFormat, parse
 from tensorwright.insight.estimate.costs import Work, is_matrix, token_bytes
 from tensorwright.insight.explain.engine_view import EngineView, StepShape, caches_times, scaled
 from tensorwright.insight.explain.finding import Finding, Status
+from tensorwright.options.build import BuildFields
+from tensorwright.options.declare import find
 
 GROUP = "numbers"
 PAGE = "docs/quantization.md"
@@ -31,6 +33,7 @@ def rows(view: EngineView) -> list[Finding]:
         calibration(view),
         cache_format(view, "int8"),
         cache_format(view, "int4"),
+        cache_format(view, "fp8"),
     ]
 
 
@@ -209,7 +212,8 @@ def cache_format(view: EngineView, dtype: str) -> Finding:
         return Finding(name, GROUP, about, Status.NOT_APPLICABLE, f"the cache is in {stored} already")
     if not view.attentions:
         return Finding(name, GROUP, about, Status.NOT_APPLICABLE, "no layer has a KV cache")
-    if view.target == "onnx" or (view.target != "cpu" and dtype == "int4"):
+    option = find(BuildFields, "kv_cache_dtype")
+    if view.target in option.lacks or (view.target, dtype) in option.lacks_value:
         return Finding(name, GROUP, about, Status.NOT_HERE, "its kernels read other caches")
     ratio = bits / own
     saved = 0 if view.costs is None else round(token_bytes(view.costs) * (1 - ratio) * view.context)

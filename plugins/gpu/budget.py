@@ -156,6 +156,10 @@ def shown(sm: int = 80) -> list[tuple[str, KernelSpec]]:
             "the same, int8 cache, half of a head turned",
             rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
         ),
+        *_named(
+            "the same, fp8 cache",
+            rotary.kernels({**heads, "rotary_dim": 64, "e4m3_kv": 1}, {**half, "k_pages": "int8"}, 80),
+        ),
         *((_int4_name(spec), spec) for spec in products),
         *((_int4_name(spec), spec) for spec in (*small[:2], dequantize)),
         *_bytes(half),
@@ -252,6 +256,7 @@ def _attention(sm: int) -> list[tuple[str, KernelSpec]]:
     forms = {
         "heads of 128": llama,
         "int8 cache, window, sinks": {**llama, "int8_kv": 1, "window": 4096, "has_sinks": 1},
+        "fp8 cache": {**llama, "int8_kv": 1, "e4m3_kv": 1},
         "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
         "slopes, chunks": {**llama, "kv_heads": 32, "has_slopes": 1, "window": 8192, "chunked": True},
     }

@@ -40,7 +40,7 @@ class CompiledKernel:
     spill_bytes: int
     """Bytes that one thread stores to and loads from local memory, as ptxas counts them."""
     parameters: tuple[str, ...]
-    """Types of the launch's arguments, then SCRATCH twice: see `kernel_params` of launch.py."""
+    """Types of the launch's arguments, then SCRATCH twice: see `kernel_values` of launch.py."""
     cubin: bytes
     ptx: str
 
@@ -51,6 +51,10 @@ class Bundle:
     kernels have a `ptx` that is not empty."""
 
     kernels: dict[tuple[str, str, int], CompiledKernel]
+    _found: dict[tuple[str, str, int], tuple[CompiledKernel, bytes]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What `find` has answered."""
 
     def sms(self) -> tuple[int, ...]:
         return tuple(sorted({sm for _, _, sm in self.kernels}))
@@ -63,6 +67,12 @@ class Bundle:
     def find(self, kernel: str, variant: str, sm: int) -> tuple[CompiledKernel, bytes]:
         """Returns the kernel's facts and the code to load on this SM: its own code, that of a lower SM of its
         generation, or PTX, a text that ends in a zero byte and that the driver compiles. Raises KernelError."""
+        found = self._found.get((kernel, variant, sm))
+        if found is None:
+            found = self._found[kernel, variant, sm] = self._search(kernel, variant, sm)
+        return found
+
+    def _search(self, kernel: str, variant: str, sm: int) -> tuple[CompiledKernel, bytes]:
         known = {at: k for (name, form, at), k in self.kernels.items() if (name, form) == (kernel, variant)}
         if not known and any(name == kernel for name, _, _ in self.kernels):
             raise KernelError(

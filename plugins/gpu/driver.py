@@ -1,21 +1,24 @@
 """Starts kernels on an NVIDIA GPU by cuda-bindings: `CudaDriver`; no torch, no Triton, nothing loaded at import.
 
 `Driver` is the interface that TensorRT plugins use. Tests pass one that records (tests/support/recording_driver.py).
-A launch is prepared once for its sizes. It is started again as long as they stay the same, at addresses that may move.
+A kernel is prepared once by each who starts it. It is then filled with the grid and the arguments of a launch, which is
+started as often as they stay the same.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from tensorwright.errors import KernelError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.plugins.gpu.bundle import CompiledKernel
-from tensorwright.plugins.gpu.launch import Launch, kernel_params
+from tensorwright.plugins.gpu.launch import SCRATCH, Launch
 
 PLAIN_SHARED_BYTES = 48 * 1024
 """Bytes of shared memory that a kernel may have without asking for more first."""
@@ -29,38 +32,59 @@ class Driver(Protocol):
     def sm(self) -> int:
         """Returns the compute capability times ten: 80, 89, 120."""
 
-    def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Any:
-        """Prepares a launch for `start`. `image`: machine code or PTX of `kernel`, as Bundle.find returns it."""
+    def prepare(self, kernel: CompiledKernel, image: bytes) -> Any:
+        """Prepares a kernel for `fill`. `image`: machine code or PTX of it, as Bundle.find returns it."""
 
-    def move(self, prepared: Any, pointers: Sequence[tuple[int, int]]) -> None:
-        """Gives a prepared launch other addresses, each with the place of its argument."""
+    def fill(self, prepared: Any, launch: Launch, values: Sequence[Any]) -> None:
+        """Gives a prepared kernel the grid of a launch, and its arguments: `values`, with addresses as ints."""
 
     def start(self, prepared: Any, stream: int) -> None:
         """Puts the launch on a CUDA stream and does not wait for it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """A function and its arguments, in the form that cuLaunchKernel takes."""
 
     name: str
     function: Any
-    shape: tuple[int, ...]
-    """The grid, the threads of a block in three dimensions, and the bytes of shared memory."""
+    block: tuple[int, int, int, int]
+    """The threads of a block in three dimensions, and the bytes of shared memory."""
     arguments: Arguments
+    shape: tuple[int, ...] = ()
+    """The grid, and then `block`."""
+
+
+CELL = 8
+"""The bytes of memory for each argument."""
+FORMATS = {"i32": "i4x", "i64": "q", "fp32": "f4x"}
+"""What the struct module calls a cell with a number. That of a pointer is "Q"."""
 
 
 class Arguments:
-    """The array of pointers to arguments that a raw cuLaunchKernel reads, at `address`. It must outlive the call."""
+    """The array of pointers to arguments that a raw cuLaunchKernel reads, at `address`. It must outlive the call.
 
-    def __init__(self, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
-        self._values = [kind(value) for kind, value in zip(types, values, strict=True)]
-        self._pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, self._values))
+    A launch that was started has its own copy of them. parameters: those of the CompiledKernel, of which the scratch
+    pointers at the end are null, since compile.py refuses kernels that need any.
+    """
+
+    def __init__(self, parameters: tuple[str, ...]) -> None:
+        size = CELL * len(parameters)
+        self._cells = ctypes.create_string_buffer(size)
+        begin = ctypes.addressof(self._cells)
+        self._pointers = (ctypes.c_void_p * len(parameters))(*range(begin, begin + size, CELL))
         self.address = ctypes.addressof(self._pointers)
+        self._pack = _cells(parameters).pack_into
 
-    def put(self, index: int, value: int) -> None:
-        """Changes an argument. A launch that was started has its own copy."""
-        self._values[index].value = value
+    def put(self, values: Sequence[Any]) -> None:
+        """Writes all arguments but the scratch pointers. Raises struct.error for too few, or one beyond its type."""
+        self._pack(self._cells, 0, *values)
+
+
+@cache
+def _cells(parameters: tuple[str, ...]) -> struct.Struct:
+    own = [kind for kind in parameters if kind != SCRATCH]
+    return struct.Struct("<" + "".join("Q" if kind.startswith("*") else FORMATS[kind] for kind in own))
 
 
 class CudaDriver:
@@ -86,7 +110,7 @@ class CudaDriver:
             self._sms[context] = major * 10 + minor
         return self._sms[context]
 
-    def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Prepared:
+    def prepare(self, kernel: CompiledKernel, image: bytes) -> Prepared:
         # A bytes object remembers its hash, so the code itself is the cheapest key that is always right.
         key = (self._context(), kernel.name, image)
         if key not in self._functions:
@@ -94,13 +118,13 @@ class CudaDriver:
         return Prepared(
             kernel.name,
             self._functions[key],
-            (*launch.grid, kernel.num_warps * THREADS_OF_A_WARP, 1, 1, kernel.shared_bytes),
-            Arguments(*kernel_params(kernel.parameters, launch)),
+            (kernel.num_warps * THREADS_OF_A_WARP, 1, 1, kernel.shared_bytes),
+            Arguments(kernel.parameters),
         )
 
-    def move(self, prepared: Prepared, pointers: Sequence[tuple[int, int]]) -> None:
-        for index, address in pointers:
-            prepared.arguments.put(index, address)
+    def fill(self, prepared: Prepared, launch: Launch, values: Sequence[Any]) -> None:
+        prepared.shape = launch.grid + prepared.block
+        prepared.arguments.put(values)
 
     def start(self, prepared: Prepared, stream: int) -> None:
         answer = self._api.cuLaunchKernel(prepared.function, *prepared.shape, stream, prepared.arguments.address, 0)

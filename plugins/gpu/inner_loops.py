@@ -46,9 +46,10 @@ def loops(sm: int) -> list[Loop]:
     """Returns the loops that bound a decode step: over pages, and over the weights of quantized products."""
     shown = dict(budget.shown(sm))
     found = []
-    for form, kv_bytes, limit, spills in (("heads of 128", 2, 450, 0), ("int8 cache", 1, 1400, 32)):
+    forms = (("heads of 128", 2, 0, 450, 0), ("int8 cache", 1, 0, 1400, 32), ("fp8 cache", 1, 1, 1400, 0))
+    for form, kv_bytes, e4m3, limit, spills in forms:
         attrs = {"heads": 32, "kv_heads": 8, "head_dim": 128, "scale": 0.0884, "window": 0, "softcap": 0.0,
-                 "has_sinks": 0, "int8_kv": int(kv_bytes == 1)}  # fmt: skip
+                 "has_sinks": 0, "int8_kv": int(kv_bytes == 1), "e4m3_kv": e4m3}  # fmt: skip
         spec = attention.kernels(attrs, {"q": "bfloat16", "work": "int32"}, sm)[1]
         positions = spec.size("BLOCK_N")
         scales = 4 * 2 * positions if kv_bytes == 1 else 0

@@ -1,7 +1,8 @@
 """Runs inline PTX of kernels in Triton's interpreter: the same text that the GPU's assembler gets, on numpy arrays.
 
-Only what plugins/gpu/unpack.py needs is known; anything else raises KernelError. A block of text gets `pack` elements
-of each operand in registers of 32 bits, small elements several to a register, or one 16-bit element in one of 16 bits.
+Only what plugins/gpu/unpack.py and plugins/paged_attention/gpu_e4m3.py need is known; anything else raises
+KernelError. A block of text gets `pack` elements of each operand in registers of 32 bits, small elements several to a
+register, or one 16-bit element in one of 16 bits.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ def _value(name: str, registers: Registers) -> np.ndarray:
 
 
 def _permute(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """prmt.b32: each digit of the selector picks one of eight bytes. The form that copies signs is not known."""
-    (digits,) = selector
-    if digits & 0x8888:
-        raise KernelError("inline assembly: a selector of prmt must not copy signs")
+    """prmt.b32: each digit of the selector picks one of eight bytes, or with its upper bit 8 copies of that one's
+    sign."""
+    (word,) = selector
+    digits = [int(word) >> 4 * at & 15 for at in range(4)]
     both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
-    picked = [both >> np.uint64(8 * (int(digits) >> 4 * at & 7)) & np.uint64(255) for at in range(4)]
+    picked = [both >> np.uint64(8 * (digit & 7)) & np.uint64(255) for digit in digits]
+    signs = [(byte >> np.uint64(7)) * np.uint64(255) for byte in picked]
+    picked = [sign if digit & 8 else byte for byte, sign, digit in zip(picked, signs, digits, strict=True)]
     return sum(byte << np.uint64(8 * at) for at, byte in enumerate(picked)).astype(np.uint32)  # type: ignore[union-attr]
 
 
@@ -116,6 +119,8 @@ OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "xor.b32": np.bitwise_xor,
     "lop3.b32": _logic,
     "prmt.b32": _permute,
+    "shl.b32": np.left_shift,
+    "mul.rn.f16x2": _halves(np.multiply, *FLOAT16),
     "sub.rn.f16x2": _halves(np.subtract, *FLOAT16),
     "fma.rn.bf16x2": _halves(lambda a, b, c: a * b + c, *BFLOAT16),
 }

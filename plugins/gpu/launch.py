@@ -9,11 +9,10 @@ of its generation, or PTX of another (`Bundle.code_sm`), and a launch must fit t
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from tensorwright.engine_format.dtypes import ITEM_BYTES
@@ -23,7 +22,6 @@ POINTERS = {
     "float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32", "int64": "*i64",
 }  # fmt: skip
 """The name of a pointer to each element type, in Triton."""
-SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 INT_BOUNDS = {"i32": 2**31, "i64": 2**63}
 SCRATCH = "scratch"
 """The type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
@@ -202,23 +200,13 @@ def _number(spec: KernelSpec, name: str, kind: str, value: Any) -> Any:
     raise KernelError(f"{spec.kernel}: {name} must be {what}, got {value!r}")
 
 
-def kernel_params(parameters: tuple[str, ...], launch: Launch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns (values, ctypes types) for cuLaunchKernel of cuda-bindings. `parameters`: those of the CompiledKernel.
-
-    A pointer is its address. The scratch pointers at the end are null, since compile.py refuses kernels that need any.
-    """
-    own, types = _argument_types(parameters)
+def kernel_values(parameters: tuple[str, ...], launch: Launch) -> tuple[Any, ...]:
+    """Returns what a launch hands over: numbers, with the addresses of tensors. `parameters`: those of the
+    CompiledKernel. Raises KernelError for another number of them."""
+    own = len(parameters) - parameters.count(SCRATCH)
     if own != len(launch.args):
         raise KernelError(f"{launch.kernel}: {own} arguments are expected, got {len(launch.args)}")
-    values = [value.address if isinstance(value, Tensor) else value for value in launch.args]
-    return (*values, *(0,) * (len(types) - own)), types
-
-
-@cache
-def _argument_types(parameters: tuple[str, ...]) -> tuple[int, tuple[Any, ...]]:
-    """Returns how many parameters a launch gives, and the ctypes types of all."""
-    types = (ctypes.c_void_p if kind.startswith("*") or kind == SCRATCH else SCALARS[kind] for kind in parameters)
-    return len(parameters) - parameters.count(SCRATCH), tuple(types)
+    return tuple(value.address if isinstance(value, Tensor) else value for value in launch.args)
 
 
 def require_dense(*tensors: Tensor) -> None:

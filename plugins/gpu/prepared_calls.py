@@ -2,14 +2,14 @@
 
 Launches are made once for each tuple of shapes, for all layers that are alike (`MadeLaunch`). Operand number i of the
 call then lies at a made-up address, the range of 2**44 bytes that begins at (i + 1) * 2**44, so a pointer of a launch
-says which operand it points into, and where. Each layer has arguments of its own (`PreparedCall`).
+says which operand it points into, and where. Each layer has arguments of its own in memory (`LayerCall`): one set for
+each kernel, into which a call of other shapes or addresses writes its numbers, all at once.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tensorwright.errors import KernelError
@@ -29,65 +29,72 @@ def stand_in(operand: int) -> int:
     return (operand + 1) << _RANGE_BITS
 
 
-@dataclass(frozen=True)
-class Pointer:
-    """The pointer `argument` of a launch, `offset` bytes into an operand."""
-
-    argument: int
-    operand: int
-    offset: int
-    is_aligned: bool
-
-    def address(self, addresses: Sequence[int], kernel: str) -> int:
-        """Returns where it points. Raises KernelError for an address for which the kernel was not compiled."""
-        address = addresses[self.operand] + self.offset
-        if self.is_aligned and address % ALIGNMENT:
-            raise KernelError(f"{kernel}: operand {self.operand} must be at a multiple of {ALIGNMENT}, got {address}")
-        return address
-
-
-@dataclass(frozen=True)
 class MadeLaunch:
-    """A launch of a call at made-up addresses, its code, and what of it follows the operands."""
+    """A launch of a call at made-up addresses, and its code."""
 
-    kernel: CompiledKernel
-    image: bytes
-    launch: Launch
-    pointers: tuple[Pointer, ...]
-
-    @staticmethod
-    def of(kernel: CompiledKernel, image: bytes, launch: Launch) -> MadeLaunch:
-        found = []
+    def __init__(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> None:
+        self.kernel, self.image, self.launch = kernel, image, launch
+        self.code = (launch.kernel, launch.variant)
+        """What names the kernel among those of an engine on one GPU."""
+        # Of each pointer: its place among the arguments, its operand, the bytes from there, and which last bits of the
+        # address must be 0.
+        self._pointers: list[tuple[int, int, int, int]] = []
+        # The arguments, with 0 in the place of each pointer.
+        self._numbers = list(launch.args)
         for argument, value in enumerate(launch.args):
             if isinstance(value, Tensor):
                 operand, offset = divmod(value.address, 1 << _RANGE_BITS)
-                found.append(Pointer(argument, operand - 1, offset, argument in launch.aligned))
-        return MadeLaunch(kernel, image, launch, tuple(found))
+                low_bits = ALIGNMENT - 1 if argument in launch.aligned else 0
+                self._pointers.append((argument, operand - 1, offset, low_bits))
+                self._numbers[argument] = 0
+
+    def values(self, addresses: Sequence[int]) -> list[Any]:
+        """Returns the arguments for these addresses of the operands. Raises KernelError for an address for which the
+        kernel was not compiled."""
+        values = self._numbers.copy()
+        for argument, operand, offset, low_bits in self._pointers:
+            address = values[argument] = addresses[operand] + offset
+            if address & low_bits:
+                raise KernelError(
+                    f"{self.launch.kernel}: operand {operand} must be at a multiple of {ALIGNMENT}, got {address}"
+                )
+        return values
 
 
-class PreparedCall:
-    """One layer's launches for one tuple of shapes, ready for the driver.
+class LayerCall:
+    """What one layer starts. A kernel is prepared for the driver once, and then gets the arguments of each call.
 
     shared: pairs of operands that must be at the same address, since the launches write the second in place.
     """
 
-    def __init__(self, driver: Driver, made: Sequence[MadeLaunch], shared: Sequence[tuple[int, int]]) -> None:
-        self._driver, self._made, self._shared = driver, made, shared
-        self.started = [driver.prepare(one.kernel, one.image, one.launch) for one in made]
-        self._addresses: tuple[int, ...] = ()
+    def __init__(self, driver: Driver, shared: Sequence[tuple[int, int]]) -> None:
+        self._driver, self._shared = driver, shared
+        self._prepared: dict[tuple[int, tuple[str, str]], Any] = {}
+        self._filled_for: tuple[Sequence[MadeLaunch] | None, tuple[int, ...]] = (None, ())
+        self.started: list[Any] = []
 
-    def move(self, addresses: tuple[int, ...]) -> None:
-        """Lets the launches point to these addresses of the operands. Raises KernelError for impossible ones."""
-        if addresses == self._addresses:
+    def fill(self, made: Sequence[MadeLaunch], addresses: tuple[int, ...]) -> None:
+        """Lets `started` be these launches, at these addresses of the operands. Raises KernelError for impossible
+        ones."""
+        last, last_addresses = self._filled_for
+        if made is last and addresses == last_addresses:
             return
         for output, given in self._shared:
             if addresses[output] != addresses[given]:
                 raise KernelError(f"operands {given} and {output} must share their memory, which is written in place")
-        self._addresses = ()  # a refused address leaves some pointers moved
-        for prepared, one in zip(self.started, self._made, strict=True):
-            kernel = one.launch.kernel
-            self._driver.move(prepared, [(p.argument, p.address(addresses, kernel)) for p in one.pointers])
-        self._addresses = addresses
+        self._filled_for = (None, ())  # a refused address leaves some launches changed
+        self.started = [self._ready(place, one, addresses) for place, one in enumerate(made)]
+        self._filled_for = (made, addresses)
+
+    def _ready(self, place: int, made: MadeLaunch, addresses: tuple[int, ...]) -> Any:
+        """Returns a launch of the call, ready for the driver. A call may start a kernel twice, with arguments of their
+        own."""
+        prepared = self._prepared.get((place, made.code))
+        if prepared is None:
+            prepared = self._driver.prepare(made.kernel, made.image)
+            self._prepared[place, made.code] = prepared
+        self._driver.fill(prepared, made.launch, made.values(addresses))
+        return prepared
 
 
 _V = TypeVar("_V")

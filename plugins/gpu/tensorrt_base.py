@@ -18,7 +18,7 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import GraphError, KernelError
 from tensorwright.plugins.gpu.build_context import PluginContext
 from tensorwright.plugins.gpu.launch import Tensor
-from tensorwright.plugins.gpu.prepared_calls import MadeLaunch, PreparedCall, Recent, Shapes, stand_in
+from tensorwright.plugins.gpu.prepared_calls import LayerCall, MadeLaunch, Recent, Shapes, stand_in
 from tensorwright.plugins.gpu.tensorrt_op import UNKNOWN, Dim, Operand, PluginOp, constant
 
 VERSION = "1"
@@ -76,6 +76,8 @@ class PluginMethods:
         self.timing_cache_id = ""
         self.metadata_string = ", ".join(f"{name}={value}" for name, value in attrs.items())
         self._calls: Recent[Any] = Recent()
+        self._made_by_all: Recent[list[MadeLaunch]] | None = None
+        self._call: LayerCall | None = None
         self._is_checked = False
 
     # core
@@ -187,9 +189,10 @@ class PluginMethods:
             call = self._calls.find((shapes, addresses), lambda: self._together(shapes, addresses[:-1], len(inputs)))
             self.context.collectives.start(call, int(stream))
             return
-        call = self._calls.find(shapes, lambda: self._prepare(shapes, len(inputs)))
-        call.move(addresses)
-        driver = self.context.driver
+        call, driver = self._call, self.context.driver
+        if call is None:
+            call = self._call = LayerCall(driver, self._shared(len(inputs)))
+        call.fill(self._calls.find(shapes, lambda: self._made(shapes, len(inputs))), addresses)
         for prepared in call.started:
             driver.start(prepared, int(stream))
 
@@ -217,10 +220,13 @@ class PluginMethods:
         if got != list(self.dtypes.values()):
             raise KernelError(f"{self.op.name} {self.layer}: it was built for {self.dtypes}, TensorRT gives it {got}")
 
-    def _prepare(self, shapes: Shapes, num_inputs: int) -> PreparedCall:
-        kind = (self.op.name, tuple(self.attrs.items()), tuple(self.dtypes.items()), self.digest, self.workspace_bytes)
-        made = self.context.made_launches(kind).find(shapes, lambda: self._launches(shapes, num_inputs))
-        return PreparedCall(self.context.driver, made, self._shared(num_inputs))
+    def _made(self, shapes: Shapes, num_inputs: int) -> list[MadeLaunch]:
+        """Returns the launches of calls with these shapes, which another layer may have made."""
+        made = self._made_by_all
+        if made is None:
+            kind = (self.op.name, *self.attrs.items(), *self.dtypes.items(), self.digest, self.workspace_bytes)
+            made = self._made_by_all = self.context.made_launches(kind)
+        return made.find(shapes, lambda: self._launches(shapes, num_inputs))
 
     def _launches(self, shapes: Shapes, num_inputs: int) -> list[MadeLaunch]:
         """Makes the launches of calls with these shapes. The workspace is the operand behind all others."""
@@ -230,7 +236,7 @@ class PluginMethods:
         inputs, outputs = self._operands(shapes, [stand_in(index) for index in range(len(shapes))], num_inputs)
         kernels, sm = self.context.kernels(self.digest), self.context.driver.sm()
         launches = self.op.launches(attrs, inputs, outputs, scratch, kernels.code_sm(sm))
-        return [MadeLaunch.of(*kernels.find(one.kernel, one.variant, sm), one) for one in launches]
+        return [MadeLaunch(*kernels.find(one.kernel, one.variant, sm), one) for one in launches]
 
     def _together(self, shapes: Shapes, addresses: Sequence[int], num_inputs: int) -> Any:
         """Prepares what ranks do together."""

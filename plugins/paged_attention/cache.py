@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import numpy as np
 
+from tensorwright.engine_format.kv_cache import SCALED_BYTES
+from tensorwright.errors import GraphError
 from tensorwright.plugins.paged_attention.int4_pages import Part, from_int4_pages, to_int4_pages
 from tensorwright.plugins.paged_attention.quantize import (
     GROUP,
     KV_LEVELS,
     quantize_groups,
     quantize_heads,
+    quantize_heads_e4m3,
     restore_groups,
     restore_heads,
 )
@@ -22,9 +27,16 @@ from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloa
 TILE = 16
 """Positions of one K tile, as TW_LANES of plugins/common/kernel_types.h."""
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
-UNWRITTEN = {"int8": -128, "int4": 0}
-"""The content of a slot of integers before it is written. No value is rounded to -128; 4 bits have no integer to
-spare."""
+UNWRITTEN = {"int8": -128, "int4": 0, "fp8": np.nan}
+"""The content of a slot of a quantized cache before it is written. No value is rounded to -128 or to the NaN of E4M3; 4
+bits have no integer to spare."""
+_ROUNDED: dict[str, Callable[[np.ndarray], tuple[np.ndarray, ...]]] = {
+    "int8": partial(quantize_heads, levels=KV_LEVELS),
+    "int4": quantize_groups,
+    "fp8": quantize_heads_e4m3,
+}
+"""What rounds K and V of a quantized cache: from [tokens, kv_heads, head_dim] to numbers, scales and, for int4,
+offsets."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,8 @@ class PagedCache:
 
     v_dim: 0, or the columns of k that are v too; v has no columns of its own then.
 
-    In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 hold the value of 1.
+    In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 hold the value of 1. In
+    "fp8" they are E4M3 numbers with such scales.
     In "int4" the scales are [blocks, kv_heads, block_size, groups], and k_low and v_low, of that shape too, hold the
     value of 0; all of them are representable in bfloat16.
     """
@@ -49,12 +62,13 @@ class PagedCache:
 
     @staticmethod
     def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str, v_dim: int = 0) -> PagedCache:
-        """Returns a cache of NaN, or of integers with scales of NaN, so that a read before a write shows."""
+        """Returns a cache of NaN, or of numbers with scales of NaN, so that a read before a write shows."""
         shape = (blocks, kv_heads, block_size, head_dim)
         if dtype in UNWRITTEN:
             k, v = np.full((2, *shape), UNWRITTEN[dtype], np.float32)
-            scales = shape[:3] if dtype == "int8" else (*shape[:3], -(-head_dim // GROUP))
-            return PagedCache(k, v, dtype, *np.full((2 if dtype == "int8" else 4, *scales), np.nan, np.float32))
+            has_offsets = dtype not in SCALED_BYTES
+            scales = (*shape[:3], -(-head_dim // GROUP)) if has_offsets else shape[:3]
+            return PagedCache(k, v, dtype, *np.full((4 if has_offsets else 2, *scales), np.nan, np.float32))
         v_shape = (*shape[:3], 0 if v_dim else head_dim)
         return PagedCache(np.full(shape, np.nan, np.float32), np.full(v_shape, np.nan, np.float32), dtype, v_dim=v_dim)
 
@@ -73,8 +87,7 @@ class PagedCache:
         new = deepcopy(self)
         at = (block, slice(None), offset)
         for values, arrays in ((k, (new.k, new.k_scale, new.k_low)), (v, (new.v, new.v_scale, new.v_low))):
-            parts = quantize_heads(values, KV_LEVELS) if self.dtype == "int8" else quantize_groups(values)
-            for array, part in zip(arrays, parts, strict=False):  # int8 has no offsets
+            for array, part in zip(arrays, _ROUNDED[self.dtype](values), strict=False):  # int8 and fp8 lack offsets
                 assert array is not None
                 array[at] = part
         return new
@@ -82,7 +95,7 @@ class PagedCache:
     def read(self, block_table: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns positions [0, length) of the sequence with this block table: k and v [length, kv_heads, head_dim].
 
-        They are float32, or float64 from a cache of integers: times their scales, exactly, and with int4's offsets.
+        They are float32, or float64 from a quantized cache: times their scales, exactly, and with int4's offsets.
         """
         position = np.arange(length)
         block, offset = block_table[position // self.block_size], position % self.block_size
@@ -98,7 +111,10 @@ class PagedCache:
         return restore_groups(k, k_scale, k_low), restore_groups(v, v_scale, v_low)
 
     def to_pages(self) -> np.ndarray:
-        """Returns the bytes of plugins/paged_attention/layout.h: uint8 [blocks, bytes of a block]."""
+        """Returns the bytes of plugins/paged_attention/layout.h: uint8 [blocks, bytes of a block]. Raises GraphError
+        for a type that target cpu lacks."""
+        if self.dtype == "fp8":
+            raise GraphError("target cpu has no fp8 KV cache, and so no layout of its blocks")
         if self.dtype == "int4":
             parts = (self.k, self.k_scale, self.k_low), (self.v, self.v_scale, self.v_low)
             return to_int4_pages(*(cast("Part", part) for part in parts))

@@ -35,6 +35,7 @@ def attention_prefill_kernel(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, INT8: tl.constexpr,
+    E4M3: tl.constexpr,
 ):  # fmt: skip
     """The grid is: tiles, KV heads * parts of a group of HEADS heads.
 
@@ -90,7 +91,7 @@ def attention_prefill_kernel(
     acc, top, total = fold_all(
         acc, top, total, rows_of_q, position, slope, begin, inner, causal, end, seen_from, table, kv_head, k_pages,
         v_pages, k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
-        HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8,
+        HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8, E4M3,
     )  # fmt: skip
     y = acc / total[:, None]
     tl.store(out + at * out_stride + column, y.to(out.dtype.element_ty), mask=mask)

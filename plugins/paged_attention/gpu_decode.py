@@ -37,7 +37,7 @@ def fold_split(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    INT8: tl.constexpr,
+    INT8: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """Folds positions [begin, end) of a sequence, for the KV head and the part of its heads of program_id(1).
 
@@ -81,7 +81,7 @@ def fold_split(
     acc, top, total = fold_all(
         acc, top, total, rows_of_q, position, slope, begin, inner, full, end, seen_from, table, kv_head, k_pages,
         v_pages, k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
-        HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8,
+        HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SLOPES, INT8, E4M3,
     )  # fmt: skip
     if is_first & (end == context):
         y = acc / total[:, None]
@@ -103,6 +103,7 @@ def attention_decode_kernel(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_SLOPES: tl.constexpr, INT8: tl.constexpr,
+    E4M3: tl.constexpr,
 ):  # fmt: skip
     """The grid is: sequences, KV heads * parts of a group of HEADS heads, splits. Places are [seqs, splits]."""
     seq = tl.program_id(0)
@@ -120,7 +121,7 @@ def attention_decode_kernel(
         seq, token, context, begin, end, seq * splits + split, tl.num_programs(0) * splits, q, k_pages, v_pages,
         k_scales, v_scales, block_tables, sinks, slopes, out, partials, max_blocks, q_stride, out_stride, scale,
         softcap, window, HEADS, GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED,
-        HAS_SOFTCAP, HAS_SINKS, HAS_SLOPES, INT8,
+        HAS_SOFTCAP, HAS_SINKS, HAS_SLOPES, INT8, E4M3,
     )  # fmt: skip
 
 
@@ -131,6 +132,7 @@ def attention_listed_decode_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, INT8: tl.constexpr,
+    E4M3: tl.constexpr,
 ):  # fmt: skip
     """The grid is: items of the list, KV heads * parts of a group of HEADS heads. Places are items."""
     item = work + tl.program_id(0) * ITEM
@@ -145,7 +147,7 @@ def attention_listed_decode_kernel(
         seq, token, context, begin, end, tl.program_id(0), tl.num_programs(0), q, k_pages, v_pages, k_scales, v_scales,
         block_tables, sinks, slopes, out, partials, max_blocks, q_stride, out_stride, scale, softcap, window, HEADS,
         GROUP, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, HAS_SINKS,
-        HAS_SLOPES, INT8,
+        HAS_SLOPES, INT8, E4M3,
     )  # fmt: skip
 
 

@@ -103,7 +103,8 @@ def _spec(
     fixed = tuple((name, None) for name, kind in types.items() if not kind) + tuple(constants.items())
     pointers = tuple(name for name, kind in signature if kind.startswith("*") and kind != "*i32")
     strides = tuple(name for name in ("q_stride", "out_stride") if name in types and not constants["HEAD_DIM"] % 16)
-    later = tuple(name for name, value in fixed if name in ("slopes", "CHUNKED", "HAS_SLOPES") and not value)
+    added = ("slopes", "CHUNKED", "HAS_SLOPES", "E4M3")
+    later = tuple(name for name, value in fixed if name in added and not value)
     return KernelSpec(
         kernel, f"{ROOM}.{module}", signature, fixed, pointers + strides, tile.num_warps, tile.num_stages, later=later
     )
@@ -128,7 +129,7 @@ def _constants(op: Attention, tile: Tile) -> dict[str, Any]:
         "HEADS": tile.heads, "GROUP": op.group, "KV_HEADS": op.kv_heads, "HEAD_DIM": op.head_dim,
         "BLOCK_SIZE": op.block_size, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": op.block_d,
         "HAS_WINDOW": op.window > 0, "CHUNKED": op.chunked, "HAS_SOFTCAP": op.softcap > 0, "HAS_SINKS": op.has_sinks,
-        "HAS_SLOPES": op.has_slopes, "INT8": op.int8_kv,
+        "HAS_SLOPES": op.has_slopes, "INT8": op.int8_kv, "E4M3": op.e4m3_kv,
     }  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Turns one head of one token into integers and a scale; quantize.h gives the same bits.
+"""Turns one head of one token into small numbers and a scale; quantize.h gives the same bits for integers.
 
-levels / max|x| and its product with each element are float32, rounded to nearest, ties to even.
+levels / max|x| and its product with each element are float32, rounded to nearest, ties to even. The product is then
+rounded likewise: to an integer, or in an fp8 cache to E4M3, of which 448 is the largest. The largest element of a head
+becomes that level, so that no element is beyond it; an element below 2^-10 / 448 of the largest becomes zero.
 
 In an int4 cache each group of 64 dimensions (the last may be smaller) has a scale and an offset, both bfloat16: an
 element is its integer, 0 to 15, times the scale, plus the offset.
@@ -8,7 +10,11 @@ element is its integer, 0 to 15, times the scale, plus the offset.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+
+from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, round_to_e4m3
 
 KV_LEVELS = 127
 """The levels of K and V in the cache: 8 bits."""
@@ -28,18 +34,30 @@ SMALLEST = np.float32(2.0**-110)
 
 def quantize_heads(x: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns integers [..., D] as float32, scales [...] float32 of x [..., D]; NaN for a head with NaN or infinity."""
+    return _scaled_heads(x, np.float32(levels), np.rint)
+
+
+def quantize_heads_e4m3(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns E4M3 numbers [..., D] as float32, scales [...] float32 of x [..., D]; NaN for a head with NaN or
+    infinity. It saturates: a product that rounding has put above 448 is 448."""
+    return _scaled_heads(x, LARGEST, lambda scaled: round_to_e4m3(np.clip(scaled, -LARGEST, LARGEST)))
+
+
+def _scaled_heads(
+    x: np.ndarray, levels: np.float32, to_numbers: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     x = np.asarray(x, np.float32)
     largest = np.abs(x).max(axis=-1)
     finite, some = np.isfinite(largest), np.isfinite(largest) & (largest >= SMALLEST)
     safe = np.where(some, largest, np.float32(1))
-    scale = np.where(some, safe / np.float32(levels), np.float32(0))
-    inverse = np.float32(levels) / safe
-    q = np.rint(np.where(some[..., None], x, np.float32(0)) * inverse[..., None])
+    scale = np.where(some, safe / levels, np.float32(0))
+    inverse = levels / safe
+    q = to_numbers(np.where(some[..., None], x, np.float32(0)) * inverse[..., None])
     return q, np.where(finite, scale, np.float32(np.nan)).astype(np.float32)
 
 
 def restore_heads(q: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Returns the integers' values, exactly: [..., D] float64."""
+    """Returns the values of integers or of E4M3 numbers, exactly: [..., D] float64."""
     return q.astype(np.float64) * scale.astype(np.float64)[..., None]
 
 

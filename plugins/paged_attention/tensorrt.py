@@ -1,4 +1,7 @@
-"""Describes PagedAttention as a TensorRT plugin: a ragged batch over pages, with or without sinks, int8 or not."""
+"""Describes PagedAttention as a TensorRT plugin: a ragged batch over pages, with or without sinks, int8 or not.
+
+With e4m3_kv the bytes of int8 pages are E4M3 numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ PAGED_ATTENTION = PluginOp(
     "PagedAttention",
     attrs={
         "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": int, "softcap": float,
-        "has_sinks": int, "int8_kv": int,
+        "has_sinks": int, "int8_kv": int, "e4m3_kv": int,
     },
+    defaults={"e4m3_kv": 0},
     inputs=(
         Operand("q", ACTIVATION, ("tokens", width)),
         Operand("k_pages", PAGES, PAGE),

@@ -48,13 +48,15 @@ class Attention:
     block_size: int
     dtype: str
     has_slopes: bool = False
+    e4m3_kv: bool = False
+    """Whether the bytes of int8 pages are E4M3 numbers."""
     chunked: bool = False
     """Whether the window begins at a multiple of its length, and does not slide."""
 
     @staticmethod
     def of(attrs: Mapping[str, Any], dtype: str) -> Attention:
-        """Reads the attributes of a PagedAttention node; block_size, has_slopes and chunked are optional. `dtype` is
-        q's."""
+        """Reads the attributes of a PagedAttention node; block_size, has_slopes, e4m3_kv and chunked are optional.
+        `dtype` is q's."""
         self = Attention(
             heads=int(attrs["heads"]),
             kv_heads=int(attrs["kv_heads"]),
@@ -67,6 +69,7 @@ class Attention:
             block_size=int(attrs.get("block_size", BLOCK_SIZE)),
             dtype=dtype,
             has_slopes=bool(attrs.get("has_slopes", False)),
+            e4m3_kv=bool(attrs.get("e4m3_kv", False)),
             chunked=bool(attrs.get("chunked", False)),
         )
         self._check()
@@ -80,6 +83,7 @@ class Attention:
         require(grouped, f"{self.heads} heads must be a multiple of the KV heads", self.kv_heads)
         require(self.scale > 0, "scale must be positive", self.scale)
         require(self.window >= 0 and self.softcap >= 0, "window and softcap must not be negative", self)
+        require(self.int8_kv or not self.e4m3_kv, "pages of E4M3 numbers must be int8", self)
         require(self.window > 0 or not self.chunked, "chunks must have a length", self.window)
 
     @property

@@ -10,13 +10,13 @@ import triton.language as tl
 
 
 @triton.jit
-def scale_of(largest):
-    """Returns (scale, inverse 127 / largest, whether `largest` is finite) for the largest magnitude of a group."""
+def scale_of(largest, LEVELS: tl.constexpr):
+    """Returns (scale largest / LEVELS, its inverse, whether `largest` is finite); largest: a group's magnitude."""
     finite = largest < float("inf")  # a NaN compares false
     some = finite & (largest >= 7.703719777548943e-34)
     safe = tl.where(some, largest, 1.0)
-    scale = tl.where(some, tl.div_rn(safe, 127.0), tl.where(finite, 0.0, float("nan")))
-    return scale, tl.where(some, tl.div_rn(127.0, safe), 0.0), finite
+    scale = tl.where(some, tl.div_rn(safe, LEVELS), tl.where(finite, 0.0, float("nan")))
+    return scale, tl.where(some, tl.div_rn(LEVELS, safe), 0.0), finite
 
 
 @triton.jit

@@ -27,7 +27,7 @@ def round_rows_kernel(
         k = first + tl.arange(0, BLOCK)
         magnitude = tl.abs(tl.load(of_x + k, mask=k < K, other=0.0).to(tl.float32))
         most = tl.maximum(most, tl.where(magnitude < float("inf"), magnitude, float("inf")))
-    scale, inverse, finite = scale_of(tl.max(most, axis=0))
+    scale, inverse, finite = scale_of(tl.max(most, axis=0), 127.0)
     tl.store(row_scales + row * SCALES_STRIDE, scale)
     for first in range(0, K, BLOCK):
         k = first + tl.arange(0, BLOCK)

@@ -5,7 +5,7 @@ reads (H + 2 Hkv) D of the activation type and writes H D of it and 2 Hkv D of t
 rotary_dim bytes) comes from L1 and L2 for all heads but the first. An int8 cache adds 8 Hkv bytes of scales.
 
 The kernel is compiled without contraction: products are rounded before they are added, as in the definition, and
-the int8 values of the cache are the definition's.
+the int8 or E4M3 values of the cache are the definition's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tensorwright.plugins.paged_attention.gpu_e4m3 import to_e4m3
 from tensorwright.plugins.quantized_matmul.gpu_int8 import scale_of, to_int8
 
 
 @triton.jit
-def _to_int8(x, inverse, finite):
-    return to_int8(tl.where(finite[:, None], x, 0.0) * inverse[:, None])
+def _to_bytes(x, inverse, finite, E4M3: tl.constexpr):
+    scaled = tl.where(finite[:, None], x, 0.0) * inverse[:, None]
+    return to_e4m3(scaled) if E4M3 else to_int8(scaled)
 
 
 @triton.jit
@@ -71,8 +73,10 @@ def _write_heads(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    E4M3: tl.constexpr,
 ):
-    """Writes heads of x to their rows, the first 2 HALF dimensions rotated; int8 with scales if QUANTIZED."""
+    """Writes heads of x to their rows, the first 2 HALF dimensions rotated; bytes with scales if QUANTIZED, which are
+    E4M3 numbers or integers."""
     if HALF > 0:
         first, second = _rotated(x, table, heads, inside, D, HALF, HALF_BLOCK)
     if REST_BLOCK > 0:
@@ -84,13 +88,13 @@ def _write_heads(
                 largest = tl.maximum(largest, _largest(rest))
         else:
             largest = _largest(rest)
-        scale, inverse, finite = scale_of(largest)
+        scale, inverse, finite = scale_of(largest, 448.0 if E4M3 else 127.0)
         tl.store(scales + scale_rows, scale, mask=written)
         if HALF > 0:
-            first = _to_int8(first, inverse, finite)
-            second = _to_int8(second, inverse, finite)
+            first = _to_bytes(first, inverse, finite, E4M3)
+            second = _to_bytes(second, inverse, finite, E4M3)
         if REST_BLOCK > 0:
-            rest = _to_int8(rest, inverse, finite)
+            rest = _to_bytes(rest, inverse, finite, E4M3)
     if HALF > 0:
         _put(to, rows, written, first, 0, HALF, HALF_BLOCK)
         _put(to, rows, written, second, HALF, 2 * HALF, HALF_BLOCK)
@@ -119,6 +123,7 @@ def rotary_kv_write_kernel(
     REST_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    E4M3: tl.constexpr,
 ):
     """qkv [T, (H + 2 KV) D], table [T, 2 HALF] float32, slots [T], q [T, H D], pages [P, KV, block_size, D], scales
     [P, KV, block_size]. Program (t, i) takes the i-th HEADS heads, of q first, then of k, then of v. HALF_BLOCK and
@@ -138,7 +143,7 @@ def rotary_kv_write_kernel(
         inside = heads < H
         _write_heads(
             row, angles, q, token * (H * D) + heads * D, q, heads, heads, inside, inside,
-            D, HALF, HALF_BLOCK, REST_BLOCK, False,
+            D, HALF, HALF_BLOCK, REST_BLOCK, False, False,
         )  # fmt: skip
     elif KV > 0:
         slot = tl.load(slots + token)
@@ -153,10 +158,10 @@ def rotary_kv_write_kernel(
         if is_k:
             _write_heads(
                 row + H * D, angles, k_pages, rows, k_scales, scale_rows, heads, inside, written,
-                D, HALF, HALF_BLOCK, REST_BLOCK, QUANTIZED,
+                D, HALF, HALF_BLOCK, REST_BLOCK, QUANTIZED, E4M3,
             )  # fmt: skip
         else:
             _write_heads(
                 row + (H + KV) * D, angles, v_pages, rows, v_scales, scale_rows, heads, inside, written,
-                D, 0, 0, triton.next_power_of_2(D), QUANTIZED,
+                D, 0, 0, triton.next_power_of_2(D), QUANTIZED, E4M3,
             )  # fmt: skip

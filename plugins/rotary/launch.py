@@ -3,12 +3,14 @@
     inputs   qkv [T, (H + 2 Hkv) D], table [T, rotary_dim] float32 (absent at rotary_dim 0), slots [T] int32,
              k_pages, v_pages [P, Hkv, block_size, D], for int8 also k_scales, v_scales [P, Hkv, block_size] float32
     outputs  q [T, H D]; k_pages, v_pages, k_scales, v_scales: the same memory as the inputs of these names
-attrs: heads, kv_heads, head_dim, rotary_dim. Pages are of qkv's type or int8. A token whose slot is negative is not
+attrs: heads, kv_heads, head_dim, rotary_dim, e4m3_kv. Pages are of qkv's type or int8, whose bytes are E4M3 numbers if
+e4m3_kv, which may be absent, is not 0. A token whose slot is negative is not
 written to the cache. With kv_heads 0, of a layer that reads what another one wrote, there are no slots and no pages.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,7 +59,7 @@ def launches(
     if pages is not None:
         page_stride, head_stride, *_ = pages.strides
         values |= {"page_stride": page_stride, "head_stride": head_stride, "block_size": pages.shape[2]}
-    block = _heads_of_a_program(attrs)
+    block = _heads_of_a_program(attrs["heads"], attrs["kv_heads"], attrs["head_dim"])
     parts = ceil_div(attrs["heads"], block) + 2 * ceil_div(attrs["kv_heads"], block)
     return [make_launch(spec, grid_of(tokens, parts), values)]
 
@@ -95,14 +97,20 @@ def _check_pages(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], outputs
             raise KernelError(f"rotary_kv_write writes {name} in place: the output must have the input's address")
 
 
-def _heads_of_a_program(attrs: Mapping[str, Any]) -> int:
-    most = next_power_of_2(max(attrs["heads"], attrs["kv_heads"]))
-    return min(max(ELEMENTS // next_power_of_2(attrs["head_dim"]), 1), most)
+def _heads_of_a_program(heads: int, kv_heads: int, head_dim: int) -> int:
+    most = next_power_of_2(max(heads, kv_heads))
+    return min(max(ELEMENTS // next_power_of_2(head_dim), 1), most)
 
 
 def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
-    head_dim, rotary_dim = attrs["head_dim"], attrs["rotary_dim"]
-    kv_heads = attrs["kv_heads"]
+    sizes = (attrs[name] for name in ("heads", "kv_heads", "head_dim", "rotary_dim"))
+    return _specialised(*sizes, bool(attrs.get("e4m3_kv", 0)), dtype, cache_dtype)
+
+
+@functools.cache
+def _specialised(
+    heads: int, kv_heads: int, head_dim: int, rotary_dim: int, e4m3: bool, dtype: str, cache_dtype: str
+) -> KernelSpec:
     if kv_heads and cache_dtype not in (dtype, "int8"):
         raise KernelError(f"rotary_kv_write: pages must be {dtype} or int8, got {cache_dtype}")
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim or not 1 <= head_dim <= MAX_HEAD_DIM:
@@ -119,15 +127,18 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
         "page_stride": "i64" if kv_heads else None, "head_stride": "i32" if kv_heads else None,
         "block_size": "i32" if kv_heads else None,
     }  # fmt: skip
+    if e4m3 and kv_heads and not quantized:
+        raise KernelError(f"rotary_kv_write: pages of E4M3 numbers must be int8, got {cache_dtype}")
     sizes = {
-        "H": attrs["heads"],
+        "H": heads,
         "KV": kv_heads,
         "D": head_dim,
         "HALF": half,
         "HALF_BLOCK": next_power_of_2(half) if half else 0,
         "REST_BLOCK": next_power_of_2(rest) if rest else 0,
-        "HEADS": _heads_of_a_program(attrs),
+        "HEADS": _heads_of_a_program(heads, kv_heads, head_dim),
         "QUANTIZED": quantized,
+        "E4M3": e4m3 and quantized,
     }
     # Heads begin at multiples of 16 bytes if this holds. Page and head strides are then multiples of 16 elements too.
     wide = head_dim % 16 == 0
@@ -141,4 +152,5 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
         aligned=aligned if wide else (),
         num_warps=2,
         fp_fusion=False,
+        later=() if sizes["E4M3"] else ("E4M3",),
     )

@@ -1,4 +1,7 @@
-"""Describes RotaryKvWrite as a TensorRT plugin: it rotates q, and puts K and V into the pages, in place."""
+"""Describes RotaryKvWrite as a TensorRT plugin: it rotates q, and puts K and V into the pages, in place.
+
+With e4m3_kv the bytes of int8 pages are E4M3 numbers.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ def q_width(attrs: Attrs) -> int:
 
 ROTARY_KV_WRITE = PluginOp(
     "RotaryKvWrite",
-    attrs={"heads": int, "kv_heads": int, "head_dim": int, "rotary_dim": int, "int8_kv": int},
-    defaults={"int8_kv": 0},
+    attrs={"heads": int, "kv_heads": int, "head_dim": int, "rotary_dim": int, "int8_kv": int, "e4m3_kv": int},
+    defaults={"int8_kv": 0, "e4m3_kv": 0},
     inputs=(
         Operand("qkv", ACTIVATION, ("tokens", qkv_width)),
         Operand("table", "float32", ("tokens", "rotary_dim"), when="rotary_dim"),

@@ -160,6 +160,6 @@ def test_int4_costs_pico_about_a_percent(pico_engine_int4_kv: Path) -> None:
 
 
 def test_a_type_that_does_not_exist_is_refused(pico_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, not 'fp8'"):
-        build(pico_model, tmp_path / "engine", kv_cache_dtype="fp8")
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, fp8, not 'fp16'"):
+        build(pico_model, tmp_path / "engine", kv_cache_dtype="fp16")
     assert not (tmp_path / "engine").exists()

@@ -16,10 +16,11 @@ MIXED = ((1, 4000), (300, 300), (1, 1), (0, 3), (33, 1100), (1, 513), (2, 100), 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("int8_kv", [False, True])
+@pytest.mark.parametrize("kv", ["same", "int8", "fp8"])
 @pytest.mark.parametrize("window", [0, 700])
-def test_mixed_steps(device: Any, dtype: str, int8_kv: bool, window: int) -> None:
-    Step(MIXED, heads=8, head_dim=128, dtype=dtype, int8_kv=int8_kv, window=window, sm=device.sm).check(device)
+def test_mixed_steps(device: Any, dtype: str, kv: str, window: int) -> None:
+    cache = {"int8_kv": kv != "same", "e4m3_kv": kv == "fp8"}
+    Step(MIXED, heads=8, head_dim=128, dtype=dtype, **cache, window=window, sm=device.sm).check(device)
 
 
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 80, 96, 128, 192, 256])

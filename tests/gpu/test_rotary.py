@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("cache", ["same", "int8"])
+@pytest.mark.parametrize("cache", ["same", "int8", "fp8"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "rotary_dim"),
     [(32, 8, 128, 128), (9, 3, 64, 64), (71, 1, 64, 0), (5, 5, 80, 32), (3, 1, 7, 6), (2, 2, 256, 64)],
@@ -24,8 +24,9 @@ def test_equals_the_definition(
     device: Any, tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, cache: str, dtype: str
 ) -> None:
     attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
+    attrs["e4m3_kv"] = int(cache == "fp8")
     memory = Memory()
-    case = interpreted.make(memory, tokens, attrs, dtype, dtype if cache == "same" else cache)
+    case = interpreted.make(memory, tokens, attrs, dtype, dtype if cache == "same" else "int8")
     interpreted.run(device, memory, case, attrs)
     interpreted.check(memory, attrs)
 

@@ -171,6 +171,16 @@ def test_the_bits_of_a_cache_are_those_of_the_plan(pico_model: Path, dtype: str)
     assert quantized_bits(dtype, 64) == 16 * small.memory.token / plain.memory.token
 
 
+def test_an_fp8_cache_takes_the_bytes_of_int8_and_is_for_gpus(pico_model: Path) -> None:
+    fp8, int8 = (
+        estimate(pico_model, device="a100", build_options={"kv_cache_dtype": dtype}) for dtype in ("fp8", "int8")
+    )
+    assert (fp8.subject.cache_dtype, fp8.memory.token) == ("fp8", int8.memory.token)
+    assert any(note.startswith("fp8 is counted as int8") for note in fp8.subject.notes)
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must not be fp8 on target cpu"):
+        estimate(pico_model, measured=SLOW, build_options={"kv_cache_dtype": "fp8"})
+
+
 def test_the_time_of_a_step() -> None:
     work = [Work("matmul", "", "float32", 1e9, 1e9, size=512), Work("matmul", "", "float32", 1e6, 1e11, size=512)]
     time = time_of(work, SLOW)

@@ -83,6 +83,7 @@ def test_worths_follow_the_bytes(pico_engine: Path) -> None:
     assert found["16 bits for weights and activations"].worth.decode == pytest.approx(2, rel=0.2)
     cached = found["KV cache in int8"]
     assert cached.status is Status.LOSSY
+    assert found["KV cache in fp8"].status is Status.NOT_HERE
     assert 1 < cached.worth.batch < 2
 
 

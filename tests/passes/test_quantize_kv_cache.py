@@ -111,7 +111,7 @@ def test_layers_that_are_int8_already_are_not_counted() -> None:
     assert graph.facts.kv_layers == [replace(LAYER, dtype="int8")] * 2
 
 
-@pytest.mark.parametrize("asked", ["int8", "int4"])
+@pytest.mark.parametrize("asked", ["int8", "int4", "fp8"])
 def test_numbers_move_by_the_rounding_only(asked: str) -> None:
     before = cached(asked=asked)
     after = fire(before, 1)
@@ -124,9 +124,9 @@ def test_numbers_move_by_the_rounding_only(asked: str) -> None:
     np.testing.assert_array_equal(output(after, steps), output(after))
 
 
-@pytest.mark.parametrize("asked", ["fp8", "float16", "INT8", "", 8])
+@pytest.mark.parametrize("asked", ["fp16", "float16", "INT8", "", 8])
 def test_a_type_that_does_not_exist_is_refused(asked: str) -> None:
-    with pytest.raises(InvalidOptionError, match=f"kv_cache_dtype must be one of auto, int8, int4, not {asked!r}"):
+    with pytest.raises(InvalidOptionError, match=f"kv_cache_dtype must be one of auto, int8, int4, fp8, not {asked!r}"):
         quantize_kv_cache(cached(asked=asked))
 
 
@@ -160,6 +160,6 @@ def test_pinned_count(rewritten, variant: str) -> None:
 
 def test_the_pipeline_passes_on_what_the_pass_refuses(rewritten) -> None:
     traced = rewritten("llama").traced.clone()
-    traced.facts.kv_cache_dtype = "fp8"
-    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, not 'fp8'"):
+    traced.facts.kv_cache_dtype = "fp16"
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, fp8, not 'fp16'"):
         run_pipeline(traced)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -67,6 +68,17 @@ class TestQuantize:
         np.testing.assert_array_equal(scale[:2], 0)
         assert q[2, 0] == -127
 
+    def test_e4m3_numbers_are_the_nearest_and_reach_448(self) -> None:
+        x = np.random.default_rng(1).standard_normal((50, 64), np.float32)
+        x[:, 1] = x[:, 0] * 2.0 ** -np.arange(50)
+        q, scale = quantize.quantize_heads_e4m3(x)
+        np.testing.assert_array_equal(np.abs(q).max(axis=-1), 448)
+        np.testing.assert_array_equal(q, q.astype(ml_dtypes.float8_e4m3fn).astype(np.float32))
+        # A 16th of a number, or half of the least one's step; and the roundings of the scale and of its inverse.
+        bound = np.maximum(np.abs(x) / 16, scale[:, None].astype(np.float64) * 2.0**-10) * (1 + 2.0**-20)
+        assert (np.abs(quantize.restore_heads(q, scale) - x) <= bound).all()
+        np.testing.assert_array_equal(quantize.quantize_heads_e4m3(x * np.float32(4))[0], q)
+
     def test_groups_are_off_by_half_a_step(self) -> None:
         x = np.random.default_rng(1).standard_normal((50, 200), np.float32) + np.arange(50, dtype=np.float32)[:, None]
         q, scale, low = quantize.quantize_groups(x)
@@ -105,6 +117,10 @@ class TestQuantize:
         assert np.isnan(scale[0])
         assert scale[1] == np.float32(1) / np.float32(127)
         np.testing.assert_array_equal(q[0], 0)
+        q, scale = quantize.quantize_heads_e4m3(x)
+        assert np.isnan(scale[0])
+        assert scale[1] == np.float32(1) / np.float32(448)
+        np.testing.assert_array_equal(q, [[0] * 8, [448] * 8])
         q, scale, low = quantize.quantize_groups(x)
         assert np.isnan([scale[0, 0], low[0, 0]]).all()
         assert (scale[1, 0], low[1, 0]) == (0, 1)

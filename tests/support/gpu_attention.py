@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +14,9 @@ from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 from tensorwright.plugins.paged_attention import launch, op, work_list
 from tensorwright.plugins.paged_attention.attention import first_seen
 from tensorwright.plugins.paged_attention.cache import PagedCache
-from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads
+from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads, quantize_heads_e4m3
 from tensorwright.plugins.paged_attention.tiles import Attention
+from tensorwright.plugins.quantized_matmul.fp8 import to_codes
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 
 NAN = np.float32(np.nan)
@@ -39,6 +41,8 @@ class Step:
     softcap: float = 0.0
     has_sinks: bool = False
     int8_kv: bool = False
+    e4m3_kv: bool = False
+    """Whether the bytes of int8 pages are E4M3 numbers."""
     block_size: int = 32
     dtype: str = "float16"
     sm: int = 80
@@ -82,7 +86,13 @@ class Step:
                 self.k[block, :, :filled] = rounded(self.rng.standard_normal(shape), self.dtype)
                 self.v[block, :, :filled] = rounded(self.rng.standard_normal(shape), self.dtype)
         if self.int8_kv:
-            (self.k, self.k_scales), (self.v, self.v_scales) = (quantize_heads(x, KV_LEVELS) for x in (self.k, self.v))
+            to_numbers = quantize_heads_e4m3 if self.e4m3_kv else partial(quantize_heads, levels=KV_LEVELS)
+            (self.k, self.k_scales), (self.v, self.v_scales) = (to_numbers(x) for x in (self.k, self.v))
+
+    @property
+    def quantized(self) -> str:
+        """The quantized type of the cache, or nothing."""
+        return ("fp8" if self.e4m3_kv else "int8") if self.int8_kv else ""
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -90,7 +100,7 @@ class Step:
             "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "scale": self.scale,
             "window": self.window, "softcap": self.softcap, "has_sinks": int(self.has_sinks),
             "int8_kv": int(self.int8_kv), "block_size": self.block_size, "has_slopes": int(self.has_slopes),
-            "chunked": self.chunked,
+            "e4m3_kv": int(self.e4m3_kv), "chunked": self.chunked,
         }  # fmt: skip
 
     def memory(self) -> tuple[Memory, dict[str, Tensor], Tensor, Tensor | None]:
@@ -99,8 +109,8 @@ class Step:
         kv = "int8" if self.int8_kv else self.dtype
         inputs = {
             "q": memory.put("q", self.q, self.dtype),
-            "k_pages": memory.put("k_pages", self.k, kv),
-            "v_pages": memory.put("v_pages", self.v, kv),
+            "k_pages": memory.put("k_pages", self._stored(self.k), kv),
+            "v_pages": memory.put("v_pages", self._stored(self.v), kv),
             "seq_starts": memory.put("seq_starts", self.seq_starts, "int32"),
             "context_lens": memory.put("context_lens", self.context_lens, "int32"),
             "block_tables": memory.put("block_tables", self.block_tables, "int32"),
@@ -119,6 +129,9 @@ class Step:
         size = self.launch.workspace_bytes(self.attrs, shapes) // 4
         workspace = memory.empty("workspace", (size,), "float32") if size else None
         return memory, inputs, memory.empty("out", (self.tokens, self.out_columns), self.dtype), workspace
+
+    def _stored(self, x: np.ndarray) -> np.ndarray:
+        return to_codes(x).view(np.int8) if self.e4m3_kv else x
 
     @property
     def out_columns(self) -> int:
@@ -160,13 +173,13 @@ class Step:
         return op.reference([*operands, *self.vectors().values()], attrs, "float32")[0]
 
     def cache(self, k: np.ndarray, v: np.ndarray, *scales: np.ndarray) -> PagedCache:
-        return PagedCache(k, v, "int8" if self.int8_kv else "float32", *scales)
+        return PagedCache(k, v, self.quantized or "float32", *scales)
 
     def tolerance(self) -> float:
         q, (k, v) = np.abs(self.q).max(initial=0), (np.nanmax(np.abs(x), initial=0) for x in self._values())
         longest = int(self.context_lens.max(initial=1))
         return gpu_attention_tolerance(
-            self.dtype, q, k, v, self.head_dim, longest, self.scale, self.softcap, self.int8_kv,
+            self.dtype, q, k, v, self.head_dim, longest, self.scale, self.softcap, self.quantized,
             longest if self.has_slopes else 0.0,
         )  # fmt: skip
 

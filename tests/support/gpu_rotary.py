@@ -9,7 +9,8 @@ from tolerances import rounding_tolerance
 
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import Tensor
-from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads
+from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads, quantize_heads_e4m3
+from tensorwright.plugins.quantized_matmul.fp8 import to_codes
 from tensorwright.plugins.rotary import launch
 from tensorwright.plugins.rotary.op import rotate
 
@@ -19,7 +20,8 @@ Case = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def make(memory: Memory, tokens: int, attrs: dict[str, Any], dtype: str, cache: str, seed: int = 0) -> Case:
-    """Tokens of several sequences: slots in no order, in several blocks. Without KV heads there are neither."""
+    """Tokens of several sequences: slots in no order, in several blocks. Without KV heads there are neither. cache: the
+    type of the pages; "int8" with e4m3_kv among the attributes is E4M3."""
     rng = np.random.default_rng(seed)
     heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
     pages = (BLOCKS, kv_heads, BLOCK_SIZE, head_dim)
@@ -65,7 +67,11 @@ def check(memory: Memory, attrs: dict[str, Any]) -> None:
         at = (slots[kept] // BLOCK_SIZE, slice(None), slots[kept] % BLOCK_SIZE)
         written[at] = True
         if pages.dtype == np.int8:
-            q, scale = quantize_heads(values[kept], KV_LEVELS)
+            if attrs.get("e4m3_kv", 0):
+                q, scale = quantize_heads_e4m3(values[kept])
+                q = to_codes(q).view(np.int8)
+            else:
+                q, scale = quantize_heads(values[kept], KV_LEVELS)
             np.testing.assert_array_equal(memory.array(f"{name}_scales")[at], scale)
             np.testing.assert_array_equal(pages[at], q)
             assert (pages[~written] == -1).all()

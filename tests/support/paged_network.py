@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from support.fake_gpu import FaultError
+from tensorwright.engine_format.kv_cache import SCALED_BYTES
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 
 
@@ -75,7 +76,7 @@ class PagedNetwork:
         layer = self.manifest.layers[index]
         heads, channels = np.arange(layer.kv_heads), np.arange(layer.head_dim)
         found = [(f"{kind}_pages.{index}", (heads[:, None] * 3 + channels) % 5)]
-        if self.manifest.kv_dtype == "int8":
+        if self.manifest.kv_dtype in SCALED_BYTES:
             found.append((f"{kind}_scales.{index}", heads * 7 + index))
         return found
 

@@ -28,20 +28,21 @@ class RecordingDriver:
     def sm(self) -> int:
         return self.device_sm
 
-    def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Any:
+    def prepare(self, kernel: CompiledKernel, image: bytes) -> Any:
         self.prepared += 1
-        check_launch(kernel, launch, self.device_sm)
         assert image in (kernel.cubin, kernel.ptx.encode() + b"\x00")
-        return [launch, image]
+        return [kernel, image, None]
 
-    def move(self, prepared: Any, pointers: Sequence[tuple[int, int]]) -> None:
-        args = list(prepared[0].args)
-        for index, address in pointers:
-            args[index] = dataclasses.replace(args[index], address=address)
-        prepared[0] = dataclasses.replace(prepared[0], args=tuple(args))
+    def fill(self, prepared: Any, launch: Launch, values: Sequence[Any]) -> None:
+        args = [
+            dataclasses.replace(arg, address=value) if isinstance(arg, Tensor) else value
+            for arg, value in zip(launch.args, values, strict=True)
+        ]
+        prepared[2] = dataclasses.replace(launch, args=tuple(args))
+        check_launch(prepared[0], prepared[2], self.device_sm)
 
     def start(self, prepared: Any, stream: int) -> None:
-        launch, image = prepared
+        _, image, launch = prepared
         self.launches.append(launch)
         self.images.append(image)
         self.streams.append(stream)

@@ -20,6 +20,7 @@ from tensorwright.builder.emit.cuda.weights_file import WeightsFile
 from tensorwright.builder.emit.onnx.plugin_io import groups_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.engine_format.kv_cache import SCALED_BYTES, page_dtype
 from tensorwright.errors import KernelError, LoweringError
 from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
@@ -266,10 +267,10 @@ TreeHandler = Callable[[CudaEmitter, Node, Tree], "list[Tensor | None]"]
 
 
 def page_kinds(layer: KvLayer, activations: str) -> list[tuple[str, str]]:
-    """Returns the name and type of each page tensor of a layer: k_pages, v_pages unless V is a part of K, and for int8
-    k_scales and v_scales."""
+    """Returns the name and type of each page tensor of a layer: k_pages, v_pages unless V is a part of K, and for
+    SCALED_BYTES k_scales and v_scales."""
     dtype = layer.dtype_or(activations)
     if layer.v_dim:
         return [("k_pages", dtype)]
-    pages = [("k_pages", dtype), ("v_pages", dtype)]
-    return pages + [("k_scales", "float32"), ("v_scales", "float32")] * (dtype == "int8")
+    pages = [("k_pages", page_dtype(dtype)), ("v_pages", page_dtype(dtype))]
+    return pages + [("k_scales", "float32"), ("v_scales", "float32")] * (dtype in SCALED_BYTES)

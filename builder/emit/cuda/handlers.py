@@ -154,8 +154,14 @@ def _rotary_kv_write(e: CudaEmitter, node: Node) -> Results:
     inputs |= {} if table is None else {"table": e.activation(table, "table")}
     inputs |= {"slots": e.metadata("slots", e.graph.facts.kv_layers[layer].group)} if writes else {}
     q = e.result(node.outputs[0], "q")
-    e.call(node, rotary_kv_write, node.attrs, inputs, {"q": q, **pages})
+    attrs = {**node.attrs, "e4m3_kv": _is_e4m3(e, layer) if writes else 0}
+    e.call(node, rotary_kv_write, attrs, inputs, {"q": q, **pages})
     return [q, None]
+
+
+def _is_e4m3(e: CudaEmitter, layer: int) -> int:
+    """Whether the bytes of a layer's int8 pages are E4M3 numbers, as kernels are told."""
+    return int(e.graph.facts.kv_layers[layer].dtype == "fp8")
 
 
 def _latent_kv_write(e: CudaEmitter, node: Node) -> Results:
@@ -181,6 +187,7 @@ def _paged_attention(e: CudaEmitter, node: Node) -> Results:
     vectors = {"sinks": node.optional(5), "slopes": node.optional(6)}
     inputs |= {name: e.plain(v, name, "float32") for name, v in vectors.items() if v is not None}
     flags = {f"has_{name}": int(v is not None) for name, v in vectors.items()} | {"int8_kv": int(len(pages) > 2)}
+    flags["e4m3_kv"] = _is_e4m3(e, layer)
     out = e.result(node.output, "out")
     attrs = {**node.attrs, **flags, "block_size": e.graph.facts.block_size}
     inputs["work"] = _work_list(e, node, attrs, inputs, group)

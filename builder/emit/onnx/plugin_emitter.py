@@ -14,6 +14,7 @@ from tensorwright.builder.emit.onnx.model_file import TYPES, ModelFile
 from tensorwright.builder.emit.onnx.plugin_io import inputs_of, outputs_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.builder.emit.onnx.weights_source import as_array
+from tensorwright.engine_format.kv_cache import SCALED_BYTES
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import kind_of
@@ -63,8 +64,8 @@ class PluginEmitter:
         for value in self.graph.inputs:
             if value.is_cache:
                 layer = value.name.removeprefix("kv_cache.")
-                int8 = self.graph.facts.kv_layers[int(layer)].dtype == "int8"
-                pages = ["k_pages", "v_pages"] + ["k_scales", "v_scales"] * int8
+                has_scales = self.graph.facts.kv_layers[int(layer)].dtype in SCALED_BYTES
+                pages = ["k_pages", "v_pages"] + ["k_scales", "v_scales"] * has_scales
                 self.caches[value] = [f"{kind}.{layer}" for kind in pages]
             else:
                 self.names[value], self.kinds[value] = value.name, value.dtype

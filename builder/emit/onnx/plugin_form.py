@@ -19,6 +19,7 @@ from tensorwright.builder.emit.onnx.plugin_emitter import Handler, PluginEmitter
 from tensorwright.builder.emit.onnx.plugin_io import describe_io
 from tensorwright.builder.emit.onnx.refuse_states import refuse_states
 from tensorwright.engine_format.dtypes import DTYPES
+from tensorwright.engine_format.kv_cache import SCALED_BYTES
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import InvalidOptionError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
@@ -204,10 +205,16 @@ def _rotary_kv_write(e: PluginEmitter, node: Node) -> list[str]:
     operands += [f"slots.{group}", *pages]
     outputs = ["", *(name.replace(".", "_out.", 1) for name in pages)]
     attrs = {key: int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim", "rotary_dim")}
-    made = e.plugin("RotaryKvWrite", operands, node, outputs, **attrs, int8_kv=int(len(pages) > 2))
+    made = e.plugin("RotaryKvWrite", operands, node, outputs, **attrs, **_page_flags(e, layer))
     e.model.tell(made[0], e.dtype, node.outputs[0].shape)
     e.caches[node.outputs[1]] = made[1:]
     return [made[0], ""]
+
+
+def _page_flags(e: PluginEmitter, layer: int) -> dict[str, int]:
+    """Returns what the plugins are told of a layer's pages."""
+    dtype = e.graph.facts.kv_layers[layer].dtype
+    return {"int8_kv": int(dtype in SCALED_BYTES), "e4m3_kv": int(dtype == "fp8")}
 
 
 def _paged_attention(e: PluginEmitter, node: Node) -> list[str]:
@@ -217,13 +224,14 @@ def _paged_attention(e: PluginEmitter, node: Node) -> list[str]:
             f"attention in {node.scope} has slopes (alibi), which have no ONNX form for TensorRT; build with target cpu"
         )
     pages = e.caches[node.operand(1)]
-    group = e.graph.facts.kv_layers[node.attrs["layer"]].group
+    layer = node.attrs["layer"]
+    group = e.graph.facts.kv_layers[layer].group
     tables = ["seq_starts", "context_lens", f"block_tables.{group}"]
     operands = [e.activation(node.operand(0)), *pages, *tables]
     operands += [] if sinks is None else [e.weights.plain(sinks, "float32")]
     attrs: dict[str, Any] = {key: int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim", "window")}
     attrs |= {key: float(node.attrs[key]) for key in ("scale", "softcap")}
-    flags = {"has_sinks": int(sinks is not None), "int8_kv": int(len(pages) > 2)}
+    flags = {"has_sinks": int(sinks is not None), **_page_flags(e, layer)}
     made = e.plugin("PagedAttention", operands, node, [""], **attrs, **flags)
     e.model.tell(made[0], e.dtype, node.output.shape)
     return made

@@ -18,7 +18,7 @@ from tensorwright.plugins.collectives.tensorrt import OPS as COLLECTIVES
 from tensorwright.plugins.gpu.tensorrt_op import PluginOp
 from tensorwright.plugins.paged_attention import op as paged_attention
 from tensorwright.plugins.paged_attention.cache import PagedCache
-from tensorwright.plugins.quantized_matmul import weight_only
+from tensorwright.plugins.quantized_matmul import fp8, weight_only
 from tensorwright.plugins.quantized_matmul.quantize import Quantized
 from tensorwright.plugins.rms_norm import op as rms_norm
 from tensorwright.plugins.rotary import rotary_kv_write
@@ -83,8 +83,9 @@ class RotaryKvWrite(OpRun):  # type: ignore[misc]
     def _run(self, qkv: np.ndarray, *rest: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
         table = rest[0] if attrs["rotary_dim"] else None
         slots, *pages = rest[1:] if attrs["rotary_dim"] else rest
-        q, cache = rotary_kv_write.reference([wide(qkv), table, slots, cache_of(pages)], attrs, "float32")
-        written = [cache.k, cache.v] + [s for s in (cache.k_scale, cache.v_scale) if s is not None]
+        q, cache = rotary_kv_write.reference([wide(qkv), table, slots, cache_of(pages, attrs)], attrs, "float32")
+        stored = [_stored(x, pages[0].dtype, attrs) for x in (cache.k, cache.v)]
+        written = stored + [s for s in (cache.k_scale, cache.v_scale) if s is not None]
         return q.astype(qkv.dtype), *(new.astype(old.dtype) for new, old in zip(written, pages, strict=True))
 
 
@@ -95,7 +96,7 @@ class PagedAttention(OpRun):  # type: ignore[misc]
 
     def _run(self, q: np.ndarray, *rest: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
         count = 4 if attrs["int8_kv"] else 2
-        operands = [wide(q), cache_of(list(rest[:count])), *rest[count:]]
+        operands = [wide(q), cache_of(list(rest[:count]), attrs), *rest[count:]]
         (y,) = paged_attention.reference(operands, attrs, "float32")
         return (y.astype(q.dtype),)
 
@@ -152,7 +153,15 @@ OPS: tuple[type[OpRun], ...] = (
 )
 
 
-def cache_of(pages: list[np.ndarray]) -> PagedCache:
-    """Returns the cache of k, v and their scales, if there are any; integers are held as float32."""
+def cache_of(pages: list[np.ndarray], attrs: dict[str, Any]) -> PagedCache:
+    """Returns the cache of k, v and their scales, if there are any; the numbers of bytes are held as float32."""
+    if attrs.get("e4m3_kv", 0):
+        k, v = (fp8.from_codes(page.view(np.uint8)) for page in pages[:2])
+        return PagedCache(k, v, "fp8", *pages[2:])
     k, v = (wide(page) for page in pages[:2])
     return PagedCache(k, v, pages[0].dtype.name, *pages[2:])
+
+
+def _stored(x: np.ndarray, dtype: np.dtype[Any], attrs: dict[str, Any]) -> np.ndarray:
+    """Returns numbers of the cache as pages hold them."""
+    return fp8.to_codes(x).view(np.int8) if attrs.get("e4m3_kv", 0) else x.astype(dtype)

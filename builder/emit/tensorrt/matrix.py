@@ -31,6 +31,7 @@ class Need:
     why: str
 
 
+FP8_CACHE = "fp8 KV cache"
 ACTIVATIONS = ("float16", "bfloat16", "float32")
 NEEDS = {
     "float16": Need(75, ""),
@@ -39,8 +40,10 @@ NEEDS = {
     "int8": Need(75, ""),
     "int4": Need(80, "TensorRT for RTX unpacks int4 weights from there on"),
     "fp8": Need(89, "the type came with that generation"),
+    FP8_CACHE: Need(80, "our kernels widen it to bfloat16, which SM 75 lacks"),
 }
-"""The need of each activation type and kind of weight format. An int8 KV cache needs no more: our kernels read it."""
+"""The need of each activation type, kind of weight format, and KV cache that has one. An int8 KV cache needs no more:
+our kernels read it."""
 
 
 def check_sms(sms: tuple[int, ...], *, any_sm: bool = True) -> None:
@@ -73,7 +76,8 @@ def check_pairs(needs: Iterable[str], sms: tuple[int, ...]) -> None:
     Raises InvalidOptionError for the first impossible pair, with the reason and an alternative.
     """
     for need in needs:
-        other = "another --dtype" if need in ACTIVATIONS else "another format"
+        other = {FP8_CACHE: "--kv-cache-dtype int8"}.get(need, "another format")
+        other = "another --dtype" if need in ACTIVATIONS else other
         for sm in sms or (min(DEFAULT_KERNEL_SMS),):
             reason = find_refusal(need, sm)
             if reason is not None:

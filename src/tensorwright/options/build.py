@@ -83,6 +83,10 @@ _LENGTH_OF_FIRST_USE = At(
     "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
     minimum=2,
 )
+_INT4_CACHE = (
+    "the kernels of GPUs read a cache of the activations' type, of int8 or of fp8; say one of these, or build with "
+    "target cpu"
+)
 _ESTIMATES = (Door.ESTIMATE, Door.SIMULATE)
 _ESTIMATED = {
     "dtype": At(
@@ -271,14 +275,13 @@ class BuildFields:
             "with target cpu"
         },
         lacks_value={
-            (target, "int4"): "the kernels of GPUs read a cache of the activations' type or of int8; say int8, or "
-            "build with target cpu"
-            for target in TENSORRT_TARGETS
+            **{(target, "int4"): _INT4_CACHE for target in GPU_TARGETS},
+            ("cpu", "fp8"): "its kernels multiply integers, and int8 takes as many bytes and is rounded less; say int8",
         },
         at={
             Door.BUILD: At(
-                "Type of the KV cache; auto is the activations', int8 has a scale for each token and head, int4 one "
-                "for each token and 64 dimensions of a head."
+                "Type of the KV cache; auto is the activations', int8 has a scale for each token and head, and so has "
+                "fp8 (E4M3, on GPUs), int4 one for each token and 64 dimensions of a head (on target cpu)."
             ),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 
 from support.cuda_model import MAX_STEP, plan_without_code, uncompiled
 from support.cuda_plan import chosen, read_plan
+from support.fake_libcuda import FakeDevice, compile_libcuda
 from support.made_heads import make_heads
 from support.plugin_form import lower
 from support.tiny_models import make_tiny, make_variant
 from tensorwright import build
 from tensorwright.builder.emit.cuda import emit, plan_calls
+from tensorwright.builder.emit.cuda.plan_file import to_bytes
 from tensorwright.engine_format.engine_folder import EngineFolder
+from tensorwright.runtime import _runtime
 
 SMS = (80, 90)
 
@@ -93,3 +97,39 @@ def test_a_vocabulary_that_the_draws_do_not_take(case, monkeypatch: pytest.Monke
     plan = read_plan(plan_without_code(planned, 90)[0])
     assert planned.draws is None
     assert plan.first_draw == len(plan.instructions)
+
+
+def test_the_runtime_reads_plans_whose_caches_are_of_bytes(case, tmp_path: Path, monkeypatch) -> None:
+    """Over a stand-in of the driver: a block of fp8 takes what one of int8 takes, and other kernels read it."""
+    library = compile_libcuda(tmp_path)
+    monkeypatch.setenv("TENSORWRIGHT_LIBCUDA", str(library))
+    made, started, layers = case("qwen3", head_dim=16, num_hidden_layers=1), [], []
+    for kv in ("int8", "fp8"):
+        graph = lower(made.graph, "bfloat16", None, kv, block=32, target="cuda")
+        planned = emit.plan_graph(graph, made.checkpoint, "bfloat16", MAX_STEP)
+        planner, instructions = planned.traced(90)
+        kernels = [
+            replace(one, cubin=f"kernel {number} {len(one.parameters)}\0".encode())
+            for number, one in enumerate(uncompiled(spec, 90) for spec in planner.specs)
+        ]
+        (tmp_path / "sm.plan").write_bytes(to_bytes(planned.plan(90, instructions, tuple(kernels))))
+        with (tmp_path / "weights.bin").open("wb") as file:
+            planned.emitter.file.write(file, lambda done, total: None)
+        device, names = FakeDevice(library), []
+        device.run = lambda one, names=names, kernels=kernels: names.append(
+            kernels[one.kernel].variant if one.kernel >= 0 else ""
+        )
+        executor = _runtime.CudaExecutor(
+            str(tmp_path / "sm.plan"), str(tmp_path / "weights.bin"), 0, (str(library),), False
+        )
+        (layer,) = graph.facts.kv_layers
+        assert executor.facts()["block_bytes"] == [planned.block_bytes] == [2 * layer.kv_heads * 32 * (16 + 4)]
+        executor.allocate([8], 64, 64, 8)
+        executor.step([5], [0], [0, 1], [1], [0], [(np.zeros((1, 1), np.int32), [0])])
+        executor.close()
+        assert (device.faults, device.live) == ([], 0)
+        started.append(names)
+        layers.append(read_plan((tmp_path / "sm.plan").read_bytes()).layers)
+    assert layers[0] == layers[1]
+    assert len(started[0]) == len(started[1])
+    assert sum(one != other for one, other in zip(*started, strict=True)) == 2, "what writes pages and what reads them"

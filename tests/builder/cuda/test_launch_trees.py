@@ -101,7 +101,8 @@ def _argument(value: Any) -> Argument:
 @pytest.mark.parametrize(
     ("variant", "kv"),
     [
-        ("gemma2", "auto"), ("qwen3", "int8"), ("gpt2", "auto"), ("stablelm_head_norms", "auto"), ("minicpm3", "auto"),
+        ("gemma2", "auto"), ("qwen3", "int8"), ("qwen3", "fp8"), ("gpt2", "auto"),
+        ("stablelm_head_norms", "auto"), ("minicpm3", "auto"),
         ("falcon_h1", "auto"),
     ],
 )  # fmt: skip

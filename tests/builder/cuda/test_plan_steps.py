@@ -9,7 +9,7 @@ import pytest
 from support.cuda_model import CudaModel, wide_enough
 from support.cuda_plan import Product
 from support.plugin_form import lower
-from support.ptx.emulator import SMS, Emulator
+from support.ptx.emulator import Emulator
 from tensorwright.plugins.quantized_matmul import dense_launch
 
 BLOCK = 16
@@ -46,6 +46,8 @@ SEVERAL = (
         ("llama", "float16", "int8,embedding=int8,lm_head=fp8", "auto"),
         ("llama", "bfloat16", "w8a8,embedding=int8", "auto"),
         ("qwen3", "bfloat16", None, "int8"),
+        ("qwen3", "bfloat16", None, "fp8"),
+        pytest.param("gemma2", "float16", None, "fp8", marks=pytest.mark.slow),
     ],
 )
 def test_steps_equal_the_interpreter(case, interpreter, variant, dtype, quantize, kv) -> None:
@@ -67,9 +69,9 @@ def test_many_rows_of_int4_are_multiplied_by_the_library(case, interpreter, monk
     assert model.excess() <= math.sqrt(2)
 
 
-@pytest.mark.parametrize("sm", SMS)
-def test_steps_of_machine_code_equal_the_interpreter(case, sm) -> None:
+@pytest.mark.parametrize(("sm", "kv"), [(80, "fp8"), (90, "auto")])
+def test_steps_of_machine_code_equal_the_interpreter(case, sm: int, kv: str) -> None:
     """The same with the kernels' compiled code, emulated: a whole model of prompts, chunks and decodes."""
     made = case("qwen3", head_dim=16, num_hidden_layers=1)
-    graph = lower(made.graph, "bfloat16", None, "auto", block=BLOCK, target="cuda")
+    graph = lower(made.graph, "bfloat16", None, kv, block=BLOCK, target="cuda")
     assert CudaModel(made.checkpoint, graph, Emulator(sm), sm=sm).excess() <= math.sqrt(2)

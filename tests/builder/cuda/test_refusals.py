@@ -30,7 +30,7 @@ def test_graphs_without_kernels(case, variant: str, config: dict, message: str) 
     [
         ({"sm": (90, 91)}, "an engine cannot be built for SM 91: our GPU kernels are compiled for 75, 80"),
         ({"sm": (75,), "dtype": "bfloat16"}, "SM 75 has no bfloat16: say --dtype float16"),
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be auto or int8 on target cuda"),
+        ({"sm": (75, 80), "dtype": "float16", "kv_cache_dtype": "fp8"}, "fp8 KV cache cannot be built for SM 75: it"),
         ({"max_batch_size": 64, "max_num_tokens": 32}, "max_num_tokens must be at least max_batch_size"),
     ],
 )
@@ -44,6 +44,7 @@ def test_options(options: dict, message: str) -> None:
     [
         ({"quantize": "int8:wo"}, "target cuda keeps activations as they are in any format"),
         ({"quantize": "int4:g64,embedding=int4"}, "on target cuda the embedding must be int8 or none"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must not be int4 on target cuda: the kernels of GPUs read"),
         ({"int4_kernel": "plugin"}, "int4_kernel"),
         ({"tensor_parallel": 2}, "tensor_parallel"),
     ],

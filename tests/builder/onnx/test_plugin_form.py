@@ -55,6 +55,7 @@ def test_latent_attention_is_refused_by_name(case, tmp_path: Path) -> None:
         ("stablelm_head_norms", "bfloat16", None, "auto", "native"),
         ("gemma3", "float32", None, "int8", "native"),
         ("flint", "bfloat16", None, "int8", "native"),
+        ("llama", "float16", None, "fp8", "native"),
         ("qwen2", "float32", "int4", "auto", "native"),
         ("qwen2", "float16", "int4:g64", "auto", "plugin"),
         ("gpt2", "float32", "int4", "auto", "plugin"),
@@ -128,6 +129,7 @@ MUTATIONS = [
     ("llama", None, "auto", swap_pages),
     ("llama", None, "auto", old_pages),
     ("llama", None, "int8", set_attr("PagedAttention", "scale", 0.4)),
+    ("llama", None, "fp8", set_attr("PagedAttention", "e4m3_kv", 0)),
     ("llama", "int4", "auto", read_scales_of_another),
 ]
 

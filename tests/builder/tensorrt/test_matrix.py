@@ -6,6 +6,7 @@ import pytest
 
 from tensorwright.builder.emit.tensorrt.matrix import (
     DEFAULT_KERNEL_SMS,
+    FP8_CACHE,
     NEEDS,
     SMS,
     check_pairs,
@@ -16,6 +17,7 @@ from tensorwright.errors import InvalidOptionError
 
 BUILDS = {
     "float16": SMS, "int8": SMS, "bfloat16": SMS[1:], "float32": SMS[1:], "int4": SMS[1:], "fp8": (89, 120, 121),
+    FP8_CACHE: SMS[1:],
 }  # fmt: skip
 
 

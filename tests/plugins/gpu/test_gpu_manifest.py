@@ -13,7 +13,7 @@ from tensorwright.engine_format.tensorrt_manifest import IoTensor, KvLayer, Mani
 from tensorwright.errors import EngineError
 
 
-@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8"])
 def test_what_is_written_reads_back_and_again_byte_for_byte(kv_dtype: str) -> None:
     manifest = make_manifest(kv_dtype=kv_dtype)
     text = manifest.to_json()
@@ -31,6 +31,12 @@ def test_names_and_shapes_are_those_of_the_layers_and_groups() -> None:
     assert outputs["v_scales_out.0"].alias == "v_scales.0"
     assert outputs["logits"].shape == ("rows", 11)
     assert len(outputs) == 1 + 8
+
+
+def test_pages_of_fp8_are_bytes_with_scales() -> None:
+    rounded, int8 = (make_manifest(kv_dtype=dtype) for dtype in ("fp8", "int8"))
+    assert rounded.inputs == int8.inputs
+    assert rounded.block_bytes == int8.block_bytes
 
 
 def test_bytes_of_a_block_are_those_of_its_pages() -> None:
@@ -83,7 +89,7 @@ def change(path: str, value: Any) -> str:
         ("sms", [89, 80], "sms must be rising"),
         ("kernel_sms", [], "kernel_sms must be at least one SM"),
         ("dtype", "float64", "dtype must be one of"),
-        ("kv_dtype", "bfloat16", "kv_dtype must be float16 or int8"),
+        ("kv_dtype", "bfloat16", "kv_dtype must be one of float16, int8, fp8"),
         ("block_size", 0, "block_size must be a positive integer"),
         ("group_windows", [0, -1], "group_windows must be 0 or more"),
         ("plugins", ["a"], "manifest.plugins must be"),

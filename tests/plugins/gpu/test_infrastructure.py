@@ -15,7 +15,7 @@ from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu import bundle
 from tensorwright.plugins.gpu.compile import compile_kernel
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
-from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor, kernel_params, make_launch
+from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, Tensor, kernel_values, make_launch
 
 BLOCK = 32
 
@@ -98,16 +98,15 @@ def test_compiled_without_a_gpu_and_the_same_twice(kernel_cache: Path, tmp_path:
     assert first.num_warps == 1
 
 
-def test_parameters_are_the_arguments_and_two_null_pointers(kernel_cache: Path) -> None:
+def test_parameters_are_the_arguments_and_two_scratch_pointers(kernel_cache: Path) -> None:
     memory = Memory()
     launch = copy_launch(memory, 5)
     compiled = compile_kernel(copy_spec(), 80, cache=kernel_cache)
     assert compiled.parameters == ("*fp16", "*fp16", "*fp32", "i32", "i32", "fp32", SCRATCH, SCRATCH)
-    values, types = kernel_params(compiled.parameters, launch)
-    assert values == (*(launch.args[i].address for i in range(3)), 5, 1, 2.0, 0, 0)
-    assert [kind.__name__ for kind in types[:6]] == ["c_void_p"] * 3 + ["c_int", "c_int", "c_float"]
+    values = kernel_values(compiled.parameters, launch)
+    assert values == (*(launch.args[i].address for i in range(3)), 5, 1, 2.0)
     with pytest.raises(KernelError, match="arguments are expected"):
-        kernel_params(compiled.parameters[1:], launch)
+        kernel_values(compiled.parameters[1:], launch)
 
 
 @pytest.mark.parametrize(("sm", "most"), [(75, 65536), (86, 101376), (120, 101376), (90, 232448)])

@@ -1,4 +1,4 @@
-"""Inline PTX that widens integers, as the interpreter runs it, against plain conversions of every value."""
+"""Inline PTX that widens integers and small floats, as the interpreter runs it, against plain conversions of all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pytest
 
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu import interpret_asm, unpack
+from tensorwright.plugins.paged_attention import gpu_e4m3
+from tensorwright.plugins.quantized_matmul import fp8
 from tensorwright.plugins.rounding import from_bfloat16_bits
 
 
@@ -27,12 +29,22 @@ def test_every_pair_of_nibbles_is_widened_exactly(dtype: str) -> None:
     assert (floats(wrong[0], dtype) != low).any()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_byte_of_e4m3_is_widened_exactly(dtype: str) -> None:
+    text = {"float16": gpu_e4m3.TO_FLOAT16, "bfloat16": gpu_e4m3.TO_BFLOAT16}[dtype].value
+    codes = np.random.default_rng(1).permutation([code for code in range(256) if code & 0x7F != fp8.NAN] + [0, 0x80])
+    codes = codes.astype(np.uint8)
+    (got,) = interpret_asm.run(text, "=r,=r,r", [codes.view(np.int8)], [2], 4)
+    np.testing.assert_array_equal(floats(got, dtype), fp8.from_codes(codes))
+    (wrong,) = interpret_asm.run(text.replace("0xB3A2", "0xA3A2"), "=r,=r,r", [codes.view(np.int8)], [2], 4)
+    assert (floats(wrong, dtype) != fp8.from_codes(codes)).any()
+
+
 @pytest.mark.parametrize(
     ("text", "constraints", "message"),
     [
         ("popc.b32 $0, $1;", "=r,r", "does not know popc"),
         ("mov.b32 $0, other;", "=r,r", "reads other, which nothing has written"),
-        ("prmt.b32 $0, $1, $1, 0x9876;", "=r,r", "must not copy signs"),
         ("mov.b32 $0, $1;", "=r,h", "do not fit its operands"),
     ],
 )

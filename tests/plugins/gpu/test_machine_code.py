@@ -46,6 +46,8 @@ LONG = ((90, 410), (1, 200))
 """A chunk before which whole tiles of positions lie, of which none is masked."""
 STEPS: list[dict[str, Any]] = [
     *({"dtype": dtype, "int8_kv": int8} for dtype in ("float32", "float16", "bfloat16") for int8 in (False, True)),
+    *({"dtype": dtype, "int8_kv": True, "e4m3_kv": True} for dtype in ("float32", "float16", "bfloat16")),
+    {"dtype": "bfloat16", "head_dim": 128, "int8_kv": True, "e4m3_kv": True, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "head_dim": 128, "sequences": LONG},
     {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
@@ -76,7 +78,8 @@ def norm(runner: Any, rows: int, channels: int, with_sum: bool, dtype: str) -> N
 
 def rotary(runner: Any, cache: str, head_dim: int, rotary_dim: int, dtype: str, kv_heads: int = 2) -> None:
     memory, attrs = Memory(), {"heads": 5, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
-    case = gpu_rotary.make(memory, 17, attrs, dtype, dtype if cache == "same" else cache)
+    attrs["e4m3_kv"] = int(cache == "fp8")
+    case = gpu_rotary.make(memory, 17, attrs, dtype, dtype if cache == "same" else "int8")
     if kv_heads:
         memory.blocks["slots"].data[1] = -1
     gpu_rotary.run(runner, memory, case, attrs)
@@ -121,6 +124,7 @@ WORK = dict(
         *(named(f"norm-{dtype}-2x576-sum", norm, 2, 576, True, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-same", rotary, "same", 16, 16, dtype) for dtype in gpu_rms_norm.DTYPES),
         *(named(f"rotary-{dtype}-int8", rotary, "int8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
+        *(named(f"rotary-{dtype}-fp8", rotary, "fp8", 80, 32, dtype) for dtype in gpu_rms_norm.DTYPES),
         named("rotary-bfloat16-no-pages", rotary, "same", 16, 16, "bfloat16", 0),
         *(named(f"int4-{'-'.join(map(str, each))}", int4, *each, False) for each in INT4),
         *(named(f"int4-narrow-{tokens}", int4, tokens, 80, 520, 64, "bfloat16", True) for tokens in (1, 9)),

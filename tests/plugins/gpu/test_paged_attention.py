@@ -26,9 +26,9 @@ MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 513), (2, 100))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("int8_kv", [False, True])
-def test_mixed_steps(interpreter: Interpreter, dtype: str, int8_kv: bool) -> None:
-    Step(MIXED, dtype=dtype, int8_kv=int8_kv).check(interpreter)
+@pytest.mark.parametrize("kv", ["same", "int8", "fp8"])
+def test_mixed_steps(interpreter: Interpreter, dtype: str, kv: str) -> None:
+    Step(MIXED, dtype=dtype, int8_kv=kv != "same", e4m3_kv=kv == "fp8").check(interpreter)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ def test_mixed_steps(interpreter: Interpreter, dtype: str, int8_kv: bool) -> Non
     [
         {},
         {"window": 600, "has_sinks": True, "int8_kv": True, "block_size": 64},
+        {"window": 600, "int8_kv": True, "e4m3_kv": True, "dtype": "bfloat16"},
         {"window": 600, "chunked": True, "has_slopes": True},
     ],
 )
@@ -100,6 +101,7 @@ def test_chunks(interpreter: Interpreter, chunk: int) -> None:
         {"softcap": 3.0, "has_sinks": True, "window": 37, "dtype": "bfloat16"},
         {"has_sinks": True, "int8_kv": True, "head_dim": 80, "window": 600},
         {"softcap": 30.0, "int8_kv": True, "dtype": "float32", "block_size": 16},
+        {"has_slopes": True, "has_sinks": True, "int8_kv": True, "e4m3_kv": True, "head_dim": 80, "window": 37},
         {"has_sinks": True, "window": 37, "int8_kv": True, "dtype": "bfloat16", "heads": 6, "block_size": 64},
         {"softcap": 3.0, "window": 100, "head_dim": 256, "dtype": "bfloat16"},
     ],
@@ -245,6 +247,7 @@ def test_a_wrong_launch_is_noticed(interpreter: Interpreter, name: str) -> None:
         ({"block_size": 48}, "block_size must be one of"),
         ({"scale": -1.0}, "scale must be positive"),
         ({"heads": 5}, "must be a multiple"),
+        ({"e4m3_kv": 1}, "pages of E4M3 numbers must be int8"),
         ({"chunked": True}, "chunks must have a length"),
     ],
 )

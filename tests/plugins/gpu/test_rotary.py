@@ -15,11 +15,11 @@ from tensorwright.plugins.rotary import launch
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("cache", ["same", "int8"])
+@pytest.mark.parametrize("cache", ["same", "int8", "fp8"])
 @pytest.mark.parametrize("rotary_dim", [0, 4, 16])
 def test_equals_the_definition(interpreter: Interpreter, dtype: str, cache: str, rotary_dim: int) -> None:
-    memory, attrs = Memory(), {**ATTRS, "rotary_dim": rotary_dim}
-    case = make(memory, 5, attrs, dtype, dtype if cache == "same" else cache)
+    memory, attrs = Memory(), {**ATTRS, "rotary_dim": rotary_dim, "e4m3_kv": int(cache == "fp8")}
+    case = make(memory, 5, attrs, dtype, dtype if cache == "same" else "int8")
     run(interpreter, memory, case, attrs)
     check(memory, attrs)
 
@@ -71,15 +71,19 @@ def test_a_negative_slot_is_not_written(interpreter: Interpreter) -> None:
     check(memory, ATTRS)
 
 
-def test_infinities_zeros_and_tiny_heads_of_an_int8_cache(interpreter: Interpreter) -> None:
-    """Their scales are NaN or 0; a head of one number rounds to 127 or -127."""
-    memory, attrs = Memory(), {**ATTRS, "rotary_dim": 0}
+@pytest.mark.parametrize("e4m3", [0, 1])
+def test_infinities_zeros_and_tiny_heads_of_a_cache_of_bytes(interpreter: Interpreter, e4m3: int) -> None:
+    """Their scales are NaN or 0; a head of one number rounds to 127 or -127, or to 448 or -448. With small elements
+    beside a large one, E4M3 has subnormal numbers."""
+    memory, attrs = Memory(), {**ATTRS, "rotary_dim": 0, "e4m3_kv": e4m3}
     case = make(memory, 5, attrs, "float32", "int8")
     k = memory.blocks["qkv"].data.reshape(5, 8, 16)[:, 4:]
     k[0, 0, 3], k[0, 1, 15], k[1, 2, 0] = np.inf, np.nan, -np.inf
     k[2, :] = 0
     k[3, 0] = 2.0**-112
     k[4, 1] = -3
+    k[4, 2] = np.float32(448) * 2.0 ** -np.arange(16)
+    k[4, 3] = np.append(np.linspace(-0.02, 0.02, 15), 448)
     run(interpreter, memory, case, attrs)
     check(memory, attrs)
 

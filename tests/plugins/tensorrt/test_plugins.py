@@ -34,7 +34,7 @@ from tensorwright.plugins.gpu.build_context import building_for, running_with
 from tensorwright.plugins.gpu.collective_call import CollectiveCall
 from tensorwright.plugins.gpu.creators import OPS, make_creator, register
 from tensorwright.plugins.gpu.launch import Launch
-from tensorwright.plugins.gpu.prepared_calls import KEPT
+from tensorwright.plugins.gpu.prepared_calls import KEPT, Recent
 from tensorwright.plugins.gpu.tensorrt_op import PluginOp
 
 STREAM = 0x5EED
@@ -96,7 +96,7 @@ def test_an_output_shares_the_memory_of_the_input_of_its_name(step: Step) -> Non
     assert any(index >= 0 for index in aliases) == (step.op == "RotaryKvWrite")
 
 
-def test_an_unchanged_step_is_not_prepared_again_and_a_changed_one_is() -> None:
+def test_a_step_is_prepared_once_and_filled_for_other_addresses_and_shapes() -> None:
     step = STEPS[0]
     driver = RecordingDriver(80)
     with running_with(driver):
@@ -113,6 +113,21 @@ def test_an_unchanged_step_is_not_prepared_again_and_a_changed_one_is() -> None:
     assert driver.prepared == count, "other addresses need no other launches"
     assert driver.launches[2 * count :] == wanted(moved, 80)
     assert driver.launches[2 * count :] != wanted(step, 80)
+
+
+def test_calls_of_several_shapes_take_turns_with_the_same_kernels() -> None:
+    """A call that starts more kernels than the one before, or fewer, leaves nothing of it."""
+    mixed, decode, prompt = attend("mixed", 9, 3, 4), attend("decode", 3, 3, 4), attend("prompt", 9, 1, 4)
+    driver = RecordingDriver(80)
+    with running_with(driver):
+        plugin = restore(mixed, written(mixed))
+    for step in (decode, mixed, prompt, mixed, decode):
+        before = len(driver.launches)
+        plugin.enqueue(*step.arguments(trt), STREAM)
+        assert driver.launches[before:] == wanted(step, 80)
+    assert driver.prepared == len({(launch.kernel, launch.variant) for launch in driver.launches}) + 1, (
+        "decode stands first in one call, and behind prefill in another"
+    )
 
 
 def test_layers_that_are_alike_share_their_launches_and_not_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,14 +147,18 @@ def test_layers_that_are_alike_share_their_launches_and_not_their_arguments(monk
 
 
 def test_calls_are_forgotten_when_there_are_many_shapes() -> None:
+    recent, made, rows = Recent[int](), [], (*range(1, KEPT + 1), 1, KEPT + 1, 1, 2)
+    for row in rows:
+        recent.find(row, lambda row=row: made.append(row) or row)
+    assert made == [*range(1, KEPT + 2), 2], "1 was used again before another came, 2 had to go"
+    assert len(recent) == KEPT
     driver, first = RecordingDriver(80), norm("norm", 1, False)
     with running_with(driver):
         plugin = restore(first, written(first))
-    for rows in (*range(1, KEPT + 1), 1, KEPT + 1, 1, 2):
-        before = driver.prepared
-        plugin.enqueue(*norm("norm", rows, False).arguments(trt), STREAM)
-    assert driver.prepared == KEPT + 2, "1 was used again before another came, 2 had to go"
-    assert driver.prepared == before + 1
+    for row in rows:
+        plugin.enqueue(*norm("norm", row, False).arguments(trt), STREAM)
+    assert driver.launches == [launch for row in rows for launch in wanted(norm("norm", row, False), 80)]
+    assert driver.prepared == 1
 
 
 def test_addresses_that_the_kernels_cannot_take_are_refused() -> None:

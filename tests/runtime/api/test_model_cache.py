@@ -238,8 +238,8 @@ def test_the_type_of_the_kv_cache_is_handed_on_and_told_apart(model: Path, monke
     llm.LLM(path, kv_cache_memory="1MiB", kv_cache_dtype="int8").shutdown()
     with pytest.raises(InvalidOptionError, match="is an engine with a KV cache of 'auto'; build another one"):
         llm.LLM(other, kv_cache_dtype="int8")
-    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, got 'fp8'"):
-        llm.LLM(model, kv_cache_dtype="fp8")
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, int4, fp8, got 'fp16'"):
+        llm.LLM(model, kv_cache_dtype="fp16")
 
 
 @pytest.mark.parametrize("quantize", ["", " ", 4, ["int4"]])

@@ -29,7 +29,7 @@ from support.ptx.threads import WARP
 from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.compile import compile_kernel
 from tensorwright.plugins.gpu.interpret import ADDRESS_ALIGNMENT, Memory
-from tensorwright.plugins.gpu.launch import KernelSpec, Launch, kernel_params
+from tensorwright.plugins.gpu.launch import SCRATCH, KernelSpec, Launch, kernel_values
 
 SMS = (80, 90)
 """The SMs whose code is emulated: one with the tensor instructions of a warp, one with those of a group of warps."""
@@ -69,7 +69,7 @@ class Emulator:
         raw.append((end + -end % ADDRESS_ALIGNMENT + ADDRESS_ALIGNMENT, constants))
         of_global, of_shared = (_granule(program, space) for space in ("global", "shared"))
         space = GlobalMemory(raw, of_global, kernel.num_warps)
-        values, _ = kernel_params(kernel.parameters, launch)
+        values = (*kernel_values(kernel.parameters, launch), *(0 for kind in kernel.parameters if kind == SCRATCH))
         steps = decode(program, space)
         numbers = np.arange(int(np.prod(launch.grid)))
         at_once = max(1, MAX_THREADS // program.threads)

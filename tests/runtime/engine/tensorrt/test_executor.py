@@ -29,6 +29,7 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
     [
         ({}, {}),
         ({"kv_dtype": "int8"}, {"debug_preempt_every": 3, "debug_seed": 4}),
+        ({"kv_dtype": "fp8"}, {}),
         ({"dtype": "float32", "kv_dtype": "float32", **ONE_GROUP}, {"prefix_cache": False, "max_chunk": 5}),
         ({"flavour": "tensorrt", "library_version": "10.15.1", "sms": (80,)}, {"blocks": 18}),
     ],
