@@ -176,8 +176,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         if not target.verifies_proposals:
             able = " or ".join(one.name for one in TARGETS.values() if one.verifies_proposals)
             raise InvalidOptionError(
-                f"speculative needs an engine of target {able}, {engine.path} is of target {engine.target!r}: build the "
-                f"model once more with --target {able}"
+                f"speculative needs an engine of target {able}, {engine.path} is of target {engine.target!r}: build "
+                f"the model once more with --target {able}"
             )
         if options.speculation.method == "heads" and engine.config.heads is None:
             raise InvalidOptionError(

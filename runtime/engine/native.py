@@ -65,7 +65,7 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
     resolved = resolve_options(options, engine, asked or 0)
     if engine.target not in EXECUTORS:
         resolved = _with_tuning(resolved, options, engine)
-    batch, tokens = resolved.max_batch_size, resolved.max_num_tokens
+    batch = resolved.max_batch_size
     if engine.target not in EXECUTORS:
         prefixes = resolved.enable_prefix_caching
         free = available_memory() // ranks_here(engine)  # each rank has a cache of this size
@@ -121,8 +121,8 @@ def _opened_draft(engine: EngineDir, options: EngineOptions) -> Iterator[OpenedD
     for name, most in kind.read_limits(draft).items():
         if most < getattr(options, name):
             raise InvalidOptionError(
-                f"speculative: the draft model {draft.path} was built for {name} of at most {most}, and the engine runs "
-                f"with {getattr(options, name)}; lower that, or build the draft model with a larger one"
+                f"speculative: the draft model {draft.path} was built for {name} of at most {most}, and the engine "
+                f"runs with {getattr(options, name)}; lower that, or build the draft model with a larger one"
             )
     executor = kind.open(draft, Opening(options.threads, device, gpu_memory=DRAFT_SHARE))
     try:
@@ -193,8 +193,8 @@ def create_engine(
     ranks: StartedRanks | None = None,
     opened_draft: OpenedDraft | None = None,
 ) -> _runtime.Engine:
-    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over, and that of the draft model
-    too. ranks: with which it was opened; those of target cpu are started here."""
+    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over, as it does that of the
+    draft model. ranks: with which it was opened; those of target cpu are started here."""
     runtime = load_module()
     native: _runtime.EngineOptions = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes

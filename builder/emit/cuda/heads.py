@@ -4,9 +4,9 @@ The graph is that of join_draft_heads at stage "cached": its outputs are the mod
 logits and their own features. Three parts of it are started by themselves: the model up to its logits, what only the
 features need, and the heads.
 
-Features stay on the GPU, as one page tensor more of a cache group: a row of C columns of type A for each slot. The model
-writes the feature of a token to the token's slot. The heads read those of their tokens, and write their own feature of a
-row to the slot of the position behind it, which the next pass computes. So copies of blocks copy features too.
+Features stay on the GPU, as one page tensor more of a cache group: a row of C columns of type A for each slot. The
+model writes the feature of a token to the token's slot. The heads read those of their tokens, and write their own
+feature of a row to the slot of the position behind it, which the next pass computes. So copies of blocks copy features.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def emit_heads(
     graph = emitter.graph
     if graph.facts.state_layers:
         raise LoweringError(
-            f"{graph.name}: heads propose tokens, and the states of recurrent layers cannot be taken back behind a wrong "
-            "one; leave out heads"
+            f"{graph.name}: heads propose tokens, and the states of recurrent layers cannot be taken back behind a "
+            "wrong one; leave out heads"
         )
     group, attend = _group_of(graph, parts.heads)
     _, features, logits, own = graph.outputs

@@ -36,8 +36,9 @@ items. The file is read strictly in sequence.
         arguments, without the two null pointers: memory a at byte b, of kind 0 slot, 1 weight, 2 metadata (0 token_ids,
         1 positions, 2 seq_starts, 3 context_lens, 4 logit_rows, 5 + g the slots of group g, 5 + G + g its block table,
         5 + 2 G how tokens are drawn, by rows of FIELDS of plugins/draw_tokens, then, where layers are recurrent, the
-        slots of states, or, where there are heads, the slots of the positions behind the rows; int32), 3 page tensor (256 * layer + its place), 4 workspace, 7 the state of recurrent
-        layer a in slot 0; or 5: the integer expression a; or 6: the number b
+        slots of states, or, where there are heads, the slots of the positions behind the rows; int32), 3 page tensor
+        (256 * layer + its place), 4 workspace, 7 the state of recurrent layer a in slot 0; or 5: the integer expression
+        a; or 6: the number b
     u32 slot of the logits: float32, vocab_size columns
     u32 number of the first instruction that draws tokens (plugins/draw_tokens), of which the runtime leaves out all in
         steps that draw none, and 2^32 - 1 without any; u32 slot of the tokens: int32. Those for heads follow

@@ -50,8 +50,9 @@ class CudaExecutor(_runtime.CudaExecutor):
     ) -> int:
         """Returns the GPU's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.
 
-        beside: the free bytes that another model is to have. The states of recurrent layers are a part of it (memory.py). The share is at most what a full batch of the
-        longest sequences can use. Raises OutOfMemoryError if `asked`, or one block and one state, do not fit.
+        beside: the free bytes that another model is to have. The states of recurrent layers are a part of the cache
+        (memory.py). The share is at most what a full batch of the longest sequences can use. Raises OutOfMemoryError if
+        `asked`, or one block and one state, do not fit.
         """
         facts = self.facts()
         block, state = sum(facts["block_bytes"]), int(facts["state_bytes"])

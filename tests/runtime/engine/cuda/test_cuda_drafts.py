@@ -64,11 +64,11 @@ def test_both_have_memory_and_give_it_back(device: FakeDevice, engines: dict[str
 
 
 def test_the_cache_of_the_draft_is_what_is_asked_for(device: FakeDevice, engines: dict[str, Path]) -> None:
-    draft = {"method": "draft", "model": engines["draft"], "kv_cache_memory": "64KiB"}
+    draft = {"method": "draft", "model": engines["draft"], "kv_cache_memory": "32KiB"}
     block = 2 * 2 * 32 * 16 * 2  # K and V, two heads, positions, columns, bytes
     with LLM(engines["target"], speculative=draft):
         sizes = list(device.pieces().values())
-    assert sizes.count(((64 << 10) // block + 1) * block // 2) == 2, "K and V, with a block of padding"
+    assert sizes.count(((32 << 10) // block + 1) * block // 2) == 2, "K and V, with a block of padding"
     with pytest.raises(OutOfMemoryError, match=r"speculative: for the draft model .*draft, kv_cache_memory must hold"):
         LLM(engines["target"], speculative={**draft, "kv_cache_memory": "1KiB"})
 

@@ -23,7 +23,6 @@ from support.made_cuda_plan import (
     HEADS_KERNEL,
     MAX_SEQS,
     MAX_TOKENS,
-    VOCAB,
     WIDTH,
     ints,
     made_plan,
@@ -271,8 +270,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("name", "options", "right"),
     [
         ("mtp", {"proposer": "heads", "draft_tokens": 2}, 0.5),
-        ("mtp", {"proposer": "draft", "draft_tokens": 3, "draft_kv_bytes": 1 << 16}, 0.8),
-        ("medusa", {"proposer": "heads", "draft_tokens": 2}, 0.0),
+        pytest.param(
+            "mtp", {"proposer": "draft", "draft_tokens": 3, "draft_kv_bytes": 1 << 16}, 0.8, marks=pytest.mark.slow
+        ),
+        pytest.param("medusa", {"proposer": "heads", "draft_tokens": 2}, 0.0, marks=pytest.mark.slow),
     ],
     ids=["mtp", "draft", "medusa"],
 )
