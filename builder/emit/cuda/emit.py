@@ -96,8 +96,8 @@ class PlannedGraph:
 
 
 def plan_graph(graph: Graph, checkpoint: Checkpoint, dtype: str, max_step: tuple[int, int, int]) -> PlannedGraph:
-    """Returns the calls of a graph after the passes of target cuda, which may be joined with that of heads. No weight is
-    read.
+    """Returns the calls of a graph after the passes of target cuda, which may be joined with that of heads. No weight
+    is read.
 
     dtype: the type A. max_step: the most tokens, rows of logits and sequences. Raises LoweringError for an op without a
     kernel, and for heads of a model with recurrent layers.
