@@ -147,9 +147,9 @@ class CudaExecutor:
     Opens an engine of target cuda on a GPU. An Engine takes it, or it runs a step at a time.
     """
 
-    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1, draws: bool = True) -> None:
+    def __init__(self, plan_path: str, weights_path: str, device: int, cublaslt: Sequence[str], graphs: bool = True, threads: int = 1, draws: bool = True, ahead: bool = True) -> None:
         """
-        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
+        cublaslt: names of the library, of which the first that is there is taken. graphs: whether decode steps are replayed as CUDA graphs. draws: whether tokens are drawn on the GPU where that can be. ahead: whether a step may be started before the tokens of the last one are known, where the GPU draws them. threads: that draw tokens, 0 is one per usable processor. Raises EngineError, MissingDependencyError, OutOfMemoryError.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class CudaExecutor:
 
     def counters(self) -> dict[str, Any]:
         """
-        How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many of the steps were of heads (head_steps).
+        How many steps ran without a graph (eager), were captured, and were replayed; of how many rows the tokens were drawn on the GPU (drawn), and left to the host after all (undecided); how many of the steps were of heads (head_steps), and were started while another one was underway (ahead).
         """
 
     def draw_step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], draws: Sequence[tuple[float, int, float, float, float] | None], state_slots: object = ()) -> tuple[list[int], Annotated[NDArray[numpy.float32], dict(shape=(None, None))]]:

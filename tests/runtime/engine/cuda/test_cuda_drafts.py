@@ -1,16 +1,18 @@
-"""A draft model beside an engine of target cuda: how both are opened, and how they share a GPU's memory. Their kernels
-are what the stand-in of the driver loads, and compute nothing."""
+"""A draft model beside an engine of target cuda: how both are opened, and how they share a GPU's memory; and an engine
+with heads. Their kernels are what the stand-in of the driver loads, and compute nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.cuda_model import uncompiled
 from support.fake_libcuda import FakeDevice
+from support.made_heads import make_heads
 from support.tiny_models import make_tiny
 from tensorwright import LLM, build
 from tensorwright.builder.emit.cuda import plan_calls
@@ -27,17 +29,22 @@ def loadable(spec: KernelSpec, sm: int) -> CompiledKernel:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An engine, one that proposes to it, and one that was built for smaller steps."""
+    """An engine, one that proposes to it, one that was built for smaller steps, and one with heads for some tokens."""
     folder = tmp_path_factory.mktemp("drafts")
     model = make_tiny(folder / "model", "llama", num_hidden_layers=1, head_dim=16)
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 0, 1], "head_dim": 16, "draft_vocab": 40}
+    options: dict[str, dict[str, Any]] = {
+        "target": {},
+        "draft": {},
+        "small": {"max_num_tokens": 32},
+        "heads": {"heads": make_heads(folder / "made", model, **layers)},
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_calls, "compile_kernel", loadable)
-        for name, tokens in (("target", 64), ("draft", 64), ("small", 32)):
-            build(
-                model, folder / name, target="cuda", sm=[90], accuracy="none", max_batch_size=4, max_num_tokens=tokens,
-                max_seq_len=100,
-            )  # fmt: skip
-    return {name: folder / name for name in ("target", "draft", "small")}
+        for name, more in options.items():
+            sizes = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 100, **more}
+            build(model, folder / name, target="cuda", sm=[90], accuracy="none", **sizes)
+    return {name: folder / name for name in options}
 
 
 @pytest.fixture
@@ -61,6 +68,15 @@ def test_both_have_memory_and_give_it_back(device: FakeDevice, engines: dict[str
     assert device.live == 0
     with LLM(engines["target"], speculative="ngram,tokens=2"):
         assert len(device.pieces()) == alone
+
+
+def test_an_engine_with_heads(device: FakeDevice, engines: dict[str, Path]) -> None:
+    """Steps are measured when it is opened: those of the model, and passes of the heads."""
+    with LLM(engines["heads"]):
+        started = len(device.started)
+    assert started == 0
+    with LLM(engines["heads"], speculative="heads,tokens=2"):
+        assert len(device.started) > 0
 
 
 def test_the_cache_of_the_draft_is_what_is_asked_for(device: FakeDevice, engines: dict[str, Path]) -> None:
