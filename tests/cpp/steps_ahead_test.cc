@@ -47,14 +47,15 @@ bool begins_with(const Tokens& tokens, const Tokens& beginning) {
 
 }  // namespace
 
-// The token of each step but the last is one that the next step began without.
+// The token of each step but the last is one that the next step began without. The tokens of three are left
+// to the host: what was started behind them was for nobody, and is started again.
 TW_TEST(a_step_begins_before_the_token_of_the_last_is_known) {
   int64_t tokens = 0;
   EngineCore core(fake(ahead(&tokens)), options(60, 8, 64));
   const Request r = request(1, {1, 2, 3, 1}, 9);
   TW_CHECK(same(run_core(core, {r})[1], solo(r)));
   TW_CHECK_EQ(tokens, 8);
-  TW_CHECK_EQ(core.stats().steps_ahead, 8);
+  TW_CHECK_EQ(core.stats().steps_ahead, 8 + 3);
 }
 
 // A row that the host draws from, a proposal and a grammar need the tokens before the next step.
