@@ -223,7 +223,7 @@ TW_TEST(a_model_with_states_is_refused) {
 
 TW_TEST(the_engine_says_with_a_draft_what_it_says_without) {
   std::mt19937 random(11);
-  int64_t accepted = 0, proposed = 0, preemptions = 0;
+  int64_t accepted = 0, proposed = 0, preemptions = 0, drawn = 0;
   for (int round = 0; round < 16; ++round) {
     std::vector<Request> requests;
     for (int64_t id = 0; id < 12; ++id)
@@ -234,7 +234,11 @@ TW_TEST(the_engine_says_with_a_draft_what_it_says_without) {
     o.debug_preempt_every = round % 4;
     o.debug_seed = static_cast<uint64_t>(round);
     // The same model as the target: what it proposes is right wherever nothing else differs.
-    EngineCore core(fake(), o, nullptr, draft_model(draft_options(20 + 20 * (round % 3), 6, 32)));
+    // In every other round its executor draws what it proposes, as far as it is sure.
+    FakeBehaviour behaviour;
+    behaviour.draws = round % 2 == 1;
+    behaviour.drawn = &drawn;
+    EngineCore core(fake(), o, nullptr, draft_model(draft_options(20 + 20 * (round % 3), 6, 32), behaviour));
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests)
       for (int32_t i = 0; i < r.sampling.n; ++i)
@@ -244,7 +248,7 @@ TW_TEST(the_engine_says_with_a_draft_what_it_says_without) {
     preemptions += core.stats().steps.preemptions;
     TW_CHECK_EQ(core.stats().speculation.failures, 0);
   }
-  TW_CHECK(proposed > 500 && preemptions > 10);
+  TW_CHECK(proposed > 500 && preemptions > 10 && drawn > 100);
   // The same draw by seed and position: all are right, but those behind an end.
   TW_CHECK(accepted * 10 > proposed * 8);
 }

@@ -130,6 +130,7 @@ class FakeExecutor : public tensorwright::Executor {
   }
 
   bool draws_tokens() const override { return behaviour_.draws; }
+  bool draws_drafts() const override { return behaviour_.draws && behaviour_.at_once == 1; }
 
   void want_features(bool wanted) override { features_wanted_ = wanted; }
   tensorwright::FeatureRows features() const override {
@@ -168,7 +169,9 @@ class FakeExecutor : public tensorwright::Executor {
       const int32_t block = group.block_tables[s * group.max_blocks + place];
       if (block >= 0) slot_features_.at(block * facts_.block_size + next % facts_.block_size) = behind[t];
     }
-    return {{logits_.data(), stride(), step.rows()}, {own_.data(), 4}};
+    draw(step);
+    const int32_t* tokens = step.draws.empty() ? nullptr : tokens_.data();
+    return {{logits_.data(), stride(), step.rows(), tokens}, {own_.data(), 4}};
   }
   // The rows of heads whose cache did not hold the sequence's own hashes.
   int64_t stale_rows() const { return stale_; }

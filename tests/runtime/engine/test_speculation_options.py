@@ -71,6 +71,6 @@ def test_llm_refuses_before_it_opens_anything(tmp_path: Path) -> None:
         LLM(tmp_path / "absent", speculative="guess")
 
 
-def test_only_target_cpu_can_verify(pico_engine_onnx: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="speculative needs an engine of target cpu"):
+def test_only_some_targets_can_verify(pico_engine_onnx: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="speculative needs an engine of target cpu or cuda"):
         LLM(pico_engine_onnx, speculative="ngram")
