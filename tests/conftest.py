@@ -100,8 +100,8 @@ def _names_its_kernel(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Modules and tests stay until the end: the collector of cycles need not look at them again and again, neither while
-    they are made nor later (`pytest_collection_finish`)."""
+    """Modules and tests stay until the end: the collector of cycles need not look at them again and again, neither
+    while they are made nor later (`pytest_collection_finish`)."""
     gc.disable()
     try:
         return (yield)

@@ -220,7 +220,7 @@ def _export_function(
     explain: Callable[[Exception], str],
 ) -> torch.export.ExportedProgram:
     """Exports a function of tensors [1, seq, ...] for any length. name: what it is called in errors."""
-    from torch._dynamo import config as exporter  # It takes long to import, and commands that trace nothing need it not.
+    from torch._dynamo import config as exporter  # It takes long to import, and not every command traces.
 
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:

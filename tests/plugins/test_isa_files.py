@@ -9,8 +9,8 @@ are listed. That shows more than the objects of the build do, where functions th
 whatever another compiler inlines. For that reason no function is inlined by force either. It also makes the compiler
 three times as fast, since a vector kernel is a few hundred intrinsics that it would otherwise copy into each loop.
 
-The compiler stops before it makes machine code (-flto), which takes it longer than all before: an object for a later link
-names the same symbols.
+The compiler stops before it makes machine code (-flto), which takes it longer than all before: an object for a later
+link names the same symbols.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The compiled code of every GPU kernel, for SM 80 and 90, emulated, against the definitions in numpy.
 
 The launches are the real ones. Shapes are small, and cross every edge of a tile. tests/gpu runs the same on a GPU.
-Attention in each type, and over whole tiles, is run for both SMs. The other cases take turns, so that each kernel is run
-for both, by different cases.
+Attention in each type, and over whole tiles, is run for both SMs. The other cases take turns, so that each kernel is
+run for both, by different cases.
 """
 
 from __future__ import annotations
