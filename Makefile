@@ -56,19 +56,26 @@ export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 # would compile them again, a third of the time that a worker needs until its first test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel test-arm64 \
+.PHONY: help tools setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-clients test-wheel test-arm64 \
 	check lint typed fast-tests one-build soak sanitize wheel wheel-arm64 try-wheels image site clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
 setup: $(VENV)/.installed
 
-$(VENV)/.packages: constraints.txt pyproject.toml
+# What compiles C++ comes first, and alone: .ci/run compiles for the sanitizers while pip installs the rest.
+tools: $(VENV)/.tools
+
+$(VENV)/.tools: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
-	@echo "== Setting up $(VENV): torch, transformers and the tools (about 1 GB, some minutes the first time)"
+	@echo "== Setting up $(VENV): what compiles C++"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip $(INSTALL) --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
 	@$(PIP) scikit-build-core nanobind nlohmann-json cmake ninja
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.tools
+	@echo "== Setting up $(VENV): torch, transformers and the tools (about 1 GB, some minutes the first time)"
+	@$(BIN)/python -m pip $(INSTALL) --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
 	@$(if $(findstring tensorrt-rtx,$(GPU_EXTRAS)),$(PIP) 'tensorrt-rtx-cu13>=1.7$(comma)<2')
 	@touch $@
 
@@ -285,7 +292,7 @@ SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_
 	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-sanitize: setup
+sanitize: tools
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined -DTENSORWRIGHT_OWN_KERNELS=ON
 	$(BIN)/cmake --build build/asan --target cpp_tests
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(shell nproc)

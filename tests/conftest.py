@@ -56,8 +56,7 @@ VOCABULARY = 8192
 
 TRACING_ITSELF = (
     "builder/test_trace.py", "builder/test_trace_attention_sinks.py", "builder/test_trace_ops.py",
-    "builder/test_trace_refusals.py", "builder/test_trace_nested.py", "builder/test_fix_longrope.py",
-    "builder/test_fix_dynamic_rope.py",
+    "builder/test_trace_refusals.py", "builder/test_fix_longrope.py", "builder/test_fix_dynamic_rope.py",
     "builder/test_collector.py",
     "builder/test_interruptible.py", "builder/test_interrupts.py", "builder/test_killed_build.py",
 )  # fmt: skip
@@ -99,8 +98,18 @@ def _names_its_kernel(item: pytest.Item) -> bool:
     return bool(chosen) and item.path.parent == TESTS / "plugins" and item.path.name != "test_dispatch.py"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Modules and tests stay until the end: the collector of cycles need not look at them again and again, neither
+    while they are made nor later (`pytest_collection_finish`)."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """Modules and tests stay until the end: the collector of cycles need not look at them again and again."""
     gc.collect()
     gc.freeze()
 

@@ -220,9 +220,13 @@ def _export_function(
     explain: Callable[[Exception], str],
 ) -> torch.export.ExportedProgram:
     """Exports a function of tensors [1, seq, ...] for any length. name: what it is called in errors."""
+    from torch._dynamo import config as exporter  # It takes long to import, and not every command traces.
+
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        # Sizes are expressions of `seq` here. With such sizes the exporter's cache of what operations give takes longer
+        # than the operations: a fifth of an export.
+        with torch.no_grad(), warnings.catch_warnings(), exporter.patch(fake_tensor_cache_enabled=False):
             warnings.simplefilter("ignore")
             return torch.export.export(module, examples, dynamic_shapes=tuple({1: seq} for _ in examples), strict=False)
     except UnsupportedModelError as error:

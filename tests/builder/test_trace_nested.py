@@ -85,7 +85,7 @@ def test_the_graph_in_bfloat16(tmp_path, variant):
 def test_what_is_left_out_is_counted(tmp_path):
     """Every tensor of the checkpoint is in the graph or in the record."""
     checkpoint = open_checkpoint(make_nested(tmp_path / "m", "nested gemma3"))
-    graph = trace(checkpoint, dtype="float32", max_seq_len=64)
+    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
     used = {name for node in graph.find("weight") for name in node.attrs["expr"].refs()}
     rest = [name for name in checkpoint.names if name not in used]
     parts = graph.facts.left_out.values()

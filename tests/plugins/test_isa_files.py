@@ -8,6 +8,9 @@ Every file is compiled once more without optimization, where each function that 
 are listed. That shows more than the objects of the build do, where functions that were inlined left none: it holds for
 whatever another compiler inlines. For that reason no function is inlined by force either. It also makes the compiler
 three times as fast, since a vector kernel is a few hundred intrinsics that it would otherwise copy into each loop.
+
+The compiler stops before it makes machine code (-flto), which takes it longer than all before: an object for a later
+link names the same symbols.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from support.places import ROOT, build_folder
 FILES = sorted(path for path in (ROOT / "plugins").glob("*/*.cc") if path.name.startswith(("x86_", "arm_")))
 NOTHING_INLINED = ("-O0", "-D__always_inline__=__unused__", "-Dalways_inline=unused")
 """Both spellings of the attribute: headers of intrinsics have the first, plugins/common/vector.h has the second."""
+NO_CODE = ("-flto", "-fno-fat-lto-objects")
 FOLDERS = [folder for folder in (build_folder(), ROOT / "build" / "arm64") if folder is not None]
 """The module's build, and that of make test-arm64, which has the files of the other kind of processor."""
 
@@ -46,18 +50,43 @@ def command(path: Path) -> list[str]:
     words = commands()[str(path)]
     words = words[1:] if words[0].endswith("ccache") else words
     words = words[: words.index("-o")]
-    return [word for word in words if word != "-O3"] + [*NOTHING_INLINED, "-w"]
+    return [word for word in words if word != "-O3"] + [*NOTHING_INLINED, *NO_CODE, "-w"]
 
 
-@pytest.mark.skipif(not (shutil.which("g++") and shutil.which("nm")), reason="needs g++ and nm")
+def shared_symbols(compiler: list[str], path: Path, made: Path) -> list[str]:
+    """Compiles a file. Returns the lines of nm about what it defines for other files too, but for kernels; there must
+    be kernels."""
+    subprocess.run([*compiler, "-c", str(path), "-o", str(made)], check=True)
+    asked = [compiler[0], "-print-file-name=liblto_plugin.so"]
+    plugin = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    listed = ["nm", "--plugin", plugin, "-C", "--defined-only", "-g", str(made)]
+    lines = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert any(line.split()[1] == "T" for line in lines), f"{path.name} defines no kernel"
+    # DW.ref is a pointer for exception tables, no code.
+    return [line for line in lines if line.split()[1] != "T" and "DW.ref." not in line]
+
+
+pytestmark = pytest.mark.skipif(not (shutil.which("g++") and shutil.which("nm")), reason="needs g++ and nm")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_shares_no_symbol(path: Path, tmp_path: Path) -> None:
-    made = tmp_path / "kernel.o"
-    subprocess.run([*command(path), "-c", str(path), "-o", str(made)], check=True)
-    listing = subprocess.run(
-        ["nm", "-C", "--defined-only", "-g", str(made)], check=True, capture_output=True, text=True
-    )
-    # DW.ref is a pointer for exception tables, no code.
-    shared = [s for s in listing.stdout.splitlines() if s.split()[1] != "T" and "DW.ref." not in s]
+    shared = shared_symbols(command(path), path, tmp_path / "kernel.o")
     assert not shared, f"{path.name} defines what other files may define too: {shared}"
-    assert " T " in listing.stdout
+
+
+PLANTED = """
+{} int added(int x) {{ return x + 1; }}
+template <int n> {} int times(int x) {{ return n * x; }}
+extern "C" int kernel(int x) {{ return added(x) + times<3>(x); }}
+"""
+
+
+def test_a_planted_symbol_is_seen(tmp_path: Path) -> None:
+    """An inline function and a template, which become the linker's common copies unless they are static."""
+    file, compiler = tmp_path / "kernel.cc", ["g++", *NOTHING_INLINED, *NO_CODE]
+    file.write_text(PLANTED.format("inline", ""))
+    seen = shared_symbols(compiler, file, tmp_path / "kernel.o")
+    assert [line.split(maxsplit=2)[2] for line in seen] == ["added(int)", "int times<3>(int)"]
+    file.write_text(PLANTED.format("static inline", "static"))
+    assert shared_symbols(compiler, file, tmp_path / "kernel.o") == []

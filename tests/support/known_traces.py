@@ -84,6 +84,7 @@ def known_traces(folder: Path) -> Iterator[None]:
         _fill(graph, file.read_text(encoding="utf-8"))
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.fx.config.do_not_emit_stack_traces", True)  # a graph has none, and they take time
         patch.setattr(export, "_export", NotYetExported)
         patch.setattr(export, "lower", lower)
         yield

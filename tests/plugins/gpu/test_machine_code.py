@@ -1,7 +1,8 @@
 """The compiled code of every GPU kernel, for SM 80 and 90, emulated, against the definitions in numpy.
 
 The launches are the real ones. Shapes are small, and cross every edge of a tile. tests/gpu runs the same on a GPU.
-Attention is run for both SMs. The other cases take turns, so that each kernel is run for both, by different cases.
+Attention in each type, and over whole tiles, is run for both SMs. The other cases take turns, so that each kernel is
+run for both, by different cases.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
 """Decodes with and without splits, prompts, chunks behind a prefix, a sequence that has nothing to do."""
 LONG = ((90, 410), (1, 200))
 """A chunk before which whole tiles of positions lie, of which none is masked."""
-STEPS: list[dict[str, Any]] = [
+FOR_BOTH_SMS: list[dict[str, Any]] = [
     *({"dtype": dtype, "int8_kv": int8} for dtype in ("float32", "float16", "bfloat16") for int8 in (False, True)),
     *({"dtype": dtype, "int8_kv": True, "e4m3_kv": True} for dtype in ("float32", "float16", "bfloat16")),
     {"dtype": "bfloat16", "head_dim": 128, "int8_kv": True, "e4m3_kv": True, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "head_dim": 128, "sequences": LONG},
+]
+STEPS: list[dict[str, Any]] = [
+    *FOR_BOTH_SMS,
     {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
     {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
@@ -117,6 +121,10 @@ def named(name: str, work: Callable[..., None], *arguments: Any) -> tuple[str, C
     )
 
 
+def name_of(step: dict[str, Any]) -> str:
+    return "attention-" + "-".join(f"{option}:{value}" for option, value in step.items())
+
+
 WORK = dict(
     [
         *(named(str(case), rows, case) for case in CASES),
@@ -129,7 +137,7 @@ WORK = dict(
         *(named(f"int4-{'-'.join(map(str, each))}", int4, *each, False) for each in INT4),
         *(named(f"int4-narrow-{tokens}", int4, tokens, 80, 520, 64, "bfloat16", True) for tokens in (1, 9)),
         *(named(f"int4-dense-{dtype}", dense_int4, 129, 200, 64, dtype) for dtype in ("float16", "bfloat16")),
-        *(named("attention-" + "-".join(f"{k}:{v}" for k, v in step.items()), attention, step) for step in STEPS),
+        *(named(name_of(step), attention, step) for step in STEPS),
         *(named("latent-" + "-".join(f"{k}:{v}" for k, v in step.items()), latent, step) for step in LATENT_STEPS),
     ]
 )
@@ -180,7 +188,7 @@ def turns() -> dict[str, list[int]]:
     """Returns the SMs that each piece of work is run for: that for which its kernels were run less often before, and a
     second one if a kernel is run for it by nothing else."""
     started = {(name, sm): kernels_of(name, sm) for name in WORK for sm in SMS}
-    found = {name: list(SMS) for name in WORK if name.startswith("attention")}
+    found = {name_of(step): list(SMS) for step in FOR_BOTH_SMS}
     runs = Counter((kernel, sm) for name, sms in found.items() for sm in sms for kernel in started[name, sm])
     for name in [name for name in WORK if name not in found]:
         sm = min(SMS, key=lambda sm: sum(runs[kernel, sm] for kernel in started[name, sm]))

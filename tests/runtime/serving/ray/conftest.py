@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from support.ray_cluster import Fleets, cluster_of
+from support.waiting import PATIENCE
 
 if find_spec("ray") is not None:
     with warnings.catch_warnings():
@@ -20,7 +21,11 @@ if find_spec("ray") is not None:
 def fleets() -> Iterator[Fleets]:
     """Fleets on a cluster of two nodes with two processors each."""
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
-    with cluster_of(nodes=2, cpus=2) as cluster:
+    from tensorwright.runtime.serving.ray import remote_client
+
+    with pytest.MonkeyPatch.context() as patch, cluster_of(nodes=2, cpus=2) as cluster:
+        # Where all replicas were killed, a busy machine takes longer than that to start the next one.
+        patch.setattr(remote_client, "MAX_WITHOUT_REPLICAS", PATIENCE)
         started = Fleets(cluster.address)
         try:
             yield started

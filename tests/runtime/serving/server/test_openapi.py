@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +34,8 @@ def test_the_document_lists_every_path(served: Served) -> None:
 
 def test_made_up_requests_are_answered(served: Served) -> None:
     """Nothing above 499 but a full queue; errors in OpenAI's form, or in Anthropic's where the path is theirs."""
+    import schemathesis  # which takes a second, and every worker imports this file
+
     schema = schemathesis.openapi.from_dict(served.client.get("/openapi.json").json())
     statuses: set[int] = set()
     for operation in (found.ok() for found in schema.get_all_operations()):
