@@ -244,6 +244,8 @@ def serve(stage: Stage, service: Service, port: int) -> str:
     places = ["--ro-bind", str(stage.root), "/", "--perms", "1777", "--tmpfs", "/tmp"]
     for place, folder in service.mounts.items():
         (stage.root / place.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for parent in [*Path(place).parents][-2::-1]:  # below /tmp, bubblewrap makes folders for root alone
+            places += ["--perms", "0755", "--dir", str(parent)]
         places += ["--ro-bind", str(folder), place]
     start = [*inside(stage, *places), "--perms", "1777", "--tmpfs", "/dev/shm"]  # after /dev, which it lies in
     start += ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
