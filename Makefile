@@ -196,8 +196,10 @@ try-wheels: setup
 	$(BIN)/build-engine models/pico $(TRIED_ENGINE) --force --quantize int4 --dtype float32 --accuracy none
 	$(PYTHON) deploy/wheel/try_wheels.py --engine $(TRIED_ENGINE) $(addprefix --python ,$(WHEEL_PYTHONS)) $(WHEELS)
 
+# Of the wheels in dist/ the one for Python 3.11 and this processor. Where there is none, the program says how to make it.
+IMAGE_WHEEL = dist/tensorwright-*-cp311-*_$(shell uname -m).whl
 image:
-	$(PYTHON) deploy/image/make_image.py $(wildcard dist/tensorwright-*-cp311-*.whl)
+	$(PYTHON) deploy/image/make_image.py $(or $(wildcard $(IMAGE_WHEEL)),'$(IMAGE_WHEEL)')
 
 # MkDocs in an environment of its own: nothing else needs it. A broken link or anchor is an error.
 SITE_VENV ?= .venv-site

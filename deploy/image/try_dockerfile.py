@@ -3,12 +3,15 @@
     mmdebstrap --variant=minbase --include=python3-pip,python3-dev,ca-certificates bookworm build/python-slim
     rm build/python-slim/usr/lib/python3*/EXTERNALLY-MANAGED && ln -s python3 build/python-slim/usr/bin/python
     python deploy/image/try_dockerfile.py deploy/Dockerfile --image python:3.11-slim=build/python-slim --engine out/pico
+    python deploy/image/try_dockerfile.py deploy/Dockerfile.triton --models out/models \
+        --image nvcr.io/nvidia/tritonserver:25.08-py3=build/triton
 
 Each FROM copies the folder that --image names for it, COPY takes what .dockerignore leaves of the repository, and RUN
 runs in the copy, in namespaces of bubblewrap (apt-get install bubblewrap; it needs root). What a folder lacks that the
 real image has, or the other way round, is not seen. With --engine, the entry point then serves an engine on a root that
-is read-only, as the Dockerfile's user and without capabilities; the health check must come true, and the Dockerfile's
-signal must end the server well.
+is read-only, as the Dockerfile's user and without capabilities; the health check must come true, a prompt be answered,
+and the Dockerfile's signal end the server well. --models does the same with a repository of `tensorwright triton-repo`.
+docs/images.md says what may stand for Triton's image.
 
 An instruction that this program does not know is refused before anything is done.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import string
@@ -35,6 +39,7 @@ KNOWN = (
     "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "WORKDIR",
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PROMPT = "import os"
 PATIENCE = 120
 """Seconds that a server may take until its health check comes true, and until it has ended."""
 
@@ -196,13 +201,55 @@ def numbers_of_user(stage: Stage) -> tuple[str, str]:
     raise DockerfileError(f"USER {name}: /etc/passwd has no such user")
 
 
-def serve(stage: Stage, engine: Path, port: int) -> str:
-    """Serves an engine as the stage's user, and returns the text of a completion. Raises DockerfileError."""
+@dataclass(frozen=True)
+class Service:
+    """What is served with an image, and asked of it. `mounts` are places in the image and the folders of this machine
+    that are seen there, `arguments` follow the entry point, `path` and `body` are a request, and `key` leads to the
+    text in its answer."""
+
+    mounts: dict[str, Path]
+    arguments: tuple[str, ...]
+    path: str
+    body: dict[str, object]
+    key: tuple[str | int, ...]
+
+
+def engine_service(engine: Path, port: int) -> Service:
+    """Returns how the image of `tensorwright serve` serves an engine."""
+    body = {"model": "pico", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    arguments = ("serve", "pico=/mnt", "--host", "127.0.0.1", "--port", str(port))
+    return Service({"/mnt": engine.resolve()}, arguments, "v1/completions", body, ("choices", 0, "text"))
+
+
+def triton_service(models: Path, port: int) -> Service:
+    """Returns how an image of Triton serves a model repository of one model, whose engine lies where config.pbtxt names
+    it. Raises DockerfileError if there are more models or none, or if the engine has no absolute path."""
+    configs = [*models.glob("*/config.pbtxt")]
+    if len(configs) != 1:
+        raise DockerfileError(f"{models} has {len(configs)} models, and must have one: `tensorwright triton-repo`")
+    config = configs[0]
+    found = re.search(r'key: "engine", value: \{ string_value: "(/[^"]+)"', config.read_text(encoding="utf-8"))
+    if found is None:
+        raise DockerfileError(f"{config} names no engine by an absolute path: write it with `tensorwright triton-repo`")
+    mounts = {"/models": models.resolve(), found[1]: Path(found[1])}
+    ports = {"http": port, "grpc": port + 1, "metrics": port + 2}
+    arguments = tuple(f"--{name}-{word}" for name in ports for word in ("address=127.0.0.1", f"port={ports[name]}"))
+    body = {"text_input": PROMPT, "max_tokens": 8, "exclude_input_in_output": True}
+    return Service(mounts, arguments, f"v2/models/{config.parent.name}/generate", body, ("text_output",))
+
+
+def serve(stage: Stage, service: Service, port: int) -> str:
+    """Serves as the stage's user, and returns the text of an answer. Raises DockerfileError."""
     user, group = numbers_of_user(stage)
-    places = ("--ro-bind", str(stage.root), "/", "--ro-bind", str(engine.resolve()), "/mnt", "--tmpfs", "/tmp")
-    start = inside(stage, *places, "--chmod", "1777", "/tmp")
+    places = ["--ro-bind", str(stage.root), "/", "--perms", "1777", "--tmpfs", "/tmp"]
+    for place, folder in service.mounts.items():
+        (stage.root / place.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for parent in [*Path(place).parents][-2::-1]:  # below /tmp, bubblewrap makes folders for root alone
+            places += ["--perms", "0755", "--dir", str(parent)]
+        places += ["--ro-bind", str(folder), place]
+    start = [*inside(stage, *places), "--perms", "1777", "--tmpfs", "/dev/shm"]  # after /dev, which it lies in
     start += ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
-    server = subprocess.Popen([*start, *stage.entry, "serve", "pico=/mnt", "--host", "127.0.0.1", "--port", str(port)])
+    server = subprocess.Popen([*start, *stage.entry, *service.arguments])
     try:
         check = [word.replace(":8000/", f":{port}/") for word in stage.health]
         begun = time.monotonic()
@@ -212,12 +259,15 @@ def serve(stage: Stage, engine: Path, port: int) -> str:
             if time.monotonic() - begun > PATIENCE:
                 raise DockerfileError(f"the health check is false {PATIENCE} s after the start")
             time.sleep(1)
-        body = json.dumps({"model": "pico", "prompt": "import os", "max_tokens": 8, "temperature": 0}).encode()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{port}/{service.path}",
+            json.dumps(service.body).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PATIENCE) as answer:
-            text = json.load(answer)["choices"][0]["text"]
+            text = json.load(answer)
+        for key in service.key:
+            text = text[key]
         os.kill(innermost(server.pid), signal.Signals[stage.signal])
         if code := server.wait(PATIENCE):
             raise DockerfileError(f"the server ended with code {code} after {stage.signal}")
@@ -239,7 +289,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dockerfile", type=Path)
     parser.add_argument("--image", action="append", default=[], metavar="NAME=DIR", help="the folder of an image")
-    parser.add_argument("--engine", type=Path, help="an engine for the entry point to serve")
+    served = parser.add_mutually_exclusive_group()
+    served.add_argument("--engine", type=Path, help="an engine for the entry point to serve")
+    served.add_argument("--models", type=Path, help="a model repository of one model, for an image of Triton to serve")
     parser.add_argument("--port", type=int, default=8123, help="where it is served (default: %(default)s)")
     parser.add_argument("--bind", action="append", default=[], type=Path, help="a file of this machine that RUN sees")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable that RUN sees")
@@ -251,10 +303,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="dockerfile-") as work:
         Path(work).chmod(0o755)  # The Dockerfile's user walks through it.
         try:
+            service = None
+            if arguments.engine is not None:
+                service = engine_service(arguments.engine, arguments.port)
+            elif arguments.models is not None:
+                service = triton_service(arguments.models, arguments.port)
             stage = carry_out(arguments.dockerfile.read_text(encoding="utf-8"), images, Path(work), bound)
             print(json.dumps({"user": numbers_of_user(stage), "entry": stage.entry, "health": stage.health}))
-            if arguments.engine is not None:
-                print(f"served: {serve(stage, arguments.engine, arguments.port)!r}")
+            if service is not None:
+                print(f"served: {serve(stage, service, arguments.port)!r}")
         except (DockerfileError, subprocess.SubprocessError, OSError) as error:
             sys.exit(f"error: {error}")
 

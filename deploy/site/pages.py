@@ -10,7 +10,8 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).resolve().parents[2]
+SITE = Path(__file__).resolve().parent
+ROOT = SITE.parents[1]
 OUTSIDE = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "ARCHITECTURE.md",
@@ -21,6 +22,8 @@ OUTSIDE = {
     "models/pico/README.md": "models-pico.md",
 }
 """Files outside docs/, and the pages that they become."""
+ASSETS = ("site.css", "search.js")
+"""Files of this folder that every page of the site loads."""
 NAMES = ("__all__", "_HOMES")
 """Of tensorwright/__init__.py: the public names, and the module of each."""
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -33,6 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             text = f"# License\n\n```text\n{text}\n```\n"
         files.append(File.generated(config, page, content=relinked(text, ROOT / source)))
     files.append(File.generated(config, "api.md", content=reference()))
+    for name in ASSETS:
+        files.append(File.generated(config, name, content=(SITE / name).read_text(encoding="utf-8")))
     return files
 
 

@@ -7,7 +7,8 @@ A wheel of Python 3.11 is for that version, one of 3.12 for it and all later one
 or later (manylinux_2_28): auditwheel checks it and gives them their names. Every instruction set is inside, so nothing
 is compiled where they are installed. --arm64 compiles them for aarch64 on another processor, with the cross-compiler of
 deploy/arm64/toolchain.cmake and the headers of a Python for aarch64. Tools are installed into build/wheels/. Two runs
-on one commit, with the same compiler and tools, make the same bytes: times in the archives are those of the commit.
+on one commit, with the same compiler and tools, make the same bytes: times in the archives are those of the commit, and
+the umask does not matter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -157,7 +159,20 @@ def make_wheel(python: str, out: Path, epoch: str, arm64: bool = False) -> Path:
     )  # fmt: skip
     (wheel,) = repaired.glob("*.whl")
     check_wheel(wheel)
-    return Path(shutil.copy2(wheel, out))
+    return with_plain_modes(wheel, out / wheel.name)
+
+
+def with_plain_modes(wheel: Path, out: Path) -> Path:
+    """Writes a wheel to `out` with files that all may read and their owner may write, whatever the umask was under
+    which the repository was cloned, and returns `out`."""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.infolist():
+            content = old.read(member)
+            if not member.is_dir():
+                may_run = member.external_attr >> 16 & 0o111
+                member.external_attr = (stat.S_IFREG | (0o755 if may_run else 0o644)) << 16
+            new.writestr(member, content)
+    return out
 
 
 def check_wheel(wheel: Path) -> None:

@@ -49,6 +49,8 @@ class SectionedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Argument):  # click 8.5 has a record of each, and the usage line shows them.
+                continue
             record = parameter.get_help_record(ctx)
             if record is not None:
                 sections.setdefault(getattr(parameter, "section", OTHERS), []).append(record)

@@ -96,9 +96,10 @@ def download_model(name: str, revision: str | None = None) -> Path:
 
 def download_config(name: str, revision: str | None = None) -> Path:
     """Returns the local copy of config.json of a model of the hub, and downloads that file alone. The arguments and the
-    errors are those of `download_model`; a name of GGUF files has no config."""
+    errors are those of `download_model`; a name of GGUF files has no config. Without a network, the copy of an earlier
+    download is returned, and a warning is logged."""
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import HfApi, hf_hub_download
     except ImportError as error:
         raise MissingDependencyError(
             f"{name!r} is no local directory, and downloading its config needs huggingface_hub: "
@@ -108,6 +109,16 @@ def download_config(name: str, revision: str | None = None) -> Path:
     if asked is None or asked.form is not None or asked.file is not None:
         raise CheckpointError(f"{name}: names a GGUF file, whose config is inside; download it, and give its path")
     shown = name if revision is None else f"{name} at {revision}"
+    try:
+        # Without a network this fails at once, where a download tries again for half a minute.
+        HfApi().model_info(name, revision=revision)
+    except Exception as error:
+        kept = None if _is_refusal(error) else _kept_config(name, revision)
+        if kept is None:
+            failed = f"its {CONFIG} was not downloaded before, and the hub could not be reached ({_first_line(error)})"
+            raise _fault(shown, error, f"{failed}; check the network") from error
+        _log.warning("%s: the hub could not be reached (%s); taking %s", shown, _first_line(error), kept)
+        return kept
     try:
         return Path(hf_hub_download(name, CONFIG, revision=revision))
     except Exception as error:  # huggingface_hub has no type for the errors of its HTTP library, which changes
@@ -160,6 +171,17 @@ def _fault(shown: str, error: Exception, failed: str) -> CheckpointError:
             "with `hf auth login` if the model is private"
         )
     return CheckpointError(f"{shown}: is no local directory, {failed}, or give the path of a downloaded checkpoint")
+
+
+def _kept_config(name: str, revision: str | None) -> Path | None:
+    """Returns the config.json that an earlier download left, or None."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, CONFIG, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _kept_copy(asked: HubName, revision: str | None) -> Path | None:

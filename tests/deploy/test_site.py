@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,16 @@ def test_the_site_has_every_page_once() -> None:
     assert len(listed) == len(set(listed))
     written = {path.name for path in (ROOT / "docs").glob("*.md") if not path.name.endswith(".in.md")}
     assert set(listed) == written | MADE
+
+
+def test_blocks_inside_of_lists_are_indented_as_the_site_wants_it() -> None:
+    """Python-Markdown takes a table or a block of code for a part of a list with four spaces before it, and GitHub too;
+    with fewer the site shows its characters."""
+    for name in pages(yaml.safe_load((SITE / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]):
+        page = ROOT / "docs" / name
+        if page.exists():
+            wrong = re.findall(r"(?m)^ {1,3}(?:```|\|).*", page.read_text(encoding="utf-8"))
+            assert not wrong, f"{name}: {wrong[0]}"
 
 
 def test_the_picture_is_of_the_measured_files() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
 
 from support.fake_hub import FakeHub, point_at
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.hub import check_revision, choose_files, download_model
+from tensorwright.hub import check_revision, choose_files, download_config, download_model
 from tensorwright.models.checkpoint import ADDED_TOKENS, OLDER_TOKENIZERS
 
 TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "merges.txt")
@@ -105,6 +107,30 @@ def test_files_that_cannot_be_had_end_in_one_sentence(
         with pytest.raises(CheckpointError, match=r"could not be downloaded \(.*No space left on device\); check"):
             download_model("org/one")
     assert "model.safetensors" in files(download_model("org/one"))
+
+
+def test_without_a_network_a_config_is_not_waited_for(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library tries a download again and again, each time later. So it is asked for copies alone."""
+    hub.add("org/tiny", make_model(tmp_path / "model", {"model.safetensors": 10}))
+    taken = download_config("org/tiny")
+    assert taken.read_bytes() == (tmp_path / "model" / "config.json").read_bytes()
+    assert hub.asked == ["config.json"]
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    asked: list[bool] = []
+    library = huggingface_hub.hf_hub_download
+
+    def watched(*arguments: str, **options: Any) -> str:
+        asked.append(options.get("local_files_only", False))
+        return library(*arguments, **options)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", watched)
+    assert download_config("org/tiny") == taken
+    assert [text for text in caplog.messages if text.startswith("org/tiny: the hub could not be reached (")]
+    with pytest.raises(CheckpointError, match=r"its config\.json was not downloaded before, and the hub could"):
+        download_config("org/other")
+    assert asked == [True, True]
 
 
 def test_every_file_of_an_older_tokenizer_is_downloaded() -> None:

@@ -62,6 +62,25 @@ def test_a_wheel_that_may_not_be_published_is_refused(
         maker.check_wheel(wheel)
 
 
+def test_the_umask_of_a_clone_leaves_no_trace(maker: ModuleType, tmp_path: Path) -> None:
+    """Programs stay programs, and members keep their order, times and contents."""
+    times = (2026, 1, 2, 3, 4, 6)
+    made = []
+    for name, modes in {"a": (0o644, 0o755), "b": (0o600, 0o710)}.items():
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for member, mode in zip(("z.py", "program"), modes, strict=True):
+                info = zipfile.ZipInfo(member, times)
+                info.external_attr = (0o100000 | mode) << 16
+                archive.writestr(info, member * 100)
+        made.append(maker.with_plain_modes(tmp_path / name, tmp_path / f"{name}.whl"))
+    assert made[0].read_bytes() == made[1].read_bytes()
+    found = [
+        (info.filename, oct(info.external_attr >> 16), info.date_time) for info in zipfile.ZipFile(made[0]).infolist()
+    ]
+    assert found == [("z.py", "0o100644", times), ("program", "0o100755", times)]
+    assert zipfile.ZipFile(made[0]).read("program") == b"program" * 100
+
+
 def test_a_tag_of_another_version_is_refused(maker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maker, "answer", lambda *command: "v99.0 nightly")
     with pytest.raises(maker.ReleaseError, match=r"the commit has the tag v99\.0, and pyproject\.toml the version"):

@@ -92,3 +92,6 @@ def test_declared_options_have_a_heading(name: str) -> None:
         at = [text.index(f"\n{section}:\n") for section in dict.fromkeys(option.section for option in declared)]
         assert at == sorted(at)
         assert text.index(f"\n{OTHERS}:\n") > max(at, default=0)
+        arguments = [each for each in member.params if isinstance(each, click.Argument)]
+        shown = [each.make_metavar(click.Context(member)) for each in arguments]
+        assert not {line.strip() for line in text.splitlines()} & {*shown}, "an argument is no option"
