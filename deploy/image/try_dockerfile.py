@@ -3,7 +3,7 @@
     mmdebstrap --variant=minbase --include=python3-pip,python3-dev,ca-certificates bookworm build/python-slim
     rm build/python-slim/usr/lib/python3*/EXTERNALLY-MANAGED && ln -s python3 build/python-slim/usr/bin/python
     python deploy/image/try_dockerfile.py deploy/Dockerfile --image python:3.11-slim=build/python-slim --engine out/pico
-    python deploy/image/try_dockerfile.py deploy/Dockerfile.triton --models out/models \
+    python deploy/image/try_dockerfile.py deploy/Dockerfile.triton --models out/models \\
         --image nvcr.io/nvidia/tritonserver:25.08-py3=build/triton
 
 Each FROM copies the folder that --image names for it, COPY takes what .dockerignore leaves of the repository, and RUN
