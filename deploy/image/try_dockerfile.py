@@ -3,7 +3,7 @@
     mmdebstrap --variant=minbase --include=python3-pip,python3-dev,ca-certificates bookworm build/python-slim
     rm build/python-slim/usr/lib/python3*/EXTERNALLY-MANAGED && ln -s python3 build/python-slim/usr/bin/python
     python deploy/image/try_dockerfile.py deploy/Dockerfile --image python:3.11-slim=build/python-slim --engine out/pico
-    python deploy/image/try_dockerfile.py deploy/Dockerfile.triton --models out/models \
+    python deploy/image/try_dockerfile.py deploy/Dockerfile.triton --models out/models \\
         --image nvcr.io/nvidia/tritonserver:25.08-py3=build/triton
 
 Each FROM copies the folder that --image names for it, COPY takes what .dockerignore leaves of the repository, and RUN
@@ -11,7 +11,21 @@ runs in the copy, in namespaces of bubblewrap (apt-get install bubblewrap; it ne
 real image has, or the other way round, is not seen. With --engine, the entry point then serves an engine on a root that
 is read-only, as the Dockerfile's user and without capabilities; the health check must come true, a prompt be answered,
 and the Dockerfile's signal end the server well. --models does the same with a repository of `tensorwright triton-repo`.
-docs/images.md says what may stand for Triton's image.
+This stands for Triton's image, and is made as root:
+
+    mmdebstrap --variant=minbase --keyring=ubuntu-archive-keyring.gpg \\
+      --include=python3-pip,python3-numpy,libpython3.12t64,libstdc++6,ca-certificates,curl \\
+      noble build/triton "deb http://archive.ubuntu.com/ubuntu noble main universe"
+    useradd --root "$PWD/build/triton" triton-server
+    pip download --no-deps nvidia-pytriton==0.7.0 && unzip nvidia_pytriton-*.whl -d build/pytriton
+    cp -r build/pytriton/nvidia_pytriton.libs build/pytriton/pytriton/tritonserver build/triton/opt/
+    SERVER=build/triton/opt/tritonserver
+    cp $SERVER/python_backend_stubs/3.12/triton_python_backend_stub $SERVER/backends/python/
+    chmod -R a+rX build/triton/opt && chmod a+x $SERVER/bin/* $SERVER/backends/python/*stub
+    printf '%s\\n' '#!/bin/sh' 'export LD_LIBRARY_PATH=/opt/nvidia_pytriton.libs' \\
+      'exec /opt/tritonserver/bin/tritonserver --backend-directory=/opt/tritonserver/backends \\
+       --pinned-memory-pool-byte-size=0 --allow-gpu-metrics=false "$@"' > build/triton/usr/local/bin/tritonserver
+    chmod a+x build/triton/usr/local/bin/tritonserver
 
 An instruction that this program does not know is refused before anything is done.
 """
