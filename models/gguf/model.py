@@ -106,6 +106,10 @@ def _config(
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     if not heads or not layers:
         raise CheckpointError(f"{path}: must have heads and layers, has {heads} and {layers}")
+    if layers > len(stored.names):  # lists of the config have an entry for each layer
+        raise CheckpointError(
+            f"{path}: says that it has {layers} layers, and holds {len(stored.names)} tensors; give a whole file"
+        )
     if family.rotary:
         config |= _attention(data, family, config, stored)
     config["tie_word_embeddings"] = "output.weight" not in stored

@@ -233,6 +233,10 @@ def test_metadata_that_no_config_has(tmp_path):
     assert "llama.attention.head_count must be a whole number below 2^31, not -4" in changed(
         tmp_path, heads + struct.pack("<I", 4), text("llama.attention.head_count") + struct.pack("<Ii", 5, -4)
     )
+    layers = text("llama.block_count") + struct.pack("<I", 4)
+    assert "says that it has 553648129 layers, and holds" in changed(
+        tmp_path, layers + struct.pack("<I", 2), layers + struct.pack("<I", 0x21000001)
+    )
     turning = text("llama.rope.dimension_count") + struct.pack("<I", 4)
     assert "where 8 of 16 columns of a head turn" in changed(
         tmp_path, turning + struct.pack("<I", 16), turning + struct.pack("<I", 8)
