@@ -184,7 +184,7 @@ def test_existing_output(tiny, engine, tmp_path):
 def test_wrong_options(tiny, tmp_path):
     for options, message in (
         ({"target": "abacus"}, "target must be one of cpu, onnx, cuda, tensorrt, tensorrt-rtx, not 'abacus'"),
-        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype must be one of auto, int8, int4, not 'bfloat16'"),
+        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype must be one of auto, int8, int4, fp8, not 'bfloat16'"),
         ({"dtype": "float16"}, "dtype must be auto, float32 or bfloat16 on target cpu, not float16"),
         ({"accuracy": "high"}, "accuracy must be one of none, quick, full"),
         ({"quantize": 5}, "quantize must be the names of formats, .*, not 5"),
