@@ -17,7 +17,7 @@ ROOMS = ("src/tensorwright", "models", "builder", "passes", "plugins", "runtime"
 SOURCES = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("models/*/README.md")]
 OURS = re.compile(r"pip install (?!\S*\.(?:whl|tar\.gz)\[)[^`\n#]*\[([a-z,-]+)\]['\"]?")
-"""A command that installs this package with extras, from its clone: what make wheel made is installed by its own name."""
+"""A command that installs this package with extras, from its clone: a wheel or the sources have their own names."""
 
 
 def test_a_remedy_can_be_followed(monkeypatch):
