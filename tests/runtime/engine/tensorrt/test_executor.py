@@ -42,7 +42,8 @@ def test_the_scheduler_drives_it_to_the_right_tokens(
     assert (stats["preemptions"] > 0) == ("debug_preempt_every" in options or "blocks" in options)
     assert stats["used_blocks"] == 0
     assert (stats["prefix_hit_tokens"] > 0) == options.get("prefix_cache", True)
-    assert "cuMemcpyDtoDAsync" in stand.cuda.names()  # the fork
+    # The fork copies a block before it writes; one that was preempted meanwhile, for want of blocks, computes its own.
+    assert "cuMemcpyDtoDAsync" in stand.cuda.names() or "blocks" in options
     profiles = {call[1] for call in stand.cuda.calls if call[0] == "execute_async_v3"}
     assert profiles == {0, 1}
 
