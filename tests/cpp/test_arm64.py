@@ -51,6 +51,8 @@ def emulate(processor: str, program: str, *arguments: str, **environment: str) -
     env |= {"TENSORWRIGHT_EMULATED": "1", **environment}
     limited = ("prlimit", f"--as={MEMORY}", str(QEMU))
     command = commands_of(FOLDER).get(program, [str(FOLDER / program)])
+    begin = next(i for i, word in enumerate(command) if word.startswith(f"{FOLDER}/"))
+    command = command[begin:]  # ctest's own emulator stands before
     return call(*limited, "-cpu", processor, "-L", LIBRARIES, *command, *arguments, env=env)
 
 
