@@ -20,6 +20,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.base.host import default_threads
 from tensorwright.runtime.serving.ray.deployment import DEPLOYMENT
+from tensorwright.runtime.serving.ray.replica import ReplicaFacts
 
 logger = logging.getLogger("tensorwright.server")
 OBJECT_STORE = 128 << 20
@@ -92,8 +93,25 @@ def find_application(name: str, form: str) -> DeploymentHandle | None:
     running = serve.status().applications.get(name)
     if running is None or running.status != ApplicationStatus.RUNNING or DEPLOYMENT not in running.deployments:
         return None
-    handle = serve.get_deployment_handle(DEPLOYMENT, name)
-    return handle if handle.facts.remote().result(timeout_s=FACTS_TIMEOUT).form == form else None
+    handle, facts = ask_for_facts(serve.get_deployment_handle(DEPLOYMENT, name))
+    if facts.form == form:
+        return handle
+    handle.shutdown()
+    return None
+
+
+def ask_for_facts(handle: DeploymentHandle) -> tuple[DeploymentHandle, ReplicaFacts]:
+    """Returns a handle that has a router, and what a replica says of itself.
+
+    All handles that are made from this one share its router. Whoever has it calls `shutdown` on one of them before the
+    connection ends: the router reports to the cluster until then.
+    """
+    asking = handle.options(method_name="facts")
+    try:
+        return asking, asking.remote().result(timeout_s=FACTS_TIMEOUT)
+    except BaseException:
+        asking.shutdown()
+        raise
 
 
 def run_application(application: Application, name: str, timeout: float) -> DeploymentHandle:

@@ -16,8 +16,8 @@ from ray.serve.handle import DeploymentHandle
 from tensorwright.errors import TensorwrightError
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.serving.ray.cluster import (
-    FACTS_TIMEOUT,
     REPLACE_TIMEOUT,
+    ask_for_facts,
     connected,
     end_application,
     find_application,
@@ -32,7 +32,6 @@ from tensorwright.runtime.serving.ray.deployment import (
 from tensorwright.runtime.serving.ray.live_routers import replicas_of
 from tensorwright.runtime.serving.ray.remote_client import Limits, RemoteClient
 from tensorwright.runtime.serving.ray.remote_llm import RemoteLLM, require_replaceable
-from tensorwright.runtime.serving.ray.replica import ReplicaFacts
 from tensorwright.runtime.serving.ray.settings import RaySettings
 
 logger = logging.getLogger("tensorwright.server")
@@ -105,7 +104,7 @@ class Fleet:
             if engine.digest == model.engine.digest:
                 return
             require_replaceable(model.engine, engine)
-            self._run(name, engine, REPLACE_TIMEOUT)
+            self._run(name, engine, REPLACE_TIMEOUT).shutdown()  # The model has a handle of its own.
             model.take_engine(engine)
 
     def reload(self) -> None:
@@ -159,9 +158,9 @@ def remote_llm(
     on elsewhere when its replica is lost. front: the keywords of OF_FRONT; None means the default. Raises
     InvalidOptionError if the replicas run another engine.
     """
-    facts: ReplicaFacts = handle.facts.remote().result(timeout_s=FACTS_TIMEOUT)
+    asked, facts = ask_for_facts(handle)
     limits = Limits(facts.options.max_batch_size, most_requests(options), facts.options.max_queue_size)
-    client = RemoteClient(handle, partial(replicas_of, handle.app_name), limits, resume)
+    client = RemoteClient(asked, partial(replicas_of, asked.app_name), limits, resume)
     try:
         given = {name: value for name, value in front.items() if value is not None}
         return RemoteLLM(engine, facts, client, **given)

@@ -14,7 +14,7 @@ from support.waiting import PATIENCE
 if find_spec("ray") is not None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own modules use what pydantic deprecates.
-        import ray.serve  # noqa: F401
+        import tensorwright.runtime.serving.ray.cluster  # noqa: F401
 
 
 @pytest.fixture(scope="module")

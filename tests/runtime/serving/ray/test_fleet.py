@@ -177,6 +177,15 @@ def test_the_number_of_replicas_follows_the_load(fleets: Fleets, toy_engine: Pat
     assert model.generate_async(PROMPT, drawn(5)).result(PATIENCE).finished
 
 
+def test_a_question_after_the_end_starts_no_cluster(fleets: Fleets) -> None:
+    """Ray Serve's threads may ask for something late: Ray would connect by itself, beside what connects next."""
+    ray = pytest.importorskip("ray")
+    fleets.close()
+    with pytest.raises(ray.exceptions.RaySystemError, match="has not been started"):
+        ray.get_actor("nobody")
+    assert not ray.is_initialized()
+
+
 def test_replicas_that_do_not_start_say_why(fleets: Fleets, toy_engine: Path) -> None:
     with pytest.raises(EngineError, match=r"do not start.* kv_cache_memory must hold at least one block"):
         fleets.start(toy_engine, {"kv_cache_memory": "1KiB"})

@@ -32,8 +32,13 @@ def wait_until_aborted(server: TritonServer, count: float) -> None:
 
 
 def wait_until_free(server: TritonServer, model: str = "endless") -> None:
+    """By both names of the figure: the server's page of metrics may show one of them a moment before the other."""
     wait_until(lambda: used_blocks(server, model) == 0, "free KV blocks")
-    assert server.metric("nv_trt_llm_kv_cache_block_metrics", model=model, kv_cache_block_type="used") == 0
+    other = {"model": model, "kv_cache_block_type": "used"}
+    wait_until(
+        lambda: server.metric("nv_trt_llm_kv_cache_block_metrics", **other) == 0,
+        "free KV blocks of TensorRT-LLM's name",
+    )
 
 
 def waiting(server: TritonServer) -> float | None:
