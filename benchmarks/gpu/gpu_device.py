@@ -16,10 +16,10 @@ import numpy as np
 from kernel_bundle import machine_code  # isort: skip
 
 from tensorwright.plugins.gpu import bundle
-from tensorwright.plugins.gpu.compile import SMS
 from tensorwright.plugins.gpu.driver import CudaDriver
 from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor, kernel_values
+from tensorwright.plugins.gpu.needs import SMS
 
 PORTABLE_SM = 80
 """The SM whose PTX runs on an SM that nothing is compiled for."""

@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu import bundle
 from tensorwright.plugins.gpu.bundle import CompiledKernel
-from tensorwright.plugins.gpu.compile import SMS, compile_kernel
+from tensorwright.plugins.gpu.compile import compile_kernel
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch
+from tensorwright.plugins.gpu.needs import SMS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

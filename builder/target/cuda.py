@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.step_limits import PROPOSED_ROWS, make_limits, max_rows
-from tensorwright.builder.emit.tensorrt.matrix import FP8_CACHE, check_pairs
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.file_names import CUDA_PLAN, CUDA_WEIGHTS
 from tensorwright.engine_format.targets import StepSizes
-from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.errors import MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import CUDA_PIPELINE, PassReport
 from tensorwright.passes.rewriting.join_draft_heads import model_of
-from tensorwright.plugins.gpu.compile import SMS
+from tensorwright.plugins.gpu.needs import FP8_CACHE, OUR_NEEDS, check_needs, check_sms
 
 if TYPE_CHECKING:
     from tensorwright.builder.measure.accuracy import Measurement
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 PIPELINE = CUDA_PIPELINE
 BLOCK_SIZE = 32
-MIN_BFLOAT16_SM = 80
 
 
 def block_size(max_seq_len: int) -> int:
@@ -41,16 +39,9 @@ def block_size(max_seq_len: int) -> int:
 def check(options: BuildOptions) -> None:
     """Raises InvalidOptionError for what no engine can have, MissingDependencyError without Triton."""
     _step(options)
-    for sm in options.sm:
-        if sm not in SMS:
-            raise InvalidOptionError(
-                f"an engine cannot be built for SM {sm}: our GPU kernels are compiled for {', '.join(map(str, SMS))}; "
-                "say one of these"
-            )
-    if options.dtype == "bfloat16":
-        _check_bfloat16(options)
-    if options.kv_cache_dtype == "fp8":
-        check_pairs([FP8_CACHE], options.sm)
+    check_sms(options.sm)
+    caches = [FP8_CACHE] if options.kv_cache_dtype == "fp8" else []
+    check_needs(OUR_NEEDS, [options.dtype, *caches], options.sm)
     if find_spec("triton") is None:
         raise MissingDependencyError(
             f"the kernels of target cuda are compiled by Triton, and triton is not installed: {install('gpu')}"
@@ -59,10 +50,9 @@ def check(options: BuildOptions) -> None:
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
     """Returns bfloat16 for bfloat16 checkpoints, else float16. Raises InvalidOptionError if an SM lacks the type."""
-    if native != "bfloat16":
-        return "float16"
-    _check_bfloat16(options)
-    return "bfloat16"
+    dtype = "bfloat16" if native == "bfloat16" else "float16"
+    check_needs(OUR_NEEDS, [dtype], options.sm)
+    return dtype
 
 
 def emit(
@@ -114,9 +104,3 @@ def _max_step(options: BuildOptions) -> tuple[int, int, int]:
     """Returns the most tokens, rows of logits and sequences of a step."""
     seqs, tokens = _step(options)
     return tokens, max_rows(seqs, tokens, PROPOSED_ROWS), seqs
-
-
-def _check_bfloat16(options: BuildOptions) -> None:
-    below = [sm for sm in options.sm if sm < MIN_BFLOAT16_SM]
-    if below:
-        raise InvalidOptionError(f"SM {below[0]} has no bfloat16: say --dtype float16, or leave out that --sm")

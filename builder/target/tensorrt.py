@@ -21,7 +21,7 @@ from tensorwright.builder.emit.tensorrt.io_manifest import OnnxFacts, make_manif
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.layers import check_pages, check_plugins, count_kinds, parse_layers
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library, find_library
-from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, FP8_CACHE, check_pairs, check_sms
+from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, check_pairs, check_sms
 from tensorwright.builder.emit.tensorrt.profiles import input_shapes
 from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions
@@ -35,6 +35,7 @@ from tensorwright.installing import install
 from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
+from tensorwright.plugins.gpu.needs import FP8_CACHE
 
 if TYPE_CHECKING:
     from tensorwright.builder.measure.accuracy import Measurement

@@ -31,9 +31,8 @@ from tensorwright.errors import KernelError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.plugins.gpu.bundle import CompiledKernel, read_cached, write_cached
 from tensorwright.plugins.gpu.launch import ALIGNMENT, SCRATCH, KernelSpec
+from tensorwright.plugins.gpu.needs import OUR_NEEDS, SMS
 
-SMS = (75, 80, 86, 89, 90, 120, 121)
-"""The SMs that kernels are compiled for."""
 _KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 120: 99, 121: 99}
 MAX_SHARED = {sm: kib << 10 for sm, kib in _KIB.items()}
 """Bytes of shared memory that a block of threads may have (CUDA C programming guide, compute capabilities)."""
@@ -51,8 +50,9 @@ def compile_kernel(spec: KernelSpec, sm: int, *, cache: Path | None = None) -> C
     """
     if sm not in SMS:
         raise KernelError(f"GPU kernels are compiled for SM {', '.join(map(str, SMS))}, not {sm}")
-    if sm < 80 and any("bf16" in kind for _, kind in spec.signature):
-        raise KernelError(f"{spec.kernel}: SM {sm} has no bfloat16; build with float16 or for SM 80 and above")
+    refusal = OUR_NEEDS["bfloat16"].refusal(sm)
+    if refusal is not None and any("bf16" in kind for _, kind in spec.signature):
+        raise KernelError(f"{spec.kernel} computes in bfloat16: {refusal}")
     function = _kernel_function(spec)
     path = (cache or cache_folder()) / f"{_cache_key(spec, sm, function)}.kernel"
     compiled = read_cached(path)
