@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tensorwright.plugins.draw_tokens.op import DRAWN, FUZZ, GREEDY, LOG2E, STEP, TAYLOR
+from tensorwright.plugins.draw_tokens.op import DRAWN, FIELDS, FUZZ, GREEDY, LOG2E, STEP, TAYLOR
 
 _STEP: tl.constexpr = tl.constexpr(STEP)
 _FUZZ: tl.constexpr = tl.constexpr(FUZZ)
@@ -30,6 +30,12 @@ _C7: tl.constexpr = tl.constexpr(TAYLOR[6])
 _C8: tl.constexpr = tl.constexpr(TAYLOR[7])
 _C9: tl.constexpr = tl.constexpr(TAYLOR[8])
 _C10: tl.constexpr = tl.constexpr(TAYLOR[9])
+_MODE: tl.constexpr = tl.constexpr(FIELDS.index("mode"))
+_TEMPERATURE: tl.constexpr = tl.constexpr(FIELDS.index("temperature"))
+_TOP_K: tl.constexpr = tl.constexpr(FIELDS.index("top_k"))
+_UNIFORM: tl.constexpr = tl.constexpr(FIELDS.index("uniform"))
+_KEPT_SHARE: tl.constexpr = tl.constexpr(FIELDS.index("kept_share"))
+_DISTANCE: tl.constexpr = tl.constexpr(FIELDS.index("distance"))
 _GREEDY: tl.constexpr = tl.constexpr(GREEDY)
 _DRAWN: tl.constexpr = tl.constexpr(DRAWN)
 
@@ -98,13 +104,13 @@ def _largest(maxima, row, CHUNKS: tl.constexpr, CHUNK_BLOCK: tl.constexpr):
 
 @triton.jit
 def _temperature(draws, row, FIELDS: tl.constexpr):
-    return tl.load(draws + row * FIELDS + 1).to(tl.float32, bitcast=True)
+    return tl.load(draws + row * FIELDS + _TEMPERATURE).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _top_k(draws, row, V: tl.constexpr, FIELDS: tl.constexpr):
     """Returns how many scores stay at least; 0 for all."""
-    top_k = tl.load(draws + row * FIELDS + 2)
+    top_k = tl.load(draws + row * FIELDS + _TOP_K)
     return tl.where(top_k < V, top_k, 0)
 
 
@@ -113,8 +119,8 @@ def _level(counts, sums, draws, largest, row, V: tl.constexpr, FIELDS: tl.conste
            CHUNK_BLOCK: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
     """Returns the first level that holds all that can stay, the number of its scores, and the weight of the row."""
     top_k = _top_k(draws, row, V, FIELDS)
-    kept_share = tl.load(draws + row * FIELDS + 4)
-    distance = tl.load(draws + row * FIELDS + 5)
+    kept_share = tl.load(draws + row * FIELDS + _KEPT_SHARE)
+    distance = tl.load(draws + row * FIELDS + _DISTANCE)
     chunk = tl.arange(0, CHUNK_BLOCK)[:, None]
     level = tl.arange(0, LEVELS)
     at = (row * CHUNKS + chunk) * LEVELS + level[None, :]
@@ -136,7 +142,7 @@ def draw_maxima_kernel(
     """Computes maxima and places [R, CHUNKS] of logits [R, V]: infinity for a chunk with a NaN."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    if tl.load(draws + row * FIELDS) > 0:
+    if tl.load(draws + row * FIELDS + _MODE) > 0:
         at = chunk * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + row * V + at, mask=at < V, other=-float("inf"))
         x = tl.where(x == x, x, float("inf"))
@@ -154,7 +160,7 @@ def draw_sums_kernel(
     """Computes counts and sums [R, CHUNKS, LEVELS]: of the finite scores of a chunk that are within each level."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    if tl.load(draws + row * FIELDS) == _DRAWN:
+    if tl.load(draws + row * FIELDS + _MODE) == _DRAWN:
         temperature = _temperature(draws, row, FIELDS)
         largest = tl.div_rn(_largest(maxima, row, CHUNKS, CHUNK_BLOCK), temperature)
         at = chunk * BLOCK + tl.arange(0, BLOCK)
@@ -177,10 +183,10 @@ def draw_gather_kernel(
     """Writes scores and ids [R, CANDIDATES] of the row's level, unless it has more scores than that."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    mode = tl.load(draws + row * FIELDS)
+    mode = tl.load(draws + row * FIELDS + _MODE)
     top_k = _top_k(draws, row, V, FIELDS)
-    kept_share = tl.load(draws + row * FIELDS + 4)
-    distance = tl.load(draws + row * FIELDS + 5)
+    kept_share = tl.load(draws + row * FIELDS + _KEPT_SHARE)
+    distance = tl.load(draws + row * FIELDS + _DISTANCE)
     if (mode == _DRAWN) & ((top_k > 0) | (kept_share >= 0) | (distance >= 0)):
         temperature = _temperature(draws, row, FIELDS)
         largest = tl.div_rn(_largest(maxima, row, CHUNKS, CHUNK_BLOCK), temperature)
@@ -251,9 +257,9 @@ def _draw_candidates(
 ):  # fmt: skip
     """Draws from a row of which tokens are left out."""
     top_k = _top_k(draws, row, V, FIELDS)
-    uniform = tl.load(draws + row * FIELDS + 3)
-    kept_share = tl.load(draws + row * FIELDS + 4)
-    distance = tl.load(draws + row * FIELDS + 5)
+    uniform = tl.load(draws + row * FIELDS + _UNIFORM)
+    kept_share = tl.load(draws + row * FIELDS + _KEPT_SHARE)
+    distance = tl.load(draws + row * FIELDS + _DISTANCE)
     _, count, total = _level(counts, sums, draws, largest, row, V, FIELDS, CHUNKS, CHUNK_BLOCK, LEVELS)
     token = tl.full((), -1, tl.int32)
     if count <= CANDIDATES:
@@ -303,7 +309,7 @@ def _draw_any(
     CHUNK_BLOCK: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Draws from a row of which no token is left out: first the chunk, then the token."""
-    uniform = tl.load(draws + row * FIELDS + 3)
+    uniform = tl.load(draws + row * FIELDS + _UNIFORM)
     chunk = tl.arange(0, CHUNK_BLOCK)
     of_chunk = tl.load(sums + (row * CHUNKS + chunk) * LEVELS + LEVELS - 1, mask=chunk < CHUNKS, other=0)
     total = tl.sum(of_chunk, axis=0)
@@ -326,12 +332,12 @@ def draw_finish_kernel(
 ):  # fmt: skip
     """Writes tokens [R]."""
     row = tl.program_id(0).to(tl.int64)
-    mode = tl.load(draws + row * FIELDS)
+    mode = tl.load(draws + row * FIELDS + _MODE)
     token = tl.full((), -1, tl.int32)
     if mode > 0:
         top_k = _top_k(draws, row, V, FIELDS)
-        kept_share = tl.load(draws + row * FIELDS + 4)
-        distance = tl.load(draws + row * FIELDS + 5)
+        kept_share = tl.load(draws + row * FIELDS + _KEPT_SHARE)
+        distance = tl.load(draws + row * FIELDS + _DISTANCE)
         logit = _largest(maxima, row, CHUNKS, CHUNK_BLOCK)
         finite = (logit < float("inf")) & (logit > -float("inf"))
         if mode == _GREEDY:

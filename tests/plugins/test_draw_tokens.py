@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from support.gpu_draws import PARAMETERS, SHAPES, TEMPERATURES, row_of
+from support.places import ROOT
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.draw_tokens import op
@@ -28,6 +31,14 @@ def test_weights_are_those_of_the_exponential() -> None:
     error = np.abs(op.weights(x) - exact)
     assert (error <= exact * 2.0**-27 + 1).all()
     assert (error > exact * 2.0**-32).any()
+
+
+def test_the_runtime_writes_the_same_fields() -> None:
+    text = (ROOT / "runtime/core/cuda/draw_fields.h").read_text()
+    (names,) = re.findall(r"enum DrawField : size_t \{ (.*) \};", text)
+    names = [re.sub("([A-Z])", r"_\1", name.removeprefix("k")).lower().strip("_") for name in names.split(", ")]
+    assert [name.removesuffix(" = 0") for name in names] == [name for name in op.FIELDS if "unused" not in name]
+    assert f"kDrawFields = {len(op.FIELDS)};" in text
 
 
 def test_distances_are_exact() -> None:

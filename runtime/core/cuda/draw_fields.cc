@@ -9,7 +9,7 @@ namespace tensorwright {
 
 namespace {
 
-enum Mode : int32_t { kHost = 0, kGreedy, kDrawn };
+enum Mode : int32_t { kHost = 0, kGreedy, kDrawn };  // the modes of op.py
 
 constexpr double kUnit = 0x1p31;          // of uniform and of kept shares
 constexpr double kDistanceUnit = 0x1p26;  // of min_p's distances
@@ -37,13 +37,13 @@ int32_t distance(double min_p) {
 void write_draw(const RowDraw& draw, int32_t* to) {
   std::fill_n(to, kDrawFields, 0);
   if (!draw.wanted) return;
-  to[0] = draw.temperature > 0 ? kDrawn : kGreedy;
-  if (to[0] == kGreedy) return;
-  to[1] = std::bit_cast<int32_t>(static_cast<float>(draw.temperature));
-  to[2] = std::max(draw.top_k, 0);
-  to[3] = static_cast<int32_t>(draw.uniform * kUnit);
-  to[4] = kept_share(draw.top_p);
-  to[5] = distance(draw.min_p);
+  to[kMode] = draw.temperature > 0 ? kDrawn : kGreedy;
+  if (to[kMode] == kGreedy) return;
+  to[kTemperature] = std::bit_cast<int32_t>(static_cast<float>(draw.temperature));
+  to[kTopK] = std::max(draw.top_k, 0);
+  to[kUniform] = static_cast<int32_t>(draw.uniform * kUnit);
+  to[kKeptShare] = kept_share(draw.top_p);
+  to[kDistance] = distance(draw.min_p);
 }
 
 }  // namespace tensorwright

@@ -10,6 +10,9 @@
 
 namespace tensorwright {
 
+// FIELDS of op.py: where each number stands.
+enum DrawField : size_t { kMode = 0, kTemperature, kTopK, kUniform, kKeptShare, kDistance };
+
 inline constexpr size_t kDrawFields = 8;
 
 // Writes the kDrawFields numbers of a row.
