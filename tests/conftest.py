@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # compiled modules report what is left of their objects when the interpreter ends
 
 
+@cache
 def _place(path: Path, places: tuple[str, ...]) -> str | None:
     """The first of the places that `path` lies in."""
     name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
