@@ -23,6 +23,7 @@ from tensorwright.builder.trace.fix_indexers import fix_indexers
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.fix_mrope import fix_mrope
 from tensorwright.builder.trace.fix_text_positions import fix_text_positions
+from tensorwright.builder.trace.grad_switches import drop_grad_switches
 from tensorwright.builder.trace.hidden_states import HiddenStates, drop_lm_head
 from tensorwright.builder.trace.imitate_weights import imitate_weights
 from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
@@ -222,6 +223,7 @@ def _export_function(
     """Exports a function of tensors [1, seq, ...] for any length. name: what it is called in errors."""
     from torch._dynamo import config as exporter  # It takes long to import, and not every command traces.
 
+    drop_grad_switches(module)
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
         # Sizes are expressions of `seq` here. With such sizes the exporter's cache of what operations give takes longer

@@ -37,6 +37,20 @@ def test_stored_type_and_traced_type_are_independent(tmp_path):
     assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), path, "float32")
 
 
+def test_no_module_switches_gradients_off_in_an_export(tmp_path, monkeypatch):
+    """transformers does around the forward of rotary embeddings, and the exporter would cut its graph there."""
+    export, switched = torch.export.export, []
+
+    def look(module, *args, **options):
+        forwards = [part.forward for part in module.modules()]
+        switched.append([each for each in forwards if each.__code__.co_name == "decorate_context"])
+        return export(module, *args, **options)
+
+    monkeypatch.setattr(torch.export, "export", look)
+    trace(open_checkpoint(make_tiny(tmp_path / "m", "llama")), dtype="float32", max_seq_len=128)
+    assert switched == [[]]
+
+
 def test_models_loaded_side_by_side_keep_their_types(tmp_path, monkeypatch):
     """While a model is made its type is torch's default, for every thread; a second one must wait."""
     checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "gemma2"))
