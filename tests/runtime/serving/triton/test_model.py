@@ -344,7 +344,7 @@ def test_times_and_blocks_of_a_request(ask: Ask) -> None:
     names = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
     times = [int(response[name].reshape(-1)[0]) for name in names]
     assert times == sorted(times)
-    assert times[0] < times[2] < times[3]
+    assert times[0] < times[2], "a busy machine may hand over all tokens at once, so the last may be the first's equal"
     assert all(response[name].dtype == np.int64 for name in names)
     assert response["kv_cache_alloc_total_blocks"].reshape(-1).tolist() == [1]
     assert response["num_input_tokens"].dtype == np.int32
