@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import math
 import os
 import sys
 import traceback
@@ -110,6 +112,55 @@ def _compute_bfloat16() -> None:
     builder.binary_op = refusing_binary
 
 
+class Patched:
+    """Triton's functions as they are while kernels run. This process runs nothing else, so they stay so."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _patch_once() -> None:
+    """Makes the interpreter patch the functions of Triton's language once, and not again at each launch and at each
+    call of another function from a kernel: it looks at all names of the language then."""
+    patch = interpreter._patch_lang
+    seen: set[frozenset[str]] = set()
+
+    def patch_once(function: Any) -> Patched:
+        names = {name for name, value in function.__globals__.items() if value is tl or value is tl.core}
+        languages = frozenset(function.__globals__[name].__name__ for name in names)
+        if languages not in seen:
+            patch(function)
+            seen.add(languages)
+        return Patched()
+
+    interpreter._patch_lang = patch_once
+
+
+def _remember_shapes() -> None:
+    """Makes each tensor of a shape share the objects that say so, and finds numpy's types in a table that is made once.
+    The interpreter makes all of that for each tensor, which takes longer than what the tensor is for."""
+
+    @functools.cache
+    def sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return tl.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+    def init(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = sizes(kind.shape if kind.is_block() else ())
+
+    numpy_type = interpreter._get_np_dtype
+    numpy_types: dict[str, Any] = {}
+
+    def known_numpy_type(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type(kind)
+        return numpy_types[name]
+
+    tl.tensor.__init__ = init
+    interpreter._get_np_dtype = known_numpy_type
+
+
 class Results:
     """What a block of inline assembly returns, in the form of the compiler's operation."""
 
@@ -186,6 +237,8 @@ def main() -> None:
     _watch()
     _compute_bfloat16()
     _run_assembly()
+    _patch_once()
+    _remember_shapes()
     np.seterr(all="ignore")
     while (request := receive(requests)) is not None:
         try:
