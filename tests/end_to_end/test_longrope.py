@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 
 import family_mutations as broken
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
+from support.harness import EngineSteps, load_reference, logits_of, reference_choices, worst
 from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
@@ -39,6 +40,8 @@ class Case:
 
     def __init__(self, root: Path, variant: str):
         self.root = root
+        self.in_transformers = cache(load_reference)
+        self.reference = cache(self._reference)
         self.model = make_variant(root / "model", variant, seed=3)
         published = publish(self.model, root / "published")
         for name, longest in BUILDS.items():
@@ -53,10 +56,16 @@ class Case:
 
     def distance(self, engine: Path, reference: Path, length: int, chunks: list[int] | None = None) -> float:
         """Of the engine's logits from float64, in units of what is allowed: at most 1 is equal."""
-        exact = reference_logits(reference, self.ids(length), torch.float64)
-        theirs = reference_logits(reference, self.ids(length), torch.float32)
-        allowed = 4 * worst(theirs, exact) + float(np.abs(exact).max()) * float(np.finfo(np.float32).eps)
+        exact, allowed = self.reference(reference, length)
         return worst(EngineSteps(engine).logits(self.ids(length), chunks), exact) / allowed
+
+    def _reference(self, reference: Path, length: int) -> tuple[np.ndarray, float]:
+        """Logits in float64, and how far from them ours may be."""
+        exact, theirs = (
+            logits_of(self.in_transformers(reference, dtype), self.ids(length), dtype)
+            for dtype in (torch.float64, torch.float32)
+        )
+        return exact, 4 * worst(theirs, exact) + float(np.abs(exact).max()) * float(np.finfo(np.float32).eps)
 
 
 @pytest.fixture(scope="module", params=["phi3_longrope", "phi3_longrope_partial"])
@@ -83,7 +92,7 @@ def test_long_engine_keeps_long_factors_for_short_sequences(case, length):
 
 @pytest.mark.parametrize(("name", "prompts", "answer"), [("short", (1, 5, 12), 20), ("long", (33, 60), 20)])
 def test_greedy_tokens_equal_transformers(case, name, prompts, answer):
-    reference = load_reference(case.model, torch.float32)
+    reference = case.in_transformers(case.model, torch.float32)
     with LLM(str(case.root / name), kv_cache_memory="64MiB", threads=1) as llm:
         params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": case.ids(n)} for n in prompts], params)

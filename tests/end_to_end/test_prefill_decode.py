@@ -128,23 +128,20 @@ def test_a_crowd_that_is_preempted_has_the_same_bits(engine: Path, expected: lis
         assert decode.get_stats()["used_blocks"] == 0
 
 
-@pytest.mark.parametrize("memory", [None, "64MiB"])
-def test_what_comes_back_from_tiers_has_the_same_bits(
-    engine: Path, expected: list[Any], memory: str | None, tmp_path: Path
-) -> None:
-    """One request after the other, in a crowd that is short of blocks, and after a restart."""
+def test_what_comes_back_from_tiers_has_the_same_bits(engine: Path, expected: list[Any], tmp_path: Path) -> None:
+    """One request after the other, in a crowd that is short of blocks, and after a restart. The first engine has the
+    disk alone, the second one memory before it."""
     opened = open_engine(engine)
     if opened.state_bytes:
         with pytest.raises(InvalidOptionError, match="recurrent layers"):
             LLM(engine, threads=1, prefix_cache_disk=tmp_path)
         return
     options: dict[str, Any] = {
-        "threads": 1, "prefix_cache_disk": tmp_path, "prefix_cache_memory": memory, "max_batch_size": 3,
-        "max_num_tokens": 32, "max_prefill_chunk": 19, "kv_cache_memory": 14 * opened.kv_block_bytes,
+        "threads": 1, "prefix_cache_disk": tmp_path, "max_batch_size": 3, "max_num_tokens": 32, "max_prefill_chunk": 19,
+        "kv_cache_memory": 14 * opened.kv_block_bytes,
     }  # fmt: skip
-    hits = 0
-    for _ in range(2):
-        with LLM(engine, **options) as llm:
+    for memory in (None, "64MiB"):
+        with LLM(engine, prefix_cache_memory=memory, **options) as llm:
             for (asked, params), alone in zip(asks(), expected, strict=True):
                 assert bits(llm.generate(asked, params)) == alone
             handles = [llm.generate_async(asked, params) for asked, params in asks()]
@@ -152,8 +149,8 @@ def test_what_comes_back_from_tiers_has_the_same_bits(
                 assert bits(handle.result()) == alone
             stats = llm.get_stats()
             assert stats["used_blocks"] == stats["invariant_violations"] == stats["tier_disk_dropped"] == 0
-            hits += stats["tier_memory_hits"] + stats["tier_disk_hits"]
-    assert hits > 0, "which tier is asked depends on what is fast here"
+            hits = stats["tier_memory_hits"] + stats["tier_disk_hits"]
+            assert hits > 0, "which tier is asked depends on what is fast here"
 
 
 def _blocks(engine: Path, count: int) -> int:

@@ -62,26 +62,26 @@ def expected(plain: LLM) -> Callable[[SamplingParams], list[Any]]:
     return get
 
 
-FORMS = [
-    "ngram", "ngram,tokens=5", "suffix,tokens=4", "draft", "draft,tokens=3", "heads", "heads,tokens=3",
-]  # fmt: skip
+FORMS = (
+    ("ngram", "ngram,tokens=5", "suffix,tokens=4"), ("draft", "draft,tokens=3"), ("heads", "heads,tokens=3"),
+)  # fmt: skip
+"""The forms of each way to propose: from the text itself, by a model, by heads. What is proposed is verified in one
+way, whatever form proposed it, so the forms of a way share the parameters between them."""
+SHARED = sorted((forms[place % len(forms)], name) for forms in FORMS for place, name in enumerate(PARAMS))
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def drafting(
-    request: pytest.FixtureRequest, pico_engine: Path, pico_draft_engine: Path, pico_heads_engine: Path
-) -> Iterator[LLM]:
-    speculative = request.param.replace("draft", f"draft,model={pico_draft_engine}")
-    engine = pico_heads_engine if speculative.startswith("heads") else pico_engine
+@pytest.fixture(scope="module")
+def drafting(request: pytest.FixtureRequest, pico_engine: Path, pico_draft_engine: Path) -> Iterator[LLM]:
+    form: str = request.param
+    speculative = form.replace("draft", f"draft,model={pico_draft_engine}")
+    engine = request.getfixturevalue("pico_heads_engine") if form.startswith("heads") else pico_engine
     with LLM(engine, kv_cache_memory="64MiB", speculative=speculative) as llm:
         yield llm
 
 
-@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_the_same_bits_as_without(
-    expected: Callable[[SamplingParams], list[Any]], drafting: LLM, params: SamplingParams
-) -> None:
-    before = drafting.get_stats()
+@pytest.mark.parametrize(("drafting", "name"), SHARED, indirect=["drafting"])
+def test_the_same_bits_as_without(expected: Callable[[SamplingParams], list[Any]], drafting: LLM, name: str) -> None:
+    params, before = PARAMS[name], drafting.get_stats()
     assert told(drafting, params) == expected(params)
     stats = drafting.get_stats()
     if drafting.options.speculation.tokens:
@@ -93,10 +93,10 @@ def test_the_same_bits_as_without(
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_batch_size": 1}, {"threads": 1}, {"max_prefill_chunk": 7, "max_num_tokens": 24, "max_batch_size": 3},
-        {"enable_prefix_caching": False}, {"kv_cache_memory": "3MiB"},
+        {"max_batch_size": 1, "threads": 1, "enable_prefix_caching": False},
+        {"max_prefill_chunk": 7, "max_num_tokens": 24, "max_batch_size": 3}, {"kv_cache_memory": "3MiB"},
     ],
-    ids=["one after the other", "one thread", "small chunks", "no prefix cache", "few blocks"],
+    ids=["one after the other, with one thread and no prefix cache", "small chunks", "few blocks"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["ngram", "draft", "heads"])
 def test_under_any_limits(
@@ -115,6 +115,7 @@ def test_under_any_limits(
         assert llm.get_stats()["accepted_tokens"] > 0
 
 
+@pytest.mark.parametrize("drafting", [form for form, *_ in FORMS], indirect=True)
 def test_guided_answers_are_the_same(plain: LLM, drafting: LLM) -> None:
     pytest.importorskip("llguidance")
     guided = GuidedDecodingParams(regex=r"(\[[0-9, ]{4,9}\]\n){3}")

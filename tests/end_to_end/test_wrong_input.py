@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from support.places import TESTS
 from support.tiny_models import make_variant
 from support.waiting import PATIENCE
 from tensorwright import LLM, build
@@ -223,24 +226,78 @@ def test_unwritable_cache_of_engines(tiny: Path, monkeypatch: pytest.MonkeyPatch
         LLM(tiny)
 
 
-@pytest.mark.parametrize(("name", "delay"), [("SIGINT", 0.0), ("SIGINT", 0.7), ("SIGINT", 2.0), ("SIGTERM", 0.7)])
-def test_interrupted_build_leaves_nothing(tiny: Path, place: Path, name: str, delay: float) -> None:
+class Build(NamedTuple):
+    """A build in a process of its own. wait: returns its exit code and what it said."""
+
+    pid: int
+    ended: Callable[[], bool]
+    wait: Callable[[], tuple[int, str]]
+
+
+@contextmanager
+def command(arguments: list[str], folder: Path) -> Iterator[Build]:
+    """The command, from its start."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tensorwright.builder.cli", *arguments], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+    def wait() -> tuple[int, str]:
+        said, _ = process.communicate(timeout=PATIENCE)
+        return process.returncode, said
+
+    yield Build(process.pid, lambda: process.poll() is not None, wait)
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Callable[..., AbstractContextManager[Build]]]:
+    """Returns what does as `command` does, but from a process that has imported everything."""
+    script = [sys.executable, "-P", TESTS / "support" / "forked_builds.py"]
+    parent = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    stdin, stdout = parent.stdin, parent.stdout
+
+    @contextmanager
+    def forked(arguments: list[str], folder: Path) -> Iterator[Build]:
+        print(json.dumps([arguments, str(folder / "said")]), file=stdin, flush=True)
+        pid = int(stdout.readline())
+
+        def wait() -> tuple[int, str]:
+            return int(stdout.readline()), (folder / "said").read_text()
+
+        yield Build(pid, lambda: bool(select.select([stdout], [], [], 0)[0]), wait)
+
+    yield forked
+    stdin.close()
+    assert parent.wait(PATIENCE) == 0
+    stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "delay"),
+    [("forked", "SIGINT", 0.0), ("forked", "SIGINT", 0.4), ("forked", "SIGINT", 1.0), ("command", "SIGTERM", 0.2)],
+)
+def test_interrupted_build_leaves_nothing(
+    tiny: Path, place: Path, tmp_path: Path, forking: Callable[..., Any], way: str, name: str, delay: float
+) -> None:
     """Ctrl-C at several moments of a build: wherever it is, it goes without a trace, and without a traceback. SIGTERM
     does what SIGINT does."""
-    command = [sys.executable, "-P", "-m", "tensorwright.builder.cli", str(tiny), str(place / "engine")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + PATIENCE
-    while not list(place.iterdir()) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(delay)
-    process.send_signal(getattr(signal, name))
-    _, said = process.communicate(timeout=PATIENCE)
-    if process.returncode == 0:  # it was done by then
+    start = forking if way == "forked" else command
+    with start([str(tiny), str(place / "engine")], tmp_path) as process:
+        deadline = time.monotonic() + PATIENCE
+        while not list(place.iterdir()) and not process.ended():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(delay)
+        with suppress(ProcessLookupError):  # It may be done by now.
+            os.kill(process.pid, getattr(signal, name))
+        status, said = process.wait()
+    if status == 0:  # it was done by then
         assert open_engine(place / "engine").vocab_size == 101
     else:
         # Python itself may die of the signal at its end, if it hit inside exec(): the shell's 130 just the same.
-        assert process.returncode in (130, -signal.SIGINT), said
+        assert status in (130, -signal.SIGINT), said
         assert "error: interrupted; nothing half-built was left behind" in said
         assert "Traceback" not in said
         assert list(place.iterdir()) == []

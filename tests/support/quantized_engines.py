@@ -14,7 +14,7 @@ from support.harness import EngineSteps, worst
 from support.tiny_models import make_variant
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace.export import trace
+from tensorwright.builder.trace.export import trace_for_engine
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.ir import Graph
 from tensorwright.ir.ragged import interpret_ragged
@@ -32,7 +32,7 @@ class TinyModel:
     def __init__(self, root: Path, variant: str, *, dtype: str = "float32", **overrides: int):
         self.root = root
         self.checkpoint: Checkpoint = open_checkpoint(make_variant(root / "model", variant, seed=5, **overrides))
-        self.traced: Graph = trace(self.checkpoint, dtype=dtype, max_seq_len=128)
+        self.traced: Graph = trace_for_engine(self.checkpoint, dtype=dtype, max_seq_len=128)
         self.traced.facts.block_size = 32
         self._made: dict[str, QuantizedEngine] = {}
 

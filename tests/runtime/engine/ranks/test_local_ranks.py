@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,24 +48,24 @@ def engine_of(tmp_path_factory):
 def answers(path: Path, prompts=PROMPTS, sampling=SAMPLED, **options):
     """Tokens and logprobs of each prompt, all submitted at once."""
     with LLM(path, **LIMITS, **options) as llm:
-        outputs = llm.generate(prompts, sampling)
+        return told(llm.generate(prompts, sampling))
+
+
+@pytest.fixture(scope="module")
+def plain_answers():
+    """Returns a function from an engine to its `answers`, which are computed once."""
+    return cache(answers)
+
+
+def told(outputs):
+    """Tokens and logprobs of each output."""
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
-def answers_alone(path: Path):
-    """The same of each prompt, submitted when the one before has its answer."""
-    with LLM(path, **LIMITS) as llm:
-        outputs = [llm.generate([prompt], SAMPLED)[0].outputs[0] for prompt in PROMPTS]
-    return [(output.token_ids, output.logprobs) for output in outputs]
-
-
-@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+@pytest.mark.parametrize("variant", ["llama", "gemma3", "jamba"])
 def test_stages_have_the_bits_of_one_rank(engine_of, variant) -> None:
+    """The states of jamba's layers live in their stage."""
     assert answers(engine_of(variant, 1, 2)) == answers(engine_of(variant, 1, 1))
-
-
-def test_states_of_layers_live_in_their_stage(engine_of) -> None:
-    assert answers(engine_of("jamba", 1, 2)) == answers(engine_of("jamba", 1, 1))
 
 
 @pytest.mark.parametrize("variant", ["mamba", "bamba", "recurrent_gemma"])
@@ -84,18 +85,20 @@ def test_two_ranks_answer_as_one(engine_of, variant) -> None:
         ("minimax", {"expert_parallel": True}),
     ],
 )
-def test_bits_do_not_depend_on_company_chunks_or_prefixes(engine_of, variant, options) -> None:
-    """Of an engine with two ranks in each of two stages: alone or together, in chunks of any size, preempted, and with
-    a part of the prompt remembered. Stages change nothing either. The last two have states, norms that ranks cut, and
-    experts that one rank has whole."""
+def test_bits_do_not_depend_on_company_chunks_or_prefixes(engine_of, plain_answers, variant, options) -> None:
+    """Of an engine with two ranks in each of two stages: alone or together, in chunks of any size, and with a part of
+    the prompt remembered. Stages change nothing either. The last two have states, norms that ranks cut, and experts
+    that one rank has whole."""
     path = engine_of(variant, 2, 2, **options)
-    together = answers(path)
-    assert together == answers_alone(path)
-    assert together == answers(path, max_num_tokens=9, max_batch_size=3)
-    assert together == answers(path, enable_prefix_caching=False)
-    twice = answers(path, [*PROMPTS, *PROMPTS], max_batch_size=4)
-    assert twice == together * 2
-    assert together == answers(engine_of(variant, 2, 1, **options))
+    with LLM(path, **LIMITS, enable_prefix_caching=False) as llm:
+        together = told(llm.generate(PROMPTS, SAMPLED))
+        assert together == [told(llm.generate([prompt], SAMPLED))[0] for prompt in PROMPTS]
+    with LLM(path, **LIMITS, max_num_tokens=9, max_batch_size=3) as llm:
+        assert together == told(llm.generate(PROMPTS, SAMPLED))
+        again = llm.generate([*PROMPTS, *PROMPTS], SAMPLED)
+        assert together * 2 == told(again)
+        assert any(output.metrics.cached_tokens for output in again)
+    assert together == plain_answers(engine_of(variant, 2, 1, **options))
 
 
 def test_a_step_of_many_tokens_is_cut_into_microbatches(engine_of) -> None:
@@ -104,9 +107,9 @@ def test_a_step_of_many_tokens_is_cut_into_microbatches(engine_of) -> None:
     assert answers(path, [PROMPTS[3]]) == answers(path, [PROMPTS[3]], max_num_tokens=20, max_batch_size=4)
 
 
-def test_proposals_are_verified_by_all_ranks(engine_of) -> None:
-    path = engine_of("llama", 2, 2)
-    assert answers(path, speculative="ngram") == answers(path)
+def test_proposals_are_verified_by_all_ranks(engine_of, plain_answers) -> None:
+    """Stages change no bit, so what two ranks answer without proposals is what four must answer with them."""
+    assert answers(engine_of("llama", 2, 2), speculative="ngram") == plain_answers(engine_of("llama", 2, 1))
 
 
 def lost(llm: LLM, signum: int) -> list[int]:
@@ -123,13 +126,12 @@ def lost(llm: LLM, signum: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("signum", "timeout"), [(signal.SIGKILL, 60.0), (signal.SIGSTOP, 1.0)])
-def test_a_lost_rank_ends_the_step_and_all_start_again(engine_of, signum, timeout) -> None:
+def test_a_lost_rank_ends_the_step_and_all_start_again(engine_of, plain_answers, signum, timeout) -> None:
     path = engine_of("llama", 2, 1)
-    wanted = answers(path)
+    wanted = plain_answers(path)
     with LLM(path, **LIMITS, rank_timeout=timeout) as llm:
         gone = lost(llm, signum)
-        outputs = llm.generate(PROMPTS, SAMPLED)
-        assert [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs] == wanted
+        assert told(llm.generate(PROMPTS, SAMPLED)) == wanted
         deadline = time.monotonic() + 20
         while any(map(alive, gone)) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -147,14 +149,12 @@ def processors_of_threads(pid: int) -> set[frozenset[int]]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need a processor each")
-def test_ranks_have_processors_of_their_own(engine_of) -> None:
+def test_ranks_have_processors_of_their_own(engine_of, plain_answers) -> None:
     path = engine_of("llama", 2, 1)
     usable = os.sched_getaffinity(0)
     with LLM(path, **LIMITS | {"threads": 2}, numa="split") as llm:
         [other] = rank_pids()
-        assert [[o.outputs[0].token_ids, o.outputs[0].logprobs] for o in llm.generate(PROMPTS, SAMPLED)] == [
-            [*answer] for answer in answers(path)
-        ]
+        assert told(llm.generate(PROMPTS, SAMPLED)) == plain_answers(path)
         [theirs] = processors_of_threads(other)
         ours = processors_of_threads(os.getpid()) - {frozenset(usable)}
     assert theirs < usable
@@ -194,10 +194,10 @@ def test_ranks_end_with_the_engine(engine_of) -> None:
     del llm
 
 
-def test_ranks_start_inside_another_program(engine_of, monkeypatch) -> None:
+def test_ranks_start_inside_another_program(engine_of, plain_answers, monkeypatch) -> None:
     """Triton's Python backend is such a program: what sys.executable names is no Python."""
     path = engine_of("llama", 2, 1)
-    wanted = answers(path)
+    wanted = plain_answers(path)
     monkeypatch.setattr(sys, "executable", "/opt/tritonserver/backends/python/triton_python_backend_stub")
     assert answers(path) == wanted
 
