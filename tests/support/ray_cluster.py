@@ -9,30 +9,44 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.waiting import wait_until
+import pytest
+
+from support.waiting import PATIENCE, wait_until
 
 OBJECT_STORE = 80 << 20  # the smallest that Ray takes
 SMALL = {"kv_cache_memory": "32MiB", "threads": 1, "max_queue_size": 64}
 APPLICATION = "tensorwright-m"
 
 
+PATIENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_agent_register_timeout_ms": f"{PATIENCE * 1000:.0f}",
+    "RAY_health_check_timeout_ms": f"{PATIENCE * 1000:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{PATIENCE:.0f}",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+}
+"""The environment of a cluster's processes. On a busy machine Ray would take a node or a worker for dead that is only
+slow. Workers that nobody asked for do not start, and a replica that cannot start is tried once."""
+
+
 @contextmanager
 def cluster_of(nodes: int, cpus: int) -> Iterator[Any]:
-    """A head without processors, and nodes. Each is as good as a machine of its own: a process of Ray's, with an object
-    store and workers."""
+    """Nodes with so many processors each, of which one is the head. Each is as good as a machine of its own: a process
+    of Ray's, with an object store and workers."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "object_store_memory": OBJECT_STORE, "include_dashboard": False},
-    )
-    try:
-        for _ in range(nodes):
-            made.add_node(num_cpus=cpus, object_store_memory=OBJECT_STORE)
-        yield made
-    finally:
-        made.shutdown()
+    node = {"num_cpus": cpus, "object_store_memory": OBJECT_STORE, "include_log_monitor": False}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in PATIENT.items():
+            patch.setenv(name, value)
+        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        try:
+            for _ in range(nodes - 1):
+                made.add_node(**node)
+            yield made
+        finally:
+            made.shutdown()
 
 
 class Fleets:

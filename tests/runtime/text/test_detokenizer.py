@@ -121,7 +121,7 @@ def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_pieces_join_to_the_whole(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
@@ -146,7 +146,7 @@ def long_runs(*garbage: bytes) -> st.SearchStrategy[list[int]]:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_runs_that_are_decoded_in_pieces_join_to_the_whole(data: st.DataObject) -> None:
     """As if they were longer than a piece. Whatever was given out stays true."""

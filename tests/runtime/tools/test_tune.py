@@ -149,7 +149,12 @@ def test_an_engine_runs_with_what_is_kept(engine: Path) -> None:
         answer()
 
 
-def test_the_command_measures_and_keeps(tmp_path: Path) -> None:
+def test_the_command_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stage with two other values, in as few rounds as there are halves. Besides those of the stage of threads, no
+    step has a thread that waits for others, which would take long where others have the processors."""
+    monkeypatch.setattr(tool, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(tool, "FACTORS", (0.5, 2.0))
+    monkeypatch.setattr(tool, "default_threads", lambda: 1)
     engine = write_toy_engine(tmp_path / "engine")
     done = CliRunner().invoke(cli, ["tune", str(engine), "--seconds", "0.1", "--json"], catch_exceptions=False)
     found = json.loads(done.stdout)

@@ -21,11 +21,13 @@ if find_spec("ray") is not None:
 def fleets() -> Iterator[Fleets]:
     """Fleets on a cluster of two nodes with two processors each."""
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
-    from tensorwright.runtime.serving.ray import remote_client
+    from tensorwright.runtime.serving.ray import deployment, remote_client
 
     with pytest.MonkeyPatch.context() as patch, cluster_of(nodes=2, cpus=2) as cluster:
         # Where all replicas were killed, a busy machine takes longer than that to start the next one.
         patch.setattr(remote_client, "MAX_WITHOUT_REPLICAS", PATIENCE)
+        # Nor is a replica there dead that does not answer at once; one that was killed is missed without being asked.
+        patch.setattr(deployment, "HEALTH_TIMEOUT", PATIENCE)
         started = Fleets(cluster.address)
         try:
             yield started

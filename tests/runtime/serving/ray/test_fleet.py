@@ -33,13 +33,23 @@ def drawn(count: int, seed: int = 1) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def model(fleets: Fleets, toy_engine: Path) -> Any:
-    """For the tests of TestAnswers, which stand first: others start a fleet of their own, and end this one."""
-    return fleets.start(toy_engine, replicas=2).models["m"]
+def fleet(fleets: Fleets, toy_engine: Path) -> Any:
+    """For the tests of TestOneFleet, which stand first: others start a fleet of their own, and end this one."""
+    return fleets.start(toy_engine, replicas=2, resume=True)
 
 
-class TestAnswers:
-    """Of a fleet that nothing happens to."""
+@pytest.fixture(scope="module")
+def model(fleet: Any) -> Any:
+    return fleet.models["m"]
+
+
+def wait_until_two(model: Any) -> None:
+    """Two replicas are there, of which the client knows, and no process of another."""
+    wait_until(lambda: model.get_stats()["fleet"]["replicas"] == 2 and len(replicas()) == 2)
+
+
+class TestOneFleet:
+    """Of two replicas: first nothing happens to it, then they are killed, and in the end they are replaced."""
 
     @pytest.mark.parametrize(
         "params",
@@ -86,20 +96,47 @@ class TestAnswers:
             again = model.generate_async({"prompt_token_ids": [*begin, last]}, drawn(1)).result(PATIENCE)
             assert again.metrics.cached_tokens >= 64
 
+    def test_a_lost_request_goes_on_elsewhere_with_the_same_bits(self, model: Any, toy_llm: LLM) -> None:
+        """It is lost twice, for both replicas are killed."""
+        wait_until_two(model)
+        handle = model.generate_async(PROMPT, drawn(ENDLESS))
+        wait_until(lambda: len(tokens(handle)) > 50)
+        for pid in replicas():
+            kill(pid)
+        count = len(tokens(handle))
+        wait_until(lambda: len(tokens(handle)) > count + 50)
+        handle.abort()
+        found = handle.result(PATIENCE).outputs[0].token_ids
+        assert found == toy_llm.generate(PROMPT, drawn(len(found))).outputs[0].token_ids
+        assert model.get_stats()["fleet"]["resumed"] >= 1
 
-def test_a_lost_request_goes_on_elsewhere_with_the_same_bits(fleets: Fleets, toy_engine: Path, toy_llm: LLM) -> None:
-    """It is lost twice, for both replicas are killed."""
-    model = fleets.start(toy_engine, replicas=2, resume=True).models["m"]
-    handle = model.generate_async(PROMPT, drawn(ENDLESS))
-    wait_until(lambda: len(tokens(handle)) > 50)
-    for pid in replicas():
-        kill(pid)
-    count = len(tokens(handle))
-    wait_until(lambda: len(tokens(handle)) > count + 50)
-    handle.abort()
-    found = handle.result(PATIENCE).outputs[0].token_ids
-    assert found == toy_llm.generate(PROMPT, drawn(len(found))).outputs[0].token_ids
-    assert model.get_stats()["fleet"]["resumed"] >= 1
+    def test_engines_are_replaced_while_requests_finish(
+        self, fleet: Any, model: Any, toy_llm: LLM, tmp_path: Path
+    ) -> None:
+        wait_until_two(model)
+        old = model.generate_async(PROMPT, drawn(ENDLESS))
+        wait_until(lambda: tokens(old))
+        before = replicas()
+        other = write_toy_engine(tmp_path / "other", make_toy(max_seq_len=ENDLESS + 128, seed=4))
+        with ThreadPoolExecutor(1) as thread:
+            replacing = thread.submit(fleet.replace, "m", open_engine(other))
+            wait_until(lambda: model.get_stats()["fleet"]["replicas"] < 2 or set(replicas()) - set(before))
+            assert model.generate_async(PROMPT, drawn(5)).result(PATIENCE).finished  # one replica is always there
+            assert not old.done
+            old.abort()
+            replacing.result(PATIENCE)
+        wait_until(lambda: not set(before) & set(replicas()), "the processes of the old engine have ended")
+        assert len(replicas()) == 2
+        found = tokens(old)[:500]
+        assert found == toy_llm.generate(PROMPT, drawn(len(found))).outputs[0].token_ids
+        with LLM(other, kv_cache_memory="32MiB", threads=1) as second:
+            new = model.generate_async(PROMPT, drawn(20)).result(PATIENCE)
+            assert new.outputs[0].token_ids == second.generate(PROMPT, drawn(20)).outputs[0].token_ids
+        assert model.engine.path == other
+        with pytest.raises(
+            InvalidOptionError, match="max_seq_len must be that of the engine that is served, 60128, got 64"
+        ):
+            fleet.replace("m", open_engine(write_toy_engine(tmp_path / "shorter", make_toy(max_seq_len=64))))
 
 
 def test_a_killed_replica_loses_only_what_it_had_begun(fleets: Fleets, toy_engine: Path, toy_llm: LLM) -> None:
@@ -129,36 +166,6 @@ def test_a_killed_replica_loses_only_what_it_had_begun(fleets: Fleets, toy_engin
             handle.result(PATIENCE)
     fleet = model.get_stats()["fleet"]
     assert (fleet["lost"], fleet["restarted"], fleet["resumed"]) == (2, 1, 0)
-
-
-def test_engines_are_replaced_while_requests_finish(
-    fleets: Fleets, toy_engine: Path, toy_llm: LLM, tmp_path: Path
-) -> None:
-    fleet = fleets.start(toy_engine, replicas=2)
-    model = fleet.models["m"]
-    old = model.generate_async(PROMPT, drawn(ENDLESS))
-    wait_until(lambda: tokens(old))
-    before = replicas()
-    other = write_toy_engine(tmp_path / "other", make_toy(max_seq_len=ENDLESS + 128, seed=4))
-    with ThreadPoolExecutor(1) as thread:
-        replacing = thread.submit(fleet.replace, "m", open_engine(other))
-        wait_until(lambda: model.get_stats()["fleet"]["replicas"] < 2 or set(replicas()) - set(before))
-        assert model.generate_async(PROMPT, drawn(5)).result(PATIENCE).finished  # one replica is always there
-        assert not old.done
-        old.abort()
-        replacing.result(PATIENCE)
-    wait_until(lambda: not set(before) & set(replicas()), "the processes of the old engine have ended")
-    assert len(replicas()) == 2
-    found = tokens(old)[:500]
-    assert found == toy_llm.generate(PROMPT, drawn(len(found))).outputs[0].token_ids
-    with LLM(other, kv_cache_memory="32MiB", threads=1) as second:
-        new = model.generate_async(PROMPT, drawn(20)).result(PATIENCE)
-        assert new.outputs[0].token_ids == second.generate(PROMPT, drawn(20)).outputs[0].token_ids
-    assert model.engine.path == other
-    with pytest.raises(
-        InvalidOptionError, match="max_seq_len must be that of the engine that is served, 60128, got 64"
-    ):
-        fleet.replace("m", open_engine(write_toy_engine(tmp_path / "shorter", make_toy(max_seq_len=64))))
 
 
 def test_the_number_of_replicas_follows_the_load(fleets: Fleets, toy_engine: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from support.made_adapters import make_adapter, places_of
 from support.served import KEY, Served, completion, read_events, route, serve
+from support.toy_engine import ENDLESS
 from support.toy_pair import mapped_rings
 from support.waiting import wait_until
 from tensorwright.runtime.serving.server.handover import PREFIX, PROOF
@@ -175,65 +176,80 @@ def test_tokens_of_messages_are_counted(pair: Cluster) -> None:
     assert ours.json()["input_tokens"] > 100
 
 
-def test_a_stored_response_is_found_where_it_lies(pico_engine: Path, tmp_path: Path, template: tuple[str, str]) -> None:
-    """Read, continued and deleted behind two engines, also by another router; and without a word where its engine is
-    gone."""
+@dataclass
+class Two:
+    """Two engines that share nothing, each behind both of two routers."""
+
+    engines: list[Served]
+    routers: list[Served]
+
+
+@pytest.fixture(scope="module")
+def two(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory, template: tuple[str, str]) -> Iterator[Two]:
+    """With a key, a chat template, and a folder of adapters that has `one`."""
+    folder = tmp_path_factory.mktemp("two")
+    make_adapter(folder / "adapters" / "one", places_of(pico_engine).modules, rank=4, seed=1, spread=0.1)
+    options = ("--adapter-folder", str(folder / "adapters"), "--max-loras", "2", "--api-key", KEY, *template)
+    headers = {"x-api-key": KEY}
     with ExitStack() as running:
-        engines = [running.enter_context(serve(pico_engine, tmp_path, *template)) for _ in range(2)]
+        engines = [running.enter_context(serve(pico_engine, folder, *options, headers=headers)) for _ in range(2)]
         urls = [word for engine in engines for word in ("--decode", engine.url)]
-        routers = [running.enter_context(route(tmp_path, *urls, "--retry-after-failure", "600")) for _ in range(2)]
-        body = {"model": "pico", "input": "import os", "max_output_tokens": 3}
-        made = [routers[0].client.post("/v1/responses", json=body).json()["id"] for _ in range(4)]
-        for which, name in enumerate(made):
-            follow = routers[which % 2].client.post("/v1/responses", json=body | {"previous_response_id": name})
-            assert follow.json()["previous_response_id"] == name
-            assert routers[which % 2].client.get(f"/v1/responses/{name}?stream=false").json()["id"] == name
-            assert routers[which % 2].client.get(f"/v1/responses/{name}?stream=true").status_code == 400
-        where = [[e.client.get(f"/v1/responses/{name}").status_code == 200 for e in engines] for name in made]
-        assert all(sum(found) == 1 for found in where)
-        assert {found[0] for found in where} == {True, False}, "both engines have some"
-        first, second = (made[[found[at] for found in where].index(True)] for at in range(2))
-        assert routers[0].client.delete(f"/v1/responses/{first}").json()["deleted"] is True
-        for unknown in (first, "resp_000000000000_00", "resp_1"):
-            assert routers[1].client.get(f"/v1/responses/{unknown}").json()["error"]["code"] == "response_not_found"
-        engines[1].process.kill()
-        engines[1].process.wait()
-        for answer in (
-            routers[0].client.get(f"/v1/responses/{second}"),
-            routers[0].client.post("/v1/responses", json=body | {"previous_response_id": second}),
-        ):
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
-            assert "stored this response" in answer.json()["error"]["message"]
-        assert routers[0].client.post("/v1/responses", json=body).status_code == 200
+        patient = ("--retry-after-failure", "600")
+        yield Two(engines, [running.enter_context(route(folder, *urls, *patient, headers=headers)) for _ in range(2)])
 
 
-def test_an_adapter_is_loaded_by_every_engine(pico_engine: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "adapters"
-    make_adapter(folder / "one", places_of(pico_engine).modules, rank=4, seed=1, spread=0.1)
-    options = ("--adapter-folder", str(folder), "--max-loras", "2", "--api-key", KEY)
-    with ExitStack() as running:
-        engines = [running.enter_context(serve(pico_engine, tmp_path, *options)) for _ in range(2)]
-        router = running.enter_context(route(tmp_path, *(word for e in engines for word in ("--decode", e.url))))
-        key = {"x-api-key": KEY}
+def test_an_adapter_is_loaded_by_every_engine(two: Two) -> None:
+    def ask(path: str, **body: Any) -> Any:
+        return two.routers[0].client.post(path, json=body)
 
-        def ask(path: str, **body: Any) -> Any:
-            return router.client.post(path, json=body, headers=key)
+    def loaded() -> list[bool]:
+        lists = [engine.client.get("/v1/models").json()["data"] for engine in two.engines]
+        return ["one" in [card["id"] for card in cards] for cards in lists]
 
-        def loaded() -> list[bool]:
-            lists = [e.client.get("/v1/models", headers=key).json()["data"] for e in engines]
-            return ["one" in [card["id"] for card in cards] for cards in lists]
+    assert ask("/v1/load_lora_adapter", lora_name="one", lora_path="one").status_code == 200
+    assert loaded() == [True, True]
+    refused = ask("/v1/load_lora_adapter", lora_name="one", lora_path="one")
+    assert refused.status_code == 400
+    assert "loaded already" in refused.json()["error"]["message"]
+    assert ask("/v1/unload_lora_adapter", lora_name="one").status_code == 200
+    assert loaded() == [False, False]
 
-        assert ask("/v1/load_lora_adapter", lora_name="one", lora_path="one").status_code == 200
-        assert loaded() == [True, True]
-        refused = ask("/v1/load_lora_adapter", lora_name="one", lora_path="one")
-        assert refused.status_code == 400
-        assert "loaded already" in refused.json()["error"]["message"]
-        assert ask("/v1/unload_lora_adapter", lora_name="one").status_code == 200
-        assert loaded() == [False, False]
-        engines[1].process.kill()
-        engines[1].process.wait()
-        answer = ask("/v1/load_lora_adapter", lora_name="one", lora_path="one")
+
+def test_a_stored_response_is_found_where_it_lies(two: Two) -> None:
+    """Read, continued and deleted behind two engines, also by another router; and without a word where its engine is
+    gone. That engine ends here; the tests of `two` that need it stand before."""
+    engines, routers = two.engines, two.routers
+    body = {"model": "pico", "input": "import os", "max_output_tokens": 3}
+    made = [routers[0].client.post("/v1/responses", json=body).json()["id"] for _ in range(4)]
+    for which, name in enumerate(made):
+        follow = routers[which % 2].client.post("/v1/responses", json=body | {"previous_response_id": name})
+        assert follow.json()["previous_response_id"] == name
+        assert routers[which % 2].client.get(f"/v1/responses/{name}?stream=false").json()["id"] == name
+        assert routers[which % 2].client.get(f"/v1/responses/{name}?stream=true").status_code == 400
+    where = [[e.client.get(f"/v1/responses/{name}").status_code == 200 for e in engines] for name in made]
+    assert all(sum(found) == 1 for found in where)
+    assert {found[0] for found in where} == {True, False}, "both engines have some"
+    first, second = (made[[found[at] for found in where].index(True)] for at in range(2))
+    assert routers[0].client.delete(f"/v1/responses/{first}").json()["deleted"] is True
+    for unknown in (first, "resp_000000000000_00", "resp_1"):
+        assert routers[1].client.get(f"/v1/responses/{unknown}").json()["error"]["code"] == "response_not_found"
+    engines[1].process.kill()
+    engines[1].process.wait()
+    for answer in (
+        routers[0].client.get(f"/v1/responses/{second}"),
+        routers[0].client.post("/v1/responses", json=body | {"previous_response_id": second}),
+    ):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        assert "stored this response" in answer.json()["error"]["message"]
+    assert routers[0].client.post("/v1/responses", json=body).status_code == 200
+
+
+def test_an_adapter_that_an_engine_is_too_dead_to_load_is_refused(two: Two) -> None:
+    two.engines[1].process.kill()
+    two.engines[1].process.wait()
+    adapter = {"lora_name": "one", "lora_path": "one"}
+    answer = two.routers[1].client.post("/v1/load_lora_adapter", json=adapter)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
 
 
 def test_dots_lead_to_no_other_path_of_an_engine(pair: Cluster) -> None:
@@ -272,63 +288,63 @@ def test_roles_have_their_routes(pair: Cluster) -> None:
     assert pair.router.client.get("/ready").status_code == 200
 
 
-def test_a_prefill_engine_that_is_gone_changes_no_answer(
-    pico_engine: Path, tmp_path: Path, token_file: Path, alone: Served
-) -> None:
-    with cluster(pico_engine, tmp_path, token_file, alone) as made:
-        made.prefill.process.kill()
-        made.prefill.process.wait()
-        assert choices(made.router, BODIES["greedy"]) == choices(alone, BODIES["greedy"])
-        assert made.router.metric("tensorwright_router_prefill_failed_total") == 1
-        # It is passed over from now on.
-        assert choices(made.router, BODIES["seeded"]) == choices(alone, BODIES["seeded"])
-        assert made.router.metric("tensorwright_router_prefill_failed_total") == 1
-
-
-def test_a_decode_engine_that_is_gone_is_passed_over(
-    pico_engine: Path, tmp_path: Path, token_file: Path, alone: Served
-) -> None:
-    with cluster(pico_engine, tmp_path, token_file, alone) as made, ExitStack() as running:
-        urls = ("--prefill", made.prefill.url, "--decode", made.decode.url, "--decode", "http://127.0.0.1:9")
-        token = ("--transfer-token-file", str(token_file), "--retry-after-failure", "600")
-        router = running.enter_context(route(tmp_path, *urls, *token))
+def test_a_decode_engine_that_is_gone_is_passed_over(pair: Cluster, tmp_path: Path, token_file: Path) -> None:
+    urls = ("--prefill", pair.prefill.url, "--decode", pair.decode.url, "--decode", "http://127.0.0.1:9")
+    token = ("--transfer-token-file", str(token_file), "--retry-after-failure", "600")
+    with route(tmp_path, *urls, *token) as router:
         for body in (BODIES["greedy"], BODIES["seeded"], BODIES["ids"]):
-            assert choices(router, body) == choices(alone, body)
+            assert choices(router, body) == choices(pair.alone, body)
         assert router.metric("tensorwright_router_moved_total") == 1
-        made.decode.process.kill()
-        made.decode.process.wait()
-        answer = router.client.post("/v1/completions", json=BODIES["greedy"])
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "no_engine"
-        assert router.client.get("/ready").status_code == 503
 
 
-def test_an_engine_that_dies_in_its_answer_ends_the_stream_with_an_error(
-    toy_engine: Path, tmp_path: Path, token_file: Path, alone: Served
-) -> None:
-    from support.toy_engine import ENDLESS
-
-    with cluster(toy_engine, tmp_path, token_file, alone) as made:
-        body = completion("abc" * 30, ENDLESS, stream=True)
-        with made.router.client.stream("POST", "/v1/completions", json=body) as answer:
-            lines = answer.iter_lines()
-            assert next(lines).startswith("data: ")
-            made.decode.process.kill()
-            events = read_events(lines)
-        assert json.loads(events[-1])["error"]["code"] == "engine_gone"
+def test_a_prefill_engine_that_is_gone_changes_no_answer(pair: Cluster) -> None:
+    """It ends here; the tests of `pair` that need it stand before."""
+    pair.prefill.process.kill()
+    pair.prefill.process.wait()
+    for body in (BODIES["greedy"], BODIES["seeded"]):
+        assert choices(pair.router, body) == choices(pair.alone, body)
+        # It is passed over from the first failure on.
+        assert pair.router.metric("tensorwright_router_prefill_failed_total") == 1
 
 
-def test_a_client_that_leaves_ends_the_engines_work(
-    toy_engine: Path, tmp_path: Path, token_file: Path, alone: Served
-) -> None:
-    from support.toy_engine import ENDLESS
+def test_without_any_decode_engine_requests_are_refused(pair: Cluster) -> None:
+    """It ends here, so this is the last test of `pair`."""
+    pair.decode.process.kill()
+    pair.decode.process.wait()
+    answer = pair.router.client.post("/v1/completions", json=BODIES["greedy"])
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "no_engine"
+    assert pair.router.client.get("/ready").status_code == 503
 
-    with cluster(toy_engine, tmp_path, token_file, alone) as made:
-        body = completion("abc" * 30, ENDLESS, stream=True)
-        with made.router.client.stream("POST", "/v1/completions", json=body) as answer:
-            next(answer.iter_lines())
-        wait_until(lambda: made.decode.metric("tensorwright_requests_running") == 0)
-        wait_until(lambda: made.router.metric("tensorwright_http_requests_in_flight") <= 1)
+
+@pytest.fixture(scope="module")
+def toys(
+    toy_engine: Path, tmp_path_factory: pytest.TempPathFactory, token_file: Path, alone: Served
+) -> Iterator[Cluster]:
+    """Of the toy engine, whose streams of ENDLESS tokens run until something ends them."""
+    with cluster(toy_engine, tmp_path_factory.mktemp("toys"), token_file, alone) as made:
+        yield made
+
+
+def test_a_client_that_leaves_ends_the_engines_work(toys: Cluster) -> None:
+    body = completion("abc" * 30, ENDLESS, stream=True)
+    with toys.router.client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()  # let go of, it would close the connection
+        next(lines)
+        wait_until(lambda: toys.decode.metric("tensorwright_requests_running") == 1)
+    wait_until(lambda: toys.decode.metric("tensorwright_requests_running") == 0)
+    wait_until(lambda: toys.router.metric("tensorwright_http_requests_in_flight") <= 1)
+
+
+def test_an_engine_that_dies_in_its_answer_ends_the_stream_with_an_error(toys: Cluster) -> None:
+    """It ends here, so this is the last test of `toys`."""
+    body = completion("abc" * 30, ENDLESS, stream=True)
+    with toys.router.client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        toys.decode.process.kill()
+        events = read_events(lines)
+    assert json.loads(events[-1])["error"]["code"] == "engine_gone"
 
 
 def test_keys_and_salts_hold_behind_a_router(
