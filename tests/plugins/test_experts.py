@@ -120,7 +120,7 @@ def test_other_gates_give_a_row_the_same_bits_alone_and_in_company(
 ) -> None:
     monkeypatch.setenv("TENSORWRIGHT_ISA", level)
     made = make(fmt, dtype=dtype, **GATES[gate])
-    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    alone = made.alone(tmp_path)
     tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
     assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
     assert (np.abs(alone - made.expected()) <= bound(made)).all()
@@ -137,7 +137,7 @@ def test_identities_give_what_they_read(
     made = make(fmt, dtype=dtype, count=5, identities=6)
     index, _ = made.routed()
     assert {int((row >= made.count).sum()) for row in index} == {0, 1, 2, 3}
-    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    alone = made.alone(tmp_path)
     tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
     assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
     assert (np.abs(alone - made.expected()) <= bound(made)).all()
@@ -151,7 +151,7 @@ def test_a_rank_computes_the_experts_that_it_has(gate: str | None, fmt: str, tmp
     index, _ = made.routed()
     nothing = ((index < 3) | (index > 4)).all(axis=1)
     assert 0 < nothing.sum() < made.hidden
-    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    alone = made.alone(tmp_path)
     assert (alone[nothing] == 0).all()
     assert (np.abs(alone - made.expected()) <= bound(made)).all()
     tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
@@ -189,7 +189,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(
     """In steps of one row and of hundreds, in any order, on any number of threads."""
     monkeypatch.setenv("TENSORWRIGHT_ISA", level)
     made = make(fmt, dtype=dtype, inner=40)
-    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    alone = made.alone(tmp_path)
     rng = np.random.default_rng(5)
     for size, threads in ((2, 1), (40, 2), (150, 3), (700, 2)):
         tokens = rng.integers(0, made.hidden, size).tolist()

@@ -43,6 +43,12 @@ def matrix(rows: int, k: int) -> np.ndarray:
     return w
 
 
+ROWS = (1, 7, 8, 9, 15, 16, 17, 33)
+DEPTHS = (1, 4, 5, 8, 9, 31, 32, 33, 127, 128, 129, 300)
+SIZES = sorted({(rows, k) for rows in ROWS for k in (9, 129)} | {(rows, k) for rows in (9, 33) for k in DEPTHS})
+"""Rows and columns that a packer gets. Rows are lanes and columns are steps of a loop, so not each goes with each."""
+
+
 @lru_cache(maxsize=4096)
 def defined_panels(name: str, rows: int, k: int) -> np.ndarray:
     """The panels of `matrix(rows, k)`, once for all kernels: the definition takes much longer than they take."""
@@ -50,22 +56,26 @@ def defined_panels(name: str, rows: int, k: int) -> np.ndarray:
     return quantize.pack(quantize.quantize_weights(matrix(rows, k), fmt), fmt, k).reshape(-1)
 
 
+@lru_cache(maxsize=len(PACKED))
+def many_groups(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of some thousand groups, the first of them with ties, and their panels: once for all kernels, too."""
+    fmt, w = parse_format(name), np.random.default_rng(3).standard_normal((64, 1024)).astype(np.float32)
+    w[:8] = np.rint(w[:8] * 4) / 4
+    return w, quantize.pack(quantize.quantize_weights(w, fmt), fmt, 1024).reshape(-1)
+
+
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("index", weight_kernels())
 class TestPacker:
-    @sweep("rows", [1, 7, 8, 9, 15, 16, 17, 33])
-    @sweep("k", [1, 4, 5, 8, 9, 31, 32, 33, 127, 128, 129, 300])
-    def test_bytes_are_those_of_the_definition(self, name: str, index: int, rows: int, k: int) -> None:
-        got = pack(matrix(rows, k), parse_format(name), index)[0]
-        assert same_bits(got, defined_panels(name, rows, k))
+    @sweep("size", SIZES)
+    def test_bytes_are_those_of_the_definition(self, name: str, index: int, size: tuple[int, int]) -> None:
+        got = pack(matrix(*size), parse_format(name), index)[0]
+        assert same_bits(got, defined_panels(name, *size))
 
     def test_bytes_of_many_groups(self, name: str, index: int) -> None:
         """Enough that ties and roundings of every kind occur."""
-        fmt, w = parse_format(name), np.random.default_rng(3).standard_normal((64, 1024)).astype(np.float32)
-        w[:8] = np.rint(w[:8] * 4) / 4
-        assert same_bits(
-            pack(w, fmt, index)[0], quantize.pack(quantize.quantize_weights(w, fmt), fmt, 1024).reshape(-1)
-        )
+        w, panels = many_groups(name)
+        assert same_bits(pack(w, parse_format(name), index)[0], panels)
 
     def test_vanishing_weights_are_zero(self, name: str, index: int) -> None:
         fmt, w = parse_format(name), np.full((16, 64), 2.0**-121, np.float32)
@@ -158,7 +168,7 @@ class TestQuantizeRows:
 
 @pytest.mark.parametrize(("name", "index"), kernels())
 class TestKernel:
-    @sweep("n", [*range(1, 2 * PANEL + 2), 63, 64, 65, 81])
+    @sweep("n", [*range(1, PANEL + 2), 31, 32, 33, 47, 48, 63, 64, 65, 81])
     def test_every_width(self, name: str, index: int, n: int) -> None:
         QuantizedMatmul(name, 3, n, 40).check(index)
 

@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+// A product has sixteen thousand steps, and the kernels beside it are compiled without optimization.
+#pragma GCC push_options
+#pragma GCC optimize("O1")
+
 namespace amx_model {
 namespace {  // it is compiled with flags of an instruction set, and must not leak
 
@@ -140,6 +144,8 @@ float widened(const uint8_t* bf16) {
 
 }  // namespace
 }  // namespace amx_model
+
+#pragma GCC pop_options
 
 #undef _tile_loadd
 #undef _tile_stored

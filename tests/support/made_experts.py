@@ -199,10 +199,24 @@ class MadeExperts:
         return index
 
     def run(self, folder: Path, tokens: list[int], threads: int = 2, observed: str = "y") -> np.ndarray:
+        """What one step of all these tokens gives, [tokens, hidden]."""
+        return _step(self._executor(folder, len(tokens), threads, observed), tokens)
+
+    def alone(self, folder: Path) -> np.ndarray:
+        """What a step of its own gives for each token, on one thread, [hidden, hidden]."""
+        executor = self._executor(folder, 1, 1)
+        return np.concatenate([_step(executor, [token]) for token in range(self.hidden)])
+
+    def _executor(self, folder: Path, most: int, threads: int, observed: str = "y") -> _runtime.CpuExecutor:
+        """Returns one for steps of at most so many tokens. It keeps nothing from one step to the next."""
         executor = _runtime.CpuExecutor(*self.plan(observed).write(folder), threads, "map")
-        executor.allocate([], len(tokens), len(tokens), 1)
-        every = list(range(len(tokens)))
-        return executor.step(tokens, every, [0, len(tokens)], [len(tokens)], every, [])
+        executor.allocate([], most, most, 1)
+        return executor
+
+
+def _step(executor: _runtime.CpuExecutor, tokens: list[int]) -> np.ndarray:
+    every = list(range(len(tokens)))
+    return executor.step(tokens, every, [0, len(tokens)], [len(tokens)], every, [])
 
 
 @lru_cache(maxsize=1024)

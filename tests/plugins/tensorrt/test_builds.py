@@ -30,11 +30,30 @@ def job(net: Network, sms: list[int], fault: str = "") -> dict[str, Any]:
     return {"onnx": make_network(net), "sms": sms, "profiles": profiles, "fault": fault}
 
 
+SMALL = Network(layers=1)
+FAULTY = {
+    "kernels": (SMALL, 80, "kernels"),
+    "workspace_bytes": (SMALL, 80, "workspace_bytes"),
+    "alias_of": (SMALL, 80, "alias_of"),
+    "heads": (Network(layers=1, heads=3), 80, ""),
+    "sm": (Network("bfloat16", layers=1), 75, ""),
+    "no alias": (SMALL, 80, "no alias"),
+}
+"""Networks with something wrong: the network, the SM, what is broken on purpose."""
+
+
 @pytest.fixture(scope="module")
-def built(builds: PluginBuilds) -> dict[str, Built]:
-    """All networks; kernels are compiled here."""
-    found = builds([job(MAIN, SMS), *(job(net, [80]) for net in NETWORKS.values())])
-    return dict(zip(("main", *NETWORKS), found, strict=True))
+def all_built(builds: PluginBuilds) -> dict[str, Built]:
+    """All networks, in one process: TensorRT's start takes longer than a build. Kernels are compiled here."""
+    good = [job(MAIN, SMS), *(job(net, [80]) for net in NETWORKS.values())]
+    found = builds([*good, *(job(net, [sm], fault) for net, sm, fault in FAULTY.values())])
+    return dict(zip(("main", *NETWORKS, *FAULTY), found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def built(all_built: dict[str, Built]) -> dict[str, Built]:
+    """The networks with nothing wrong."""
+    return {name: plan for name, plan in all_built.items() if name not in FAULTY}
 
 
 def layer_lines(plan: Built, name: str) -> list[str]:
@@ -118,16 +137,8 @@ def test_two_processes_build_nearly_the_same_bytes(builds: PluginBuilds, built: 
     assert sum(a != b for a, b in zip(first.plan, second.plan, strict=True)) <= len(first.plan) // 100
 
 
-def test_what_a_plugin_raises_reaches_the_builder(builds: PluginBuilds, built: dict[str, Built]) -> None:
-    small = Network(layers=1)
-    jobs = {
-        "kernels": job(small, [80], "kernels"),
-        "workspace_bytes": job(small, [80], "workspace_bytes"),
-        "alias_of": job(small, [80], "alias_of"),
-        "heads": job(Network(layers=1, heads=3), [80]),
-        "sm": job(Network("bfloat16", layers=1), [75]),
-    }
-    errors = {name: result.error for name, result in zip(jobs, builds(list(jobs.values())), strict=True)}
+def test_what_a_plugin_raises_reaches_the_builder(all_built: dict[str, Built]) -> None:
+    errors = {name: all_built[name].error for name in FAULTY}
     for name in ("kernels", "workspace_bytes", "alias_of"):
         assert errors[name] == f"ValueError: broken on purpose in {name}"
     assert "3 heads must be a multiple" in errors["heads"]
@@ -135,8 +146,8 @@ def test_what_a_plugin_raises_reaches_the_builder(builds: PluginBuilds, built: d
     assert "SM 75 has no bfloat16" in errors["sm"]
 
 
-def test_without_the_alias_a_writer_is_an_ordinary_layer(builds: PluginBuilds, built: dict[str, Built]) -> None:
+def test_without_the_alias_a_writer_is_an_ordinary_layer(all_built: dict[str, Built]) -> None:
     """What the test of pages looks at does tell the difference."""
-    (plain,) = builds([job(Network(layers=1), [80], "no alias")])
+    plain = all_built["no alias"]
     assert plain.error == ""
     assert all("LayerType: PluginV3" not in line for line in layer_lines(plain, "layers.0.write"))
