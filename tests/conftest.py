@@ -35,14 +35,15 @@ SLOW_ROOMS = (
 """`make check` leaves them out: their tests are marked slow here. With -m 'not slow' they are not even imported."""
 
 LONGEST_FIRST = (
-    "cpp/test_cpp.py", "end_to_end/test_batch_invariance.py", "runtime/serving/tritonserver", "plugins/tensorrt",
-    "builder/test_build_memory.py", "simulation", "end_to_end/test_families.py", "runtime/serving/server",
-    "runtime/serving/ray", "end_to_end", "models/test_train_pico.py", "insight/test_estimate.py",
-    "plugins/test_isa_files.py", "runtime/tools/test_tune.py", "insight/test_convert_heads.py",
-    "hostile", "builder", "plugins/gpu", "runtime/engine/tensorrt",
+    "builder/test_crashes.py", "cpp/test_cpp.py", "end_to_end/test_batch_invariance.py",
+    "runtime/serving/tritonserver", "plugins/tensorrt", "builder/test_build_memory.py", "simulation",
+    "end_to_end/test_families.py", "runtime/serving/server", "runtime/serving/ray", "end_to_end",
+    "insight/test_estimate.py", "plugins/test_isa_files.py", "runtime/tools/test_tune.py",
+    "insight/test_convert_heads.py", "hostile", "builder", "plugins/gpu", "runtime/engine/tensorrt",
 )  # fmt: skip
 """What begins first, so that no worker is left with a long file while the others have nothing more to do. `python
-tests/support/file_costs.py build/test.xml` shows after `make test` what belongs here."""
+tests/support/file_costs.py build/test.xml` shows after `make test` what belongs here. test_crashes.py comes before
+them: it forks hundreds of times, which takes three times as long in a worker that has grown."""
 
 TOGETHER = ("builder/onnx", "plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
 """Folders that go to one worker as a whole: what their tests share takes longer to make than the tests take."""

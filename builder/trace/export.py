@@ -26,6 +26,7 @@ from tensorwright.builder.trace.fix_text_positions import fix_text_positions
 from tensorwright.builder.trace.grad_switches import drop_grad_switches
 from tensorwright.builder.trace.hidden_states import HiddenStates, drop_lm_head
 from tensorwright.builder.trace.imitate_weights import imitate_weights
+from tensorwright.builder.trace.lean_export import lean_export
 from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
 from tensorwright.builder.trace.load_model import load_model, wide_matrices, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
@@ -163,12 +164,7 @@ def _trace_heads(heads: DraftHeads, facts: Facts) -> Graph:
         model_type=heads.kind, dtype=facts.dtype, max_seq_len=facts.max_seq_len, vocab_size=facts.vocab_size
     )
     graph.facts.wide = heads.wide
-    examples = (*_example_inputs(), torch.zeros(1, _EXAMPLE_LENGTH, heads.width))
-    imitate_weights(heads.head)
-    wrapper = nn.Module()
-    wrapper.model = heads.head
-    wrapper.forward = heads.head.forward  # type: ignore[method-assign]
-    program = _export_function(wrapper, examples, facts.max_seq_len, heads.kind, lambda error: str(error))
+    program = _export_heads(heads, facts.max_seq_len)
     lower(program, heads.head_weights, graph, TABLE, results=2)
     return graph
 
@@ -213,6 +209,15 @@ def _export(
         )
 
 
+def _export_heads(heads: DraftHeads, max_seq_len: int) -> torch.export.ExportedProgram:
+    imitate_weights(heads.head)
+    wrapper = nn.Module()
+    wrapper.model = heads.head
+    wrapper.forward = heads.head.forward  # type: ignore[method-assign]
+    examples = (*_example_inputs(), torch.zeros(1, _EXAMPLE_LENGTH, heads.width))
+    return _export_function(wrapper, examples, max_seq_len, heads.kind, lambda error: str(error))
+
+
 def _export_function(
     module: nn.Module,
     examples: tuple[torch.Tensor, ...],
@@ -221,14 +226,10 @@ def _export_function(
     explain: Callable[[Exception], str],
 ) -> torch.export.ExportedProgram:
     """Exports a function of tensors [1, seq, ...] for any length. name: what it is called in errors."""
-    from torch._dynamo import config as exporter  # It takes long to import, and not every command traces.
-
     drop_grad_switches(module)
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
-        # Sizes are expressions of `seq` here. With such sizes the exporter's cache of what operations give takes longer
-        # than the operations: a fifth of an export.
-        with torch.no_grad(), warnings.catch_warnings(), exporter.patch(fake_tensor_cache_enabled=False):
+        with torch.no_grad(), warnings.catch_warnings(), lean_export():
             warnings.simplefilter("ignore")
             return torch.export.export(module, examples, dynamic_shapes=tuple({1: seq} for _ in examples), strict=False)
     except UnsupportedModelError as error:

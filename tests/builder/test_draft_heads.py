@@ -22,10 +22,11 @@ from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
 from tensorwright.runtime import _runtime
 
-LAYERS: dict[str, Any] = {"num_hidden_layers": 3, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+READ = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+"""The layers whose inputs EAGLE-3 reads. Of a target with two layers the last one is the output of them all."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "some tokens": ("llama", {"draft_vocab": 40}),
+    "a layer behind them": ("llama", {"num_hidden_layers": 3, "draft_vocab": 40}),
     "speculators": ("qwen2", {"speculators": True, "norm_before_residual": True, "draft_vocab": 64}),
     "norms": ("llama", {"norm_before_fc": True, "norm_output": True}),
     "norms around": ("gemma2", {}),
@@ -39,10 +40,10 @@ VERIFIED = ("llama", "experts over latent rows", "norms around")
 """Cases of which the build compares the numbers over each pass too. The engines of all are compared with torch."""
 
 
-def made(folder: Path, family: str, **config: Any) -> tuple[Path, Path]:
-    """A target of three layers with random heads."""
-    target = make_tiny(folder / "model", family, num_hidden_layers=LAYERS["num_hidden_layers"])
-    return target, make_heads(folder / "heads", target, **{"eagle_aux_hidden_state_layer_ids": [0, 1, 2], **config})
+def made(folder: Path, family: str, num_hidden_layers: int = 2, **config: Any) -> tuple[Path, Path]:
+    """A target with random heads."""
+    target = make_tiny(folder / "model", family, num_hidden_layers=num_hidden_layers)
+    return target, make_heads(folder / "heads", target, **{**READ, **config})
 
 
 def opened(engine: Path) -> Any:
@@ -140,7 +141,7 @@ MEDUSA: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", MEDUSA)
 def test_medusa_heads_equal_torch(case: str, tmp_path: Path) -> None:
     family, config = MEDUSA[case]
-    target = make_tiny(tmp_path / "model", family, num_hidden_layers=LAYERS["num_hidden_layers"])
+    target = make_tiny(tmp_path / "model", family)
     heads = make_medusa(tmp_path / "heads", target, **config)
     plain = build(target, tmp_path / "plain", dtype="float32", accuracy="none").path
     options = {"dtype": "float32", "accuracy": "none", "verify": case in VERIFIED}
@@ -190,7 +191,7 @@ def test_every_format_answers_as_without_heads(
     target, place = request.getfixturevalue(heads)
     plain = build(target, tmp_path / "plain", accuracy="none", **options).path
     result = build(target, tmp_path / "engine", heads=place, **options)
-    params = SamplingParams(max_tokens=40, temperature=0.7, seed=1, ignore_eos=True, logprobs=2)
+    params = SamplingParams(max_tokens=24, temperature=0.7, seed=1, ignore_eos=True, logprobs=2)
     prompts = [{"prompt_token_ids": tokens} for tokens in TOKENS.values()]
     answers = []
     for path, speculative in ((plain, None), (result.path, None), (result.path, "heads,tokens=4")):
@@ -279,7 +280,7 @@ WRONG: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     "another model's width": (CheckpointError, "their target_hidden_size is 48", None, {"target_hidden_size": 48}),
     "another vocabulary": (CheckpointError, "their vocab_size is 77, not 101", None, {"vocab_size": 77}),
     "layers that the target lacks": (
-        CheckpointError, "must name 3 layers of the target's 3", None, {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}
+        CheckpointError, "must name 3 layers of the target's 2", None, {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}
     ),
     "two layers": (UnsupportedModelError, "must be one Llama layer, not 2", None, {"num_hidden_layers": 2}),
     "no heads": (UnsupportedModelError, "heads must be of EAGLE-3", None, {"architectures": ["LlamaForCausalLM"]}),

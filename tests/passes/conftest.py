@@ -7,6 +7,7 @@ from functools import cached_property
 
 import pytest
 
+from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.trace.export import trace
@@ -42,7 +43,9 @@ def rewritten(tmp_path_factory: pytest.TempPathFactory):
 
     def get(variant: str, dtype: str = "float32") -> Rewritten:
         if (variant, dtype) not in known:
-            checkpoint = open_checkpoint(make_variant(tmp_path_factory.mktemp(variant) / "m", variant))
+            folder = tmp_path_factory.mktemp(variant)
+            # As published, which other tests trace too: so that all have one trace (support/known_traces.py).
+            checkpoint = open_checkpoint(publish(make_variant(folder / "m", variant), folder / "published"))
             traced = trace(checkpoint, dtype=dtype, max_seq_len=128)
             known[variant, dtype] = Rewritten(checkpoint, traced)
         return known[variant, dtype]

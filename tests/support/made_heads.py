@@ -71,9 +71,13 @@ class TorchHeads:
     @torch.no_grad()
     def feature(self, tokens: list[int]) -> torch.Tensor:
         """Returns the features [tokens, width] of the target's hidden states."""
-        said = self.target(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
-        layers = self.options.layers_of(len(said.hidden_states) - 1)
-        return self.features([said.hidden_states[layer] for layer in layers])[0]
+        last: list[Any] = []  # the output of the last layer, which transformers gives behind the norm alone
+        layers = self.target.get_decoder().layers
+        with layers[-1].register_forward_hook(lambda module, given, result: last.append(result)):
+            said = self.target(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
+        hidden = [*said.hidden_states[:-1], last[0][0] if isinstance(last[0], tuple) else last[0]]
+        chosen = self.options.layers_of(len(layers))
+        return self.features([hidden[layer] for layer in chosen])[0]
 
     @torch.no_grad()
     def say(self, next_tokens: list[int], features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
