@@ -33,6 +33,7 @@ from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.medusa_heads import open_medusa
 from tensorwright.builder.trace.next_token_layer import open_own_layer
+from tensorwright.builder.trace.sorted_sets import sorted_sets
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
 from tensorwright.builder.trace.trace_other_experts import make_other_experts_opaque
 from tensorwright.builder.trace.trace_recurrences import opaque_recurrences
@@ -203,7 +204,7 @@ def _export(
     if heads is not None:
         imitate_weights(heads.features)
         logits = LogitsAndFeatures(logits, heads)
-    with opaque_recurrences(model):
+    with opaque_recurrences(model), sorted_sets(model):
         return _export_function(
             logits, _example_inputs(), max_seq_len, model.config.model_type, lambda error: explain_export(model, error)
         )

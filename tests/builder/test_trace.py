@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import threading
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.gemma2 import modeling_gemma2
 
-from support.tiny_models import make_tiny
+from support.tiny_models import make_tiny, make_variant
 from support.traced import assert_same_logits
 from support.waiting import PATIENCE
 from tensorwright.builder.trace.export import trace
@@ -49,6 +50,24 @@ def test_no_module_switches_gradients_off_in_an_export(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.export, "export", look)
     trace(open_checkpoint(make_tiny(tmp_path / "m", "llama")), dtype="float32", max_seq_len=128)
     assert switched == [[]]
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "gemma4_text"])
+def test_the_graph_does_not_depend_on_the_order_of_a_set(tmp_path, monkeypatch, variant):
+    """These have a rotary table for each kind of their layers, and go through a set of the kinds, whose order is
+    another one in another process. The second one keeps the set."""
+
+    class Reversed(set):
+        def __iter__(self):
+            return iter(sorted(super().__iter__(), reverse=True))
+
+    checkpoint = open_checkpoint(make_variant(tmp_path / "m", variant))
+    text = print_graph(trace(checkpoint, dtype="float32", max_seq_len=128))
+    kinds = re.findall(r"%model.rotary_emb.(\w+_attention)_inv_freq: ", text)
+    assert kinds == sorted(kinds)
+    assert len(kinds) == 2
+    monkeypatch.setattr("tensorwright.builder.trace.sorted_sets.SortedSet", Reversed)
+    assert print_graph(trace(checkpoint, dtype="float32", max_seq_len=128)) != text
 
 
 def test_models_loaded_side_by_side_keep_their_types(tmp_path, monkeypatch):
