@@ -6,7 +6,6 @@ wrong must turn red. Lengths go past every sliding window. The bound is that of 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -62,7 +61,7 @@ class Family:
 
         def keep(*arguments: Any, **options: Any) -> PassReport:
             report = run_pipeline(*arguments, **options)
-            lowered.append(copy.deepcopy(report.graph))
+            lowered.append(report.graph.clone())
             return report
 
         with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +93,7 @@ class Family:
         return load_reference(self.model, torch.float32)
 
     def broken_engine(self, mutation: Callable[[Graph], None]) -> Path:
-        checkpoint, graph = open_checkpoint(self.published), copy.deepcopy(self.lowered)
+        checkpoint, graph = open_checkpoint(self.published), self.lowered.clone()
         mutation(graph)
         verify(graph, "lowered")
         cpu = self.root / mutation.__name__ / "cpu"

@@ -11,22 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
+from support.harness import EngineSteps, load_reference, logits_of, reference_choices, worst
+from support.tiny_families import VARIANTS
 from support.tiny_models import make_tiny
 from tensorwright import LLM, SamplingParams, build
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
 MODELS = {
     "llama": ("llama", {}),
-    "llama-mha": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4}),
+    "llama-mha": VARIANTS["llama_mha"],
     "llama-gqa3-head40": (
         "llama",
         {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40, "vocab_size": 257},
@@ -46,8 +38,6 @@ MODELS = {
             "vocab_size": 99,
         },
     ),
-    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 160}),
-    "llama-untied": ("llama", {"tie_word_embeddings": False}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "qwen2": ("qwen2", {}),
     "qwen2-gqa7-head64": (
@@ -80,10 +70,10 @@ def test_logits_equal_transformers(pair):
     model, engine = pair
     steps = EngineSteps(engine)
     vocab = steps.executor.facts()["vocab_size"]
+    models = {dtype: load_reference(model, dtype) for dtype in (torch.float64, torch.float32)}
     for length in (1, 2, 33, 127):
         ids = ids_of(vocab, length, length)
-        exact = reference_logits(model, ids, torch.float64)
-        theirs = reference_logits(model, ids, torch.float32)
+        exact, theirs = (logits_of(loaded, ids, dtype) for dtype, loaded in models.items())
         assert worst(steps.logits(ids), exact) <= allowed(exact, theirs)
 
 
@@ -109,7 +99,7 @@ def test_pico_over_100_prompts(pico_model, pico_engine_float32, held_out_lines):
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(pico_model / "tokenizer.json"))
-    prompts = [tokenizer.encode(text).ids[:48] for text in held_out_lines[:PICO_PROMPTS]]
+    prompts = [tokenizer.encode(text).ids[:24] for text in held_out_lines[:PICO_PROMPTS]]
     assert len(prompts) == PICO_PROMPTS
     exact_model = load_reference(pico_model, torch.float64)
     their_model = load_reference(pico_model, torch.float32)
@@ -121,9 +111,9 @@ def test_pico_over_100_prompts(pico_model, pico_engine_float32, held_out_lines):
     ours = np.concatenate([steps.logits(ids) for ids in prompts])
     assert worst(ours, np.concatenate(exact)) <= allowed(np.concatenate(exact), np.concatenate(theirs))
     with LLM(str(pico_engine_float32), kv_cache_memory="64MiB", threads=2) as llm:
-        params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
     for prompt, output in zip(prompts, outputs, strict=True):
         answer = output.outputs[0].token_ids
-        assert len(answer) == 16
+        assert len(answer) == 10
         assert answer == reference_choices(their_model, prompt, answer)

@@ -101,7 +101,7 @@ def test_engines_of_a_published_config(models, name):
     build(root / "model", root / "engine", dtype="float32", max_seq_len=128, accuracy="none")
     off, allowed = off_and_allowed(model, root / "engine")
     assert off <= allowed
-    assert try_bfloat16(model, root, VOCABULARY) == WORKS
+    assert try_bfloat16(model, root, VOCABULARY, checkpoint=root / "model") == WORKS
 
 
 @pytest.mark.parametrize("name", CHANGED)

@@ -38,7 +38,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.computes(least="avx2")
 def test_company_chunks_and_kept_states(engine: Path) -> None:
-    load = asks(16, seed=6, longest=100, most_tokens=60)
+    load = asks(10, seed=6, longest=100, most_tokens=40)
     with LLM(str(engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1) as one:
         solo = Solo(one)
         with LLM(str(engine), threads=2, max_batch_size=8, max_prefill_chunk=37, kv_cache_memory="64MiB") as llm:

@@ -1,6 +1,6 @@
 """Thousands of requests of every kind against pico: nothing leaks, memory stays flat, survivors equal their solo run.
 
-TENSORWRIGHT_SOAK=5000 runs the full form; the suite runs 300. Small engines of other kinds get half as many each: with
+TENSORWRIGHT_SOAK=5000 runs the full form; the suite runs 160. Small engines of other kinds get half as many each: with
 mixtures of experts, with latent attention and mixtures, and with delta rules, whose sequences have states. Half the
 requests are drawn from a pool, so that prefixes and whole prompts come again; each is compared with the bits that it
 gets alone.
@@ -27,7 +27,7 @@ from tensorwright.errors import QueueFullError
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.requests.outputs import RequestOutput
 
-COUNT = int(os.environ.get("TENSORWRIGHT_SOAK", "300"))
+COUNT = int(os.environ.get("TENSORWRIGHT_SOAK", "160"))
 WORKERS = 10
 RSS_GROWTH = 8 << 20
 """Bytes that memory may grow by after the first quarter. 5,000 requests (52 s on two shared cores): below 1 MB."""

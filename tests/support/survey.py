@@ -94,21 +94,27 @@ def try_family(model_type: str, root: Path, *, bfloat16: bool = False) -> Outcom
     return Outcome(WORKS, counts=counts, bfloat16=try_bfloat16(model, root) if bfloat16 else "")
 
 
-def try_bfloat16(model: torch.nn.Module, root: Path, end: int = FIRST_SPECIAL) -> str:
+def try_bfloat16(
+    model: torch.nn.Module, root: Path, end: int = FIRST_SPECIAL, *, checkpoint: Path | None = None
+) -> str:
     """Builds a bfloat16 engine and compares it with transformers' own bfloat16, both by their distance from the exact
     logits of the same weights, which bfloat16 has exactly.
 
     The medians over the rows of several prompts are compared. Rounding now and then makes a router choose another
     expert than the exact one, where two have nearly the same score, and a recurrence may enlarge one rounding a
     hundredfold. In either case few rows, ours or theirs by chance, would decide about a sum.
+
+    checkpoint: where the model is stored already, with weights that bfloat16 has; None means that it is rounded and
+    stored here.
     """
-    folder, engine = root / "rounded", root / "bfloat16"
+    folder, engine = checkpoint or root / "rounded", root / "bfloat16"
     exact = model.float()
     with torch.no_grad():
         for parameter in exact.parameters():  # and no buffer: frequencies and scales stay whole
             parameter.copy_(parameter.bfloat16())
-    exact.save_pretrained(folder, safe_serialization=True)
-    write_tokenizer(folder, VOCABULARY)
+    if checkpoint is None:
+        exact.save_pretrained(folder, safe_serialization=True)
+        write_tokenizer(folder, VOCABULARY)
     try:
         build(folder, engine, max_seq_len=128, dtype="bfloat16", accuracy="none")
     except TensorwrightError as error:
