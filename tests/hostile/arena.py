@@ -98,8 +98,9 @@ class Arena:
         served, target, watched = self.parts()
         pid, written, grown = served.process.pid, served.log.stat().st_size, 0
         final: list[str] = []
+        times: list[tuple[float, float]] = []
+        before = lowest(pid)
         with watched.at_work(newcomers):
-            before, times = lowest(pid), []
             for attacker in attackers:
                 with Growth(pid) as growth:
                     begin = time.monotonic()
@@ -111,7 +112,6 @@ class Arena:
                 final += [outcome.finding] if outcome.finding else []
             time.sleep(AFTERMATH)
             reports = [watched.report(begin, end) for begin, end in times]
-            remains = [] if outcome is None else left(pid, before, self.settle)
         if outcome is not None and set(outcome.answers) - set(SOUND):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 served.process.wait(3)  # an answer that broke off may be the first sign of its end
@@ -127,7 +127,7 @@ class Arena:
         faults = [fault for report in reports for fault in self._slow(report, newcomers)]
         if grown > MOST_MEMORY:
             faults.append(f"memory grew by {grown >> 20} MB, at most {MOST_MEMORY >> 20} may be")
-        faults += remains
+        faults += left(pid, before, self.settle)
         hopeless = max(report[probe]["gap"] for report in reports for probe in ("victim", "health")) > HOPELESS
         return final + faults, bool(final) or hopeless
 
@@ -197,6 +197,7 @@ def warm_up(target: Target) -> None:
         status, text = target.post(path, body)
         if status != "200":
             raise RuntimeError(f"{path} answered {status}: {text[:200]}")
+    target.ask("GET", "/v1/cache_events")
     large = b'{"temperature":"' + b"9" * LARGE + b'"}'
     together([lambda: target.ask("GET", "/metrics"), lambda: target.post("/v1/completions", large)] * 3)
 
