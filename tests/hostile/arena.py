@@ -191,6 +191,7 @@ def warm_up(target: Target) -> None:
     message = b'{"model":"pico","max_tokens":2,"messages":[{"role":"user","content":"a"}]}'
     for path, body in (
         ("/v1/chat/completions", message),
+        ("/v1/responses", b'{"model":"pico","max_output_tokens":2,"input":"a"}'),
         ("/tokenize", b'{"model":"pico","prompt":"a","return_token_strs":true}'),
         ("/detokenize", b'{"model":"pico","tokens":[5]}'),
     ):
