@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Arena:
                 self._calm = figures(served.process.pid)
                 watcher = starting.enter_context(watch(target))
                 self._quiet = watcher.quiet(1.5)
+                watcher.rest()
                 self._stack = starting.pop_all()
             self._parts = served, target, watcher
         return self._parts
@@ -75,22 +76,42 @@ class Arena:
         for number in range(self.tries):
             if number:
                 print(f"another try: {'; '.join(faults)}")  # pytest shows it if that fails too
-                self._quiet = self.parts()[2].quiet(1.0)
-            faults, final = self._try(ready(size - number), newcomers, log)
+                watched = self.parts()[2]
+                with watched.at_work():
+                    self._quiet = watched.quiet(1.0)
+            faults, final = self._try([ready(size - number)], newcomers, log)
             if not faults or final:
                 break
         return faults
 
-    def _try(self, attacker: Attacker, newcomers: bool, log: Log | None) -> tuple[list[str], bool]:
-        """(faults, whether no noise can explain them)."""
+    def attack_all(self, attacks: Mapping[str, Callable[[int], Attacker]], size: int) -> list[str]:
+        """What is wrong with any of several attacks, by its name. They come one after the other, while the honest
+        clients are at work once; where that is not without fault, each comes again by itself."""
+        faults, _ = self._try([ready(size) for ready in attacks.values()], newcomers=False, log=None)
+        if not faults:
+            return []
+        print(f"each by itself: {'; '.join(faults)}")
+        return [f"{name}: {fault}" for name, ready in attacks.items() for fault in self.attack(ready, size - 1)]
+
+    def _try(self, attackers: list[Attacker], newcomers: bool, log: Log | None) -> tuple[list[str], bool]:
+        """(faults, whether no noise can explain them). log: is asked of the only attacker."""
         served, target, watched = self.parts()
-        pid, written = served.process.pid, served.log.stat().st_size
+        pid, written, grown = served.process.pid, served.log.stat().st_size, 0
+        final: list[str] = []
+        times: list[tuple[float, float]] = []
         before = lowest(pid)
-        with Growth(pid) as growth:
-            begin = time.monotonic()
-            outcome = timed(attacker, target, LIMIT)
-            end = time.monotonic() + AFTERMATH
-        time.sleep(AFTERMATH)
+        with watched.at_work(newcomers):
+            for attacker in attackers:
+                with Growth(pid) as growth:
+                    begin = time.monotonic()
+                    outcome = timed(attacker, target, LIMIT)
+                    times.append((begin, time.monotonic() + AFTERMATH))
+                grown = max(grown, growth.bytes)
+                if outcome is None or set(outcome.answers) - set(SOUND):
+                    break
+                final += [outcome.finding] if outcome.finding else []
+            time.sleep(AFTERMATH)
+            reports = [watched.report(begin, end) for begin, end in times]
         if outcome is not None and set(outcome.answers) - set(SOUND):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 served.process.wait(3)  # an answer that broke off may be the first sign of its end
@@ -98,16 +119,16 @@ class Arena:
         if outcome is None or ended is not None:
             self.close()
             return [f"not over after {LIMIT:g} s" if outcome is None else f"the server ended, code {ended}"], True
-        final = [f"answered {answer}: {outcome.text[:120]}" for answer in set(outcome.answers) - set(SOUND)]
-        final += [outcome.finding] if outcome.finding else []
+        if unsound := set(outcome.answers) - set(SOUND):
+            final += [f"answered {answer}: {outcome.text[:120]}" for answer in unsound]
+            final += [outcome.finding] if outcome.finding else []
         if log is not None:
             final += _said(log, served, written, outcome)
-        report = watched.report(begin, end)
-        faults = self._slow(report, newcomers)
-        if growth.bytes > MOST_MEMORY:
-            faults.append(f"memory grew by {growth.bytes >> 20} MB, at most {MOST_MEMORY >> 20} may be")
+        faults = [fault for report in reports for fault in self._slow(report, newcomers)]
+        if grown > MOST_MEMORY:
+            faults.append(f"memory grew by {grown >> 20} MB, at most {MOST_MEMORY >> 20} may be")
         faults += left(pid, before, self.settle)
-        hopeless = max(report["victim"]["gap"], report["health"]["gap"]) > HOPELESS
+        hopeless = max(report[probe]["gap"] for report in reports for probe in ("victim", "health")) > HOPELESS
         return final + faults, bool(final) or hopeless
 
     def _slow(self, report: dict[str, dict[str, Any]], newcomers: bool) -> list[str]:
@@ -170,12 +191,14 @@ def warm_up(target: Target) -> None:
     message = b'{"model":"pico","max_tokens":2,"messages":[{"role":"user","content":"a"}]}'
     for path, body in (
         ("/v1/chat/completions", message),
+        ("/v1/responses", b'{"model":"pico","max_output_tokens":2,"input":"a"}'),
         ("/tokenize", b'{"model":"pico","prompt":"a","return_token_strs":true}'),
         ("/detokenize", b'{"model":"pico","tokens":[5]}'),
     ):
         status, text = target.post(path, body)
         if status != "200":
             raise RuntimeError(f"{path} answered {status}: {text[:200]}")
+    target.ask("GET", "/v1/cache_events")
     large = b'{"temperature":"' + b"9" * LARGE + b'"}'
     together([lambda: target.ask("GET", "/metrics"), lambda: target.post("/v1/completions", large)] * 3)
 

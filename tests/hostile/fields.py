@@ -4,8 +4,7 @@ of a message. A field of the server's OpenAPI document that is not here fails a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from hostile.values import (
     Value,
@@ -135,9 +134,10 @@ MESSAGES: Table = {
 }
 
 
-def first_of(table: Table) -> Table:
-    """The largest alone, for an endpoint that shares its fields with one that is attacked with all."""
-    return {name: values[:1] for name, values in table.items()}
+def shared(names: Iterable[str]) -> Table:
+    """Rows of fields that another endpoint has by the same declaration, and where they are attacked with all values.
+    `declared.unshared` holds each of these rows against the server's OpenAPI document."""
+    return dict.fromkeys(names, ())
 
 
 COMPLETION: Table = SAMPLING | {
@@ -146,7 +146,9 @@ COMPLETION: Table = SAMPLING | {
     "suffix": REFUSED,
 }
 
-CHAT: Table = first_of(SAMPLING) | MESSAGES | {
+CHAT: Table = shared(SAMPLING) | MESSAGES | {
+    "max_tokens": (digits,),
+    "logprobs": (digits,),
     "max_completion_tokens": (digits, highest_int),
     "top_logprobs": (digits,),
     "modalities": (texts,),
@@ -174,14 +176,18 @@ CHAT: Table = first_of(SAMPLING) | MESSAGES | {
     ),
 }  # fmt: skip
 
-TOKENIZE: Table = first_of(MESSAGES) | {
+TOKENIZE: Table = shared(MESSAGES) | {
+    "messages[].content": (words,),
+    "tools[].function.description": (words,),
+    "chat_template_kwargs": (numbers_by_key,),
+    "add_generation_prompt": SWITCH,
     "model": (text,),
     "prompt": (text, words, surrogates),
     "add_special_tokens": SWITCH,
     "return_token_strs": SWITCH,
 }
 
-PIN: Table = {path: () for path in MESSAGES if path != "add_generation_prompt"} | {
+PIN: Table = shared(path for path in MESSAGES if path != "add_generation_prompt") | {
     "name": (text, surrogates),
     "model": (text,),
     "prompt": (words, zeros, lists),
@@ -191,14 +197,13 @@ PIN: Table = {path: () for path in MESSAGES if path != "add_generation_prompt"} 
 
 DETOKENIZE: Table = {"model": (text,), "tokens": (zeros, lists, just(f"[{2**63}]"))}
 
-DRAWING: Table = dict.fromkeys(
+DRAWING = shared(
     (
         "model", "temperature", "top_p", "top_k", "min_p", "typical_p", "xtc_threshold", "xtc_probability",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
         "no_repeat_ngram_size", "logits_processors", "presence_penalty", "frequency_penalty", "repetition_penalty",
         "seed", "logit_bias", "min_tokens", "ignore_eos", "priority", "deadline", "cache_salt",
-    ),
-    (),
+    )
 )  # fmt: skip
 """The fields that one declaration gives to several endpoints: completions are attacked with all of them."""
 
@@ -211,7 +216,7 @@ RESPONSES: Table = DRAWING | {
     "input[].output": (words, ones),
     "input[].summary": (repeat('{"type":"summary_text","text":"a"}'), ones),
     **{f"input[].content[].{name}": (lists if name == "annotations" else words,) for name in PART},
-    **{f"input[].{name}[].{part}": () for name in ("output", "summary") for part in PART},
+    **shared(f"input[].{name}[].{part}" for name in ("output", "summary") for part in PART),
     "input[].call_id": (text,),
     "input[].name": (surrogates,),
     "input[].arguments": (text, just('"' + "[" * 90_000 + '"')),
@@ -294,7 +299,7 @@ TURNS: Table = {
     "messages[].content[].is_error": SWITCH,
     "messages[].content[].citations": (lists,),
     "messages[].content[].cache_control": (deep_objects,),
-    **{f"messages[].content[].content[].{name}": () for name in ("type", "text", "citations", "cache_control")},
+    **shared(f"messages[].content[].content[].{name}" for name in ("type", "text", "citations", "cache_control")),
     "tools": (repeat('{"name":"f","input_schema":{}}'), deep),
     "tools[].type": (text,),
     "tools[].name": (text,),
@@ -330,9 +335,9 @@ ANTHROPIC: Table = DRAWING | TURNS | {
     "inference_geo": REFUSED,
 }  # fmt: skip
 
-COUNT: Table = dict.fromkeys(TURNS, ()) | {"messages": TURNS["messages"][:1], "system": TURNS["system"][:1]}
+COUNT: Table = shared(TURNS) | {"messages": TURNS["messages"][:1], "system": TURNS["system"][:1]}
 
-TURN: Table = dict.fromkeys(("model", "priority", "deadline", "cache_salt"), ())
+TURN = shared(("model", "priority", "deadline", "cache_salt"))
 INSTRUCTION: Table = {"instruction": (text, surrogates)}
 EMBEDDING: Table = TURN | {
     "input": (texts, lists, zeros, text, surrogates),
@@ -363,7 +368,7 @@ BODIES: Mapping[str, Table] = {
     "/v1/embeddings": EMBEDDING,
     "/v1/score": SCORE,
     "/v1/rerank": RERANK,
-    "/rerank": dict.fromkeys(RERANK, ()),
+    "/rerank": shared(RERANK),
 }
 """By endpoint: all fields of its body."""
 
@@ -469,30 +474,3 @@ def _root(endpoint: str, first: str) -> Mapping[str, str]:
 
 
 _OF_MESSAGES = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
-
-
-def declared(document: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Of an OpenAPI document: by endpoint, the paths of all fields of its body, or the names of its parameters."""
-    found: dict[str, set[str]] = {}
-    for endpoint, methods in document["paths"].items():
-        found[endpoint] = set()
-        for operation in methods.values():
-            found[endpoint] |= {parameter["name"] for parameter in operation.get("parameters", ())}
-            content = operation.get("requestBody", {}).get("content", {})
-            for kind in content.values():
-                found[endpoint] |= set(_fields(document, kind["schema"], ""))
-    return found
-
-
-def _fields(document: Mapping[str, Any], node: Mapping[str, Any], path: str) -> Iterator[str]:
-    if "$ref" in node:
-        node = document["components"]["schemas"][node["$ref"].rsplit("/", 1)[1]]
-    for name in ("anyOf", "oneOf", "allOf"):
-        for option in node.get(name, ()):
-            yield from _fields(document, option, path)
-    if "items" in node:
-        yield from _fields(document, node["items"], path + "[]")
-    for name, inner in node.get("properties", {}).items():
-        own = f"{path}.{name}" if path else name
-        yield own
-        yield from _fields(document, inner, own)

@@ -20,19 +20,46 @@ LOOK = 0.1  # seconds between two looks at a process's memory
 
 
 class Watch:
-    """The watcher's process; see watcher.py."""
+    """The watcher's process; see watcher.py. Its honest clients are at work from the start."""
 
     def __init__(self, process: subprocess.Popen[str]):
         self._process = process
+        self._hear_that_it_watches()
 
     def report(self, begin: float, end: float) -> dict[str, dict[str, Any]]:
         """Of each probe, over a time of time.monotonic()."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{begin!r} {end!r}\n")
-        self._process.stdin.flush()
-        found: dict[str, dict[str, Any]] = json.loads(self._process.stdout.readline())
+        self._say(f"{begin!r} {end!r}")
+        found: dict[str, dict[str, Any]] = json.loads(self._hear())
         return found
+
+    @contextlib.contextmanager
+    def at_work(self, newcomers: bool = True) -> Iterator[None]:
+        """Has the honest clients at work, and lets them rest afterwards: a server that streams to them as fast as it
+        can takes much of the machine. newcomers: whether there are any."""
+        self._say("work with newcomers" if newcomers else "work")
+        self._hear_that_it_watches()
+        try:
+            yield
+        finally:
+            if self._process.poll() is None:
+                self.rest()
+
+    def rest(self) -> None:
+        """The honest clients ask for nothing until they are at work again."""
+        self._say("rest")
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def _hear_that_it_watches(self) -> None:
+        if self._hear() != "watching\n":
+            raise RuntimeError("the watcher ended before it watched")
 
     def close(self) -> None:
         """The honest clients leave."""
@@ -56,9 +83,6 @@ def watch(target: Target) -> Iterator[Watch]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert process.stdout is not None
-        if process.stdout.readline() != "watching\n":
-            raise RuntimeError("the watcher ended before it watched")
         yield Watch(process)
     finally:
         process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 Value = Callable[[int], str]
 """Text of about so many bytes, of one JSON value or of what some reader takes for one."""
@@ -43,8 +44,13 @@ def repeat(item: str) -> Value:
 
 
 def keys(item: str) -> Value:
-    """An object of many keys, all different, with this in each."""
-    return lambda size: "{" + ",".join(f'"{n}":{item}' for n in range(size // (len(item) + 10))) + "}"
+    """An object of many keys, all different, with this in each. One is kept, for it takes long to make."""
+
+    @lru_cache(1)
+    def made(size: int) -> str:
+        return "{" + ",".join(f'"{n}":{item}' for n in range(size // (len(item) + 10))) + "}"
+
+    return made
 
 
 def just(value: str) -> Value:

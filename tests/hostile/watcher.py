@@ -11,18 +11,21 @@ takes from everybody.
 
 Prints "watching" once each of them was answered. Then, for each line `BEGIN END` on stdin (seconds of the system's
 monotonic clock), one line of JSON: the longest gap of each that overlaps that time, how many answers fell into it, and
-the refusals met since the line before. What has not ended counts up to now.
+the refusals met since the line before. What has not ended counts up to now. After a line "rest" they ask for nothing
+more, and the victim leaves its stream; after a line "work" they go on, and "watching" comes once each was answered.
 """
 
 from __future__ import annotations
 
 import collections
 import http.client
+import itertools
 import json
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 KEPT = 400_000  # spans; an hour of a victim
 PAUSE = {"health": 0.02, "newcomer": 0.1}
@@ -31,6 +34,8 @@ RETRY = 0.02
 LONGEST = 900.0
 VICTIM = {"prompt": "import os", "max_tokens": 1900, "temperature": 0, "ignore_eos": True, "stream": True}
 NEWCOMER = {"prompt": "def read(self):", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+WORKING, NEWCOMING = threading.Event(), threading.Event()
+"""Whether the honest clients ask for anything; whether the newcomer does."""
 
 
 class Spans:
@@ -55,7 +60,8 @@ class Spans:
         self.answered.set()
 
     def report(self, begin: float, end: float) -> dict[str, object]:
-        spans = [(a, b) for a, b in list(self._ended) if b > begin and a < end]
+        late = itertools.takewhile(lambda span: span[1] > begin, reversed(list(self._ended)))
+        spans = [(a, b) for a, b in late if a < end]
         opened = self._open
         if opened is not None and opened < end:
             spans.append((opened, time.monotonic()))
@@ -85,19 +91,22 @@ class Client:
 
 
 def stream(client: Client, events: Spans, starts: Spans) -> None:
-    while True:
+    while WORKING.wait():
         starts.begin()
         first = True
         while first:
             try:
-                for line in client.lines("POST", "/v1/completions", VICTIM):
-                    if line.startswith(b"data: {"):
-                        if first:
-                            starts.answer(goes_on=False)
-                            events.begin()
-                            first = False
-                        else:
-                            events.answer(goes_on=True)
+                with closing(client.lines("POST", "/v1/completions", VICTIM)) as lines:
+                    for line in lines:
+                        if line.startswith(b"data: {"):
+                            if first:
+                                starts.answer(goes_on=False)
+                                events.begin()
+                                first = False
+                            else:
+                                events.answer(goes_on=WORKING.is_set())
+                        if not first and not WORKING.is_set():
+                            break
             except (OSError, http.client.HTTPException) as error:
                 count = events if not first else starts
                 count.refusals[_name(error)] += 1
@@ -105,8 +114,16 @@ def stream(client: Client, events: Spans, starts: Spans) -> None:
         events._open = None
 
 
-def ask(client: Client, spans: Spans, pause: float, method: str, path: str, body: dict[str, object] | None) -> None:
-    while True:
+def ask(
+    client: Client,
+    spans: Spans,
+    pause: float,
+    wanted: threading.Event,
+    method: str,
+    path: str,
+    body: dict[str, object] | None,
+) -> None:
+    while wanted.wait():
         spans.begin()
         served = False
         while not served:
@@ -122,7 +139,7 @@ def ask(client: Client, spans: Spans, pause: float, method: str, path: str, body
 
 
 def tick(machine: Spans) -> None:
-    while True:
+    while WORKING.wait():
         time.sleep(TICK)
         machine.begin()
         time.sleep(TICK)
@@ -140,18 +157,35 @@ def main() -> None:
     probes = {name: Spans() for name in ("victim", "start", "health", "newcomer", "machine")}
     work = [
         (stream, (client, probes["victim"], probes["start"])),
-        (ask, (client, probes["health"], PAUSE["health"], "GET", "/health", None)),
+        (ask, (client, probes["health"], PAUSE["health"], WORKING, "GET", "/health", None)),
         (tick, (probes["machine"],)),
-        (ask, (client, probes["newcomer"], PAUSE["newcomer"], "POST", "/v1/completions", NEWCOMER)),
+        (ask, (client, probes["newcomer"], PAUSE["newcomer"], NEWCOMING, "POST", "/v1/completions", NEWCOMER)),
     ]
     for function, arguments in work:
         threading.Thread(target=function, args=arguments, daemon=True).start()  # type: ignore[arg-type]
-    for spans in probes.values():
+    begin_work(probes, newcomers=True)
+    for line in map(str.strip, sys.stdin):
+        if line == "rest":
+            WORKING.clear()
+            NEWCOMING.clear()
+        elif line in ("work", "work with newcomers"):
+            begin_work(probes, newcomers=line != "work")
+        else:
+            begin, end = map(float, line.split())
+            print(json.dumps({name: spans.report(begin, end) for name, spans in probes.items()}), flush=True)
+
+
+def begin_work(probes: dict[str, Spans], newcomers: bool) -> None:
+    """Returns once each that is wanted was answered."""
+    wanted = [spans for name, spans in probes.items() if newcomers or name != "newcomer"]
+    for spans in wanted:
+        spans.answered.clear()
+    WORKING.set()
+    if newcomers:
+        NEWCOMING.set()
+    for spans in wanted:
         spans.answered.wait()
     print("watching", flush=True)
-    for line in sys.stdin:
-        begin, end = map(float, line.split())
-        print(json.dumps({name: spans.report(begin, end) for name, spans in probes.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 CHAINS = ("json-refs", "json-any-of", "lark-rules", "lark-terminals", "ebnf-rules")
+OF_BOTH_KINDS = ("json-refs", "ebnf-rules")
+"""A schema and a grammar, where the shape makes no difference."""
 
 
 def chain(shape: str, links: int) -> dict[str, Any]:

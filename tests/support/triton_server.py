@@ -51,9 +51,8 @@ class TritonServer:
         command += ["--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false", "--log-verbose=0"]
         command += [f"--backend-config=python,shm-region-prefix-name={self.prefix}", *arguments]
         # A model's process on a busy machine may need more than Triton's 30 seconds to begin.
-        command += [
-            f"--backend-config={each},stub-timeout-seconds={PATIENCE:.0f}" for each in ("python", "tensorwright")
-        ]
+        for backend in ("python", "tensorwright"):
+            command.append(f"--backend-config={backend},stub-timeout-seconds={PATIENCE:.0f}")
         with log.open("wb") as output:
             # Not in the repository's root: the working folder is on the embedded Python's path.
             self.process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""300 random JSON schemas: each gives the bundled model's output that it admits, or an error at submission."""
+"""Random JSON schemas: each gives the bundled model's output that it admits, or an error at submission."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided.reader import guided_vocabulary
 
-SCHEMAS = 200
+SCHEMAS = 100
 PROMPT = "Once upon a time there was a JSON value: "
 
 
@@ -49,7 +49,7 @@ def begins(llm: LLM, params: SamplingParams, tokens: list[int]) -> bool:
 
 def test_random_schemas(pico_engine: Path) -> None:
     """What is whole is told by a validator that knows nothing of grammars."""
-    with LLM(pico_engine, kv_cache_memory="256MiB", max_batch_size=64) as llm:
+    with LLM(pico_engine, kv_cache_memory="256MiB", max_batch_size=64, threads=1) as llm:
         followed: list[tuple[dict[str, Any], SamplingParams]] = []
         handles: list[Any] = []
         blanks = blanks_of(llm)
@@ -71,5 +71,5 @@ def test_random_schemas(pico_engine: Path) -> None:
             else:
                 assert begins(llm, params, output.token_ids), (schema, output.text)
                 cut += 1
-    assert 20 < SCHEMAS - len(followed) < 40
-    assert cut < 54
+    assert 10 < SCHEMAS - len(followed) < 25
+    assert cut < 27

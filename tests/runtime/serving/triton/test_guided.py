@@ -95,11 +95,13 @@ def test_a_new_guide_holds_up_nobody(
     assert not stopped.sender.errors
 
 
-@pytest.mark.parametrize("shape", hostile.CHAINS)
+@pytest.mark.parametrize("model", [True], ids=["batched"], indirect=True)
+@pytest.mark.parametrize("shape", hostile.OF_BOTH_KINDS)
 def test_a_guide_that_would_end_the_process_is_refused(
     ask: Callable[..., Request], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any length: what is too long by itself, and what is not."""
+    """Of any length: what is too long by itself, and what is not. The tests of guided/test_compiling.py have the chains
+    of all shapes."""
     monkeypatch.setattr(compile_process, "LIMIT_S", 1.0)
     for links in (16_000, hostile.LONGEST[shape]):
         asked = hostile.chain(shape, links)

@@ -11,7 +11,7 @@ from support.triton_server import ServerVenv, TritonServer, server_venv
 from tensorwright import LLM
 from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_backend, write_repository
 
-SMALL = {"kv_cache_memory": "32MiB", "threads": "2"}
+SMALL = {"kv_cache_memory": "32MiB", "threads": "1"}
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def server(
     Of the toy engine: `endless`, and under the backend `tensorwright` `second`, which runs one completion at a time."""
     base = tmp_path_factory.mktemp("triton")
     repository = base / "repository"
-    trtllm = RepositoryOptions(trtllm_names=("ensemble", "tensorrt_llm"), parameters=SMALL)
+    trtllm = RepositoryOptions(trtllm_names=("ensemble", "tensorrt_llm"), parameters={**SMALL, "threads": "2"})
     write_repository(pico_engine, repository, trtllm)
     write_repository(pico_engine, repository, RepositoryOptions(name="llmapi", interface="llmapi", parameters=SMALL))
     second = RepositoryOptions(
@@ -53,7 +53,7 @@ def server(
 @pytest.fixture(scope="session")
 def llm(pico_engine: Path) -> Iterator[LLM]:
     """The same engine in this process."""
-    with LLM(pico_engine, kv_cache_memory="32MiB", threads=2) as llm:
+    with LLM(pico_engine, kv_cache_memory="32MiB", threads=1) as llm:
         yield llm
 
 

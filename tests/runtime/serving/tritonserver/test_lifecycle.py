@@ -18,7 +18,7 @@ from support.triton_server import ServerVenv, TritonServer
 from support.waiting import PATIENCE, wait_until
 from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
 
-SMALL = {"kv_cache_memory": "32MiB", "threads": "2"}
+SMALL = {"kv_cache_memory": "32MiB", "threads": "1"}
 ASKED = {"text_input": "import os", "max_tokens": 4}
 LONG = {"text_input": "import os", "max_tokens": 900, "min_tokens": 900, "stream": True}
 

@@ -28,7 +28,7 @@ def chat_engine(pico_engine_float32: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def llm(chat_engine: Path) -> Iterator[LLM]:
-    with LLM(chat_engine, kv_cache_memory="64MiB", threads=2, max_batch_size=32) as llm:
+    with LLM(chat_engine, kv_cache_memory="64MiB", threads=1, max_batch_size=32) as llm:
         yield llm
 
 

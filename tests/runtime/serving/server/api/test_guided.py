@@ -78,9 +78,10 @@ def test_what_cannot_be_followed_is_refused(url: str, fields: dict[str, Any]) ->
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("shape", hostile.CHAINS)
+@pytest.mark.parametrize("shape", hostile.OF_BOTH_KINDS)
 def test_a_grammar_that_would_end_the_server_is_refused(url: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any length: what is too long by itself, and what is not. Everybody else is answered afterwards."""
+    """Of any length: what is too long by itself, and what is not. Everybody else is answered afterwards. The tests of
+    guided/test_compiling.py have the chains of all shapes."""
     monkeypatch.setattr(compile_process, "LIMIT_S", 1.0)
     for links in (16_000, hostile.LONGEST[shape]):
         asked = {f"guided_{name}": text for name, text in hostile.chain(shape, links).items()}
