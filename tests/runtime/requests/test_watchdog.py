@@ -174,7 +174,7 @@ def test_the_watchdog_looks_by_itself_and_ends_with_its_client(stalls: Stalls, t
         engine(stalls),
         start_again=engine,
         keep_waiting=True,
-        watchdog=WatchdogOptions("restart", LIMIT, str(tmp_path)),
+        watchdog=WatchdogOptions("restart", 1.0, str(tmp_path)),  # no step of the second engine takes so long
     )
     begun = submit(client, 9)
     with pytest.raises(EngineRestartedError):
