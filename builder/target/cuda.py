@@ -41,7 +41,7 @@ def check(options: BuildOptions) -> None:
     _step(options)
     check_sms(options.sm)
     caches = [FP8_CACHE] if options.kv_cache_dtype == "fp8" else []
-    check_needs(OUR_NEEDS, [options.dtype, *caches], options.sm)
+    _check_needs([options.dtype, *caches], options.sm)
     if find_spec("triton") is None:
         raise MissingDependencyError(
             f"the kernels of target cuda are compiled by Triton, and triton is not installed: {install('gpu')}"
@@ -51,7 +51,7 @@ def check(options: BuildOptions) -> None:
 def activation_dtype(options: BuildOptions, native: str) -> str:
     """Returns bfloat16 for bfloat16 checkpoints, else float16. Raises InvalidOptionError if an SM lacks the type."""
     dtype = "bfloat16" if native == "bfloat16" else "float16"
-    check_needs(OUR_NEEDS, [dtype], options.sm)
+    _check_needs([dtype], options.sm)
     return dtype
 
 
@@ -104,3 +104,8 @@ def _max_step(options: BuildOptions) -> tuple[int, int, int]:
     """Returns the most tokens, rows of logits and sequences of a step."""
     seqs, tokens = _step(options)
     return tokens, max_rows(seqs, tokens, PROPOSED_ROWS), seqs
+
+
+def _check_needs(asked: list[str], sms: tuple[int, ...]) -> None:
+    """Raises InvalidOptionError for a type or cache that an SM lacks. What has no need, every SM has."""
+    check_needs(OUR_NEEDS, [name for name in asked if name in OUR_NEEDS], sms)

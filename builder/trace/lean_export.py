@@ -7,19 +7,25 @@ Python code of each graph            a graph is lowered, never called
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch.fx import config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Of two exports at once, the one that ends last would leave the switches as the other one had set them."""
+
 
 @contextmanager
 def lean_export() -> Iterator[None]:
-    """Within the context torch.export makes the same graph in less time. The switches are those of the process."""
+    """Within the context torch.export makes the same graph in less time. The switches are those of the process, so an
+    export in another thread waits."""
     from torch._dynamo import config as exporter  # It takes long to import, and not every command traces.
 
-    with exporter.patch(fake_tensor_cache_enabled=False), _use_lazy_graph_module(True), _without_stack_traces():
+    switches = exporter.patch(fake_tensor_cache_enabled=False)
+    with _ONE_AT_A_TIME, switches, _use_lazy_graph_module(True), _without_stack_traces():
         yield
 
 

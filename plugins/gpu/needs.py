@@ -49,12 +49,12 @@ def check_needs(
 ) -> None:
     """Raises InvalidOptionError for the first need that an SM does not meet, with the reason and an alternative.
 
-    table: the needs by name; what it lacks, every SM meets. default_sm: the lowest SM of an engine that names none.
+    table: the needs by name, with every name that is asked for. default_sm: the lowest SM of an engine that names none.
     """
     lowest = () if default_sm is None else (default_sm,)
     for name in needs:
         for sm in sms or lowest:
-            reason = table[name].refusal(sm) if name in table else None
+            reason = table[name].refusal(sm)
             if reason is not None:
                 where = f"for SM {sm}" if sms else f"without an SM, for a default engine is for SM {sm} too"
                 raise InvalidOptionError(

@@ -16,6 +16,7 @@ from support.tiny_models import make_tiny, make_variant
 from support.traced import assert_same_logits
 from support.waiting import PATIENCE
 from tensorwright.builder.trace.export import trace
+from tensorwright.builder.trace.lean_export import lean_export
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
@@ -68,6 +69,25 @@ def test_the_graph_does_not_depend_on_the_order_of_a_set(tmp_path, monkeypatch, 
     assert len(kinds) == 2
     monkeypatch.setattr("tensorwright.builder.trace.sorted_sets.SortedSet", Reversed)
     assert print_graph(trace(checkpoint, dtype="float32", max_seq_len=128)) != text
+
+
+def test_exports_side_by_side_leave_the_exporter_as_it_was():
+    """Its switches are those of the process; a second export must wait."""
+    inside, done = threading.Event(), threading.Event()
+
+    def export():
+        with lean_export():
+            inside.set()
+            done.wait(PATIENCE)
+
+    before = torch.fx.config.do_not_emit_stack_traces
+    other = threading.Thread(target=export)
+    with lean_export():
+        other.start()
+        inside.wait(0.3)  # it never comes
+    done.set()
+    other.join()
+    assert torch.fx.config.do_not_emit_stack_traces == before
 
 
 def test_models_loaded_side_by_side_keep_their_types(tmp_path, monkeypatch):

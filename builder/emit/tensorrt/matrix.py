@@ -11,8 +11,6 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.gpu import needs
 from tensorwright.plugins.gpu.needs import OTHER_TYPE, OUR_NEEDS, Need
 
-SMS = (75, 80, 86, 89, 120, 121)
-"""Compute capabilities that an RTX engine can name and that our kernels are compiled for."""
 DEFAULT_KERNEL_SMS = (80, 86, 89, 120)
 """The kernels of an engine that names no compute capability: for the SMs that such an engine runs on. The library
 refuses Hopper (SM 90) when it opens one; an H100 was asked."""
@@ -21,6 +19,8 @@ TOO_SPECIAL = {
     100: "TensorRT for RTX does not run on data-centre Blackwell",
     103: "TensorRT for RTX does not run on data-centre Blackwell",
 }
+SMS = tuple(sm for sm in needs.SMS if sm not in TOO_SPECIAL)
+"""Compute capabilities that an RTX engine can name and that our kernels are compiled for."""
 NEEDS = {
     "float16": Need(75, ""),
     "float32": Need(80, "TensorRT for RTX has no float32 matmul below", OTHER_TYPE),
