@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import platform
 import sys
@@ -160,6 +161,19 @@ def cache_home(shared_folder: Path) -> Path:
         os.environ.setdefault("CCACHE_DIR", str(before / "ccache"))
     os.environ["XDG_CACHE_HOME"] = str(shared_folder / "cache")
     return shared_folder / "cache"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command of a server that a test runs in its own process sets up all logs of the process. The tests after it
+    find them as they were."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in root.handlers[:]:
+        if handler not in handlers and not type(handler).__module__.startswith("_pytest"):  # which come and go
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
