@@ -186,6 +186,17 @@ def _known_traces(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that runs in the test's process, such as `serve`, sets up the logging of the whole process."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if each not in handlers]:
+        root.removeHandler(handler)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub on this machine, and an empty cache of downloads."""
