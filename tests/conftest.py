@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from xdist.scheduler import LoadFileScheduling
 from support.fake_hub import FakeHub, point_at, running
 from support.file_costs import pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401  hooks of pytest
 from support.known_traces import folder_of_traces, known_traces
+from support.leftovers import changes, process_state
 from support.places import ROOT, TESTS
 
 SLOW_ROOMS = (
@@ -70,8 +72,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # At its end pytest collects garbage five times over, for errors in finalizers. An engine that a test dropped in a
     # cycle is closed by another thread after the first time, and freed by the second.
     config.stash[gc_collect_iterations_key] = 2
-    # A busy machine draws examples slowly, which is no fault of a test.
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # A busy machine draws examples slowly, which is no fault of a test. Every run draws the same examples, so that what
+    # fails in one fails in the next; TENSORWRIGHT_EXPLORE=1 draws others, to look for faults.
+    explores = os.environ.get("TENSORWRIGHT_EXPLORE", "") not in ("", "0")
+    settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not explores,
+        **({} if explores else {"database": None}),
+    )  # fmt: skip
     settings.load_profile("any machine")
 
 
@@ -174,6 +181,29 @@ def _logs_as_before() -> Iterator[None]:
     for handler in root.handlers[:]:
         if handler not in handlers and not type(handler).__module__.startswith("_pytest"):  # which come and go
             root.removeHandler(handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left_to_other_files() -> Iterator[None]:
+    """The worker runs other files after this one, in an order that depends on the machine."""
+    before = process_state()
+    yield
+    left = changes(before, process_state())
+    assert not left, f"the tests of this file leave behind: {'; '.join(left)}"
+
+
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """SIGINT raises a KeyboardInterrupt in this process, and Python loses none. A shell starts what runs in its
+    background with interrupts ignored. Where the exception is raised in a callback of the collector of cycles, as
+    hypothesis has one, or in a finalizer that the collector calls, Python prints it and goes on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    collects = gc.isenabled()
+    gc.disable()
+    yield
+    if collects:
+        gc.enable()
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130  # a shell reports this code of a process that SIGINT ended
 INTERRUPTED = "interrupted"
+RETRY_S = 0.01
+"""The seconds between an interrupt that Python lost and the same one again."""
 AS_JSON = f'{{"error": "KeyboardInterrupt", "message": "{INTERRUPTED}", "exit_code": {EXIT_INTERRUPTED}}}\n'
 """The error on stdout with --json. It is written by hand, because the module json may be half imported."""
 
@@ -80,8 +82,24 @@ def hear_again(lost: Any) -> None:
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
-    from threading import Timer, main_thread
+    from threading import Thread
 
-    again = Timer(0.01, signal.pthread_kill, (main_thread().ident, signal.SIGINT))
-    again.daemon = True
-    again.start()
+    Thread(target=_send_again, name="tensorwright-interrupt", daemon=True).start()
+
+
+def _send_again() -> None:
+    """Sends SIGINT to the main thread once it is out of `hear_again`: an exception that is raised in there is lost, and
+    nothing tells of it."""
+    from threading import main_thread
+    from time import sleep
+
+    main = main_thread().ident
+    assert main is not None
+    inside = True
+    while inside:
+        sleep(RETRY_S)
+        frame = sys._current_frames().get(main)
+        while frame is not None and frame.f_code is not hear_again.__code__:
+            frame = frame.f_back
+        inside = frame is not None
+    signal.pthread_kill(main, signal.SIGINT)

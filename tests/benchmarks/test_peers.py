@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, wait_until
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "peers"
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
@@ -42,7 +41,7 @@ FAKE = """
             os.system("echo a child that prints")
             if steps == 13: raise RuntimeError("thirteen")
             if steps == 14: os._exit(7)
-            if steps == 15: time.sleep(60)
+            if steps == 15: time.sleep(600)
             return protocol.Timing(len(prompts[0]) / 100, steps / 10, [p[0] for p in prompts])
     def load(folder, form, threads):
         if form == "broken": raise OSError("no such form")
@@ -64,7 +63,7 @@ def fake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worker(fake: Path, tmp_path: Path) -> Iterator[Worker]:
-    made = Worker([sys.executable, str(fake), "serve", "folder", "form", "2"], tmp_path / "log", 30)
+    made = Worker([sys.executable, str(fake), "serve", "folder", "form", "2"], tmp_path / "log", PATIENCE)
     yield made
     made.close()
 
@@ -133,14 +132,14 @@ def test_a_worker_that_dies_or_hangs_is_reported(fake: Path, worker: Worker, tmp
         worker.ask(cases.Case("d", 8, 1, 14).job(1))
     with pytest.raises(PeerError, match="ended with code 7"):
         worker.ask({"job": "memory"})
-    slow = Worker([sys.executable, str(fake), "serve", "folder", "form", "2"], tmp_path / "log2", 30)
+    slow = Worker([sys.executable, str(fake), "serve", "folder", "form", "2"], tmp_path / "log2", PATIENCE)
     slow.timeout = 0.3
     with pytest.raises(PeerError, match="no answer within"):
         slow.ask(cases.Case("d", 8, 1, 15).job(1))
     slow.process.kill()
     slow.close()
     with pytest.raises(PeerError, match="OSError: no such form"):
-        Worker([sys.executable, str(fake), "serve", "folder", "broken", "2"], tmp_path / "log3", 30)
+        Worker([sys.executable, str(fake), "serve", "folder", "broken", "2"], tmp_path / "log3", PATIENCE)
 
 
 def test_a_stopped_worker_does_nothing(worker: Worker) -> None:
@@ -149,7 +148,7 @@ def test_a_stopped_worker_does_nothing(worker: Worker) -> None:
     with pytest.raises(PeerError, match="no answer"):
         worker.ask({"job": "memory"})
     worker.resume()
-    worker.timeout = 30
+    worker.timeout = PATIENCE
     assert worker._read()["peak_bytes"]
 
 
@@ -159,7 +158,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(FOLDER)!r})
 from worker import Worker
-worker = Worker([sys.executable, {str(fake)!r}, "serve", "folder", "form", "2"], Path({str(tmp_path / "log")!r}), 30)
+worker = Worker([sys.executable, {str(fake)!r}, "serve", "folder", "form", "2"], Path({str(tmp_path / "log")!r}), {PATIENCE})
 worker.pause()
 print(worker.process.pid, os.getpgid(worker.process.pid) == os.getpgid(0), flush=True)
 os._exit(0)
@@ -168,10 +167,7 @@ os._exit(0)
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     ).stdout.split()
     assert same_group == "False"
-    deadline = time.monotonic() + PATIENCE
-    while alive(int(pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(int(pid))
+    wait_until(lambda: not alive(int(pid)), "the end of the worker")
 
 
 def alive(pid: int) -> bool:
@@ -184,7 +180,7 @@ def alive(pid: int) -> bool:
 
 def test_rounds_go_on_without_a_side_that_fails(fake: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(fake), "serve", "folder", "form", "2"]
-    workers = {name: Worker(command, tmp_path / f"log{name}", 30) for name in "AB"}
+    workers = {name: Worker(command, tmp_path / f"log{name}", PATIENCE) for name in "AB"}
     assert len(measure.wake(workers["A"])) == cases.CHECK.batch
     asked: list[str] = []
     plain = workers["B"].ask

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from rate_search import RateSearch  # noqa: E402
 from server_process import ServerProcess, free_port  # noqa: E402
 from worker import PeerError  # noqa: E402
 
-from support.waiting import PATIENCE  # noqa: E402
+from support.waiting import PATIENCE, wait_until  # noqa: E402
 from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
 from tensorwright.runtime.serving.load_test.trace import Trace  # noqa: E402
 
@@ -111,14 +110,11 @@ def test_a_server_is_held_still_and_ended(fake: Path) -> None:
         return Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
     try:
-        assert server.wait_until_ready(PATIENCE) < 20
+        assert 0 < server.wait_until_ready(PATIENCE) < PATIENCE
         server.pause()
-        deadline = time.monotonic() + PATIENCE
-        while not stopped():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(stopped, "a server that is held")
         server.resume()
-        assert server.wait_until_ready(PATIENCE) < 20
+        assert 0 < server.wait_until_ready(PATIENCE) < PATIENCE
         server.pause()
     finally:
         server.close()  # a stopped one, too

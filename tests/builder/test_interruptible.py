@@ -48,8 +48,8 @@ def test_the_model_in_transformers_is_computed_in_short_products(tmp_path, monke
     assert abs(parts - whole).max() <= 1e-5 * abs(whole).max()
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_does_not_wait_for_what_was_called():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def compute():
@@ -68,7 +68,6 @@ def test_an_interrupt_does_not_wait_for_what_was_called():
         assert not ended.is_set()
     finally:
         release.set()
-        signal.signal(signal.SIGINT, before)
 
 
 def test_results_and_errors_come_back():

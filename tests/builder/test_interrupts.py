@@ -13,12 +13,7 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.process import terminate_as_interrupt, uninterrupted
 
 
-@pytest.fixture(autouse=True)
-def interrupts_are_heard():
-    """A shell starts what runs in the background with interrupts ignored, and then they are none."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("hears_interrupts")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

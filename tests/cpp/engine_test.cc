@@ -3,6 +3,7 @@
 #include "runtime/core/engine/engine.h"
 
 #include <cmath>
+#include <semaphore>
 #include <thread>
 
 #include "tests/cpp/engine_cases.h"
@@ -102,29 +103,35 @@ TW_TEST(time_is_up_for_the_running_and_the_waiting) {
 }
 
 TW_TEST(the_queue_is_bounded_and_ids_are_unique) {
-  FakeBehaviour slow;
-  slow.sleep_us = 2000;
+  std::counting_semaphore<> steps(10);  // the first request does not end before it may
+  FakeBehaviour held;
+  held.steps = &steps;
   EngineOptions o = options(60, 1, 16);
   o.max_queue = 3;
-  Engine engine(fake(slow), o);
+  Engine engine(fake(held), o);
+  const ReleasedAtTheEnd released{steps};
   engine.submit(request(1, {1}, 50));
   TW_CHECK_ERROR(engine.submit(request(1, {1}, 50)), "InvalidRequestError");
   while (engine.stats().running == 0) engine.wait_events(0.01);
   for (int64_t id = 2; id <= 4; ++id) engine.submit(request(id, {1}, 2));
   TW_CHECK_ERROR(engine.submit(request(5, {1}, 2)), "QueueFullError");
   TW_CHECK_EQ(engine.stats().waiting, 3);
+  steps.release(1000);
   wait_for(engine, 4);
   engine.submit(request(1, {1}, 2));  // the id is free again
   wait_for(engine, 1);
 }
 
 TW_TEST(the_queue_takes_a_burst_exactly_whatever_the_loop_is_at) {
-  FakeBehaviour slow;
-  slow.sleep_us = 20000;
   EngineOptions o = options(60, 3, 16);
   o.max_queue = 2;
   for (int delay_ms : {0, 5, 30}) {
+    std::counting_semaphore<> steps(20);  // no request ends in so few
+    FakeBehaviour slow;
+    slow.sleep_us = 20000;
+    slow.steps = &steps;
     Engine engine(fake(slow), o);
+    const ReleasedAtTheEnd released{steps};
     for (int64_t id = 1; id <= 5; ++id) {
       engine.submit(request(id, {1}, 100));  // three to run, two to wait
       if (id == 1) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
@@ -245,9 +252,10 @@ TW_TEST(shutdown_drains_or_aborts) {
     TW_CHECK_EQ(engine.stats().used_blocks, 0);
     TW_CHECK(engine.wait_events(10).empty());  // at once
   }
+  slow.sleep_us = 50000;
   Engine engine(fake(slow), options(60, 2, 16));
   engine.submit(request(1, {1, 2}, 100));
-  engine.shutdown(true, 0.01);  // not enough time
+  engine.shutdown(true, 0.01);  // not enough time, by far
   TW_CHECK(wait_for(engine, 1)[1].last.finish == "abort");
 }
 

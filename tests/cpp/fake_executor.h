@@ -20,6 +20,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <semaphore>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -42,6 +43,7 @@ struct FakeBehaviour {
   int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
   int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
+  std::counting_semaphore<>* steps = nullptr;  // each step takes one before it computes
   int held_us = 0;           // how long a step takes on the held clock of its thread (Clock::HeldHere)
   int64_t groups = 1;
   int32_t window = 0;        // of the last group
@@ -56,6 +58,12 @@ struct FakeBehaviour {
   int64_t* drawn = nullptr;  // counts the tokens that it drew
   bool ahead = false;        // it starts steps behind one that is underway; with draws
   int64_t* ahead_of = nullptr;  // counts the tokens that such steps had of the one before
+};
+
+// Lets an engine end whose steps take from a semaphore: the last thing of a test, behind its engine.
+struct ReleasedAtTheEnd {
+  std::counting_semaphore<>& steps;
+  ~ReleasedAtTheEnd() { steps.release(1000000); }
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -250,6 +258,7 @@ class FakeExecutor : public tensorwright::Executor {
     if (behaviour_.held_us)
       tensorwright::Clock::HeldHere::set(tensorwright::Clock::now() +
                                          std::chrono::microseconds(behaviour_.held_us));
+    if (behaviour_.steps) behaviour_.steps->acquire();
     if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
     const bool late = has(step, behaviour_.late_token);
     for (size_t g = 0; g < cache_.size(); ++g) {

@@ -215,7 +215,7 @@ TW_TEST(a_crowd_says_what_each_says_alone) {
                                                          behaviour.chunked, behaviour.sink_tokens)));
       // What comes for a request that has ended is given up when it has come.
       EngineStats stats = engine.stats();
-      for (int i = 0; i < 1000 && stats.used_blocks > 0; ++i) {
+      for (int i = 0; i < 20000 && stats.used_blocks > 0; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         stats = engine.stats();
       }

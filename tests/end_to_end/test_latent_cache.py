@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.asked_loads import Ask, Solo, asks, check, room
+from support.asked_loads import Ask, Solo, asks, check, check_until_preempted, room
 from support.harness import EngineSteps, reference_logits, worst
 from support.tiny_models import make_tiny
 from tensorwright import LLM, build
@@ -49,11 +49,7 @@ def test_company_chunks_preemption_and_prefixes(engine: Path) -> None:
         solo = Solo(one)
         crowd = {"threads": 2, "max_batch_size": 16, "max_prefill_chunk": 37}
         with LLM(str(engine), kv_cache_memory=room(engine, 24), enable_prefix_caching=False, **crowd) as llm:
-            for _ in range(5):  # on a busy machine they may come one after the other
-                check(llm, solo, load)
-                if llm.get_stats()["preemptions"] > 0:
-                    break
-            assert llm.get_stats()["preemptions"] > 0
+            check_until_preempted(llm, solo, load)
         with LLM(str(engine), kv_cache_memory="64MiB", **crowd) as llm:
             check(llm, solo, load)
             check(llm, solo, load)

@@ -96,10 +96,13 @@ def test_company_preemption_and_proposals_change_nothing(llm: LLM, pico_engine: 
     memory = 8 * llm.engine.kv_block_bytes  # too little for all of them
     options: dict[str, Any] = {"max_prefill_chunk": 2, "threads": 1, "speculative": speculative}
     with LLM(pico_engine, kv_cache_memory=memory, max_batch_size=8, **options) as small:
-        assert answers(small, ALL) == alone
-        stats = small.get_stats()
-        assert stats["preemptions"] > 0
-        assert (stats["draft_tokens"] > 0) == (speculative is not None)
+
+        def preempted() -> bool:
+            assert answers(small, ALL) == alone
+            return bool(small.get_stats()["preemptions"])
+
+        wait_until(preempted, "a preemption")  # on a busy machine requests may come one after the other
+        assert (small.get_stats()["draft_tokens"] > 0) == (speculative is not None)
 
 
 def raises(token_ids: Any, row: Any) -> None:

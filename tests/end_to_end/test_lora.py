@@ -256,6 +256,9 @@ def test_bits_do_not_depend_on_how_the_engine_runs(
 ) -> None:
     with LLM(pico_engine, adapters=pico_adapters, **{"kv_cache_memory": "16MiB", "threads": 1, **options}) as llm:
         assert scored(llm, PROMPTS, NAMES, ANSWER) == alone
+        # On a busy machine requests may come one after the other.
+        while "kv_cache_memory" in options and not llm.get_stats()["preemptions"]:
+            assert scored(llm, PROMPTS, NAMES, ANSWER) == alone
         assert ("kv_cache_memory" in options) == (llm.get_stats()["preemptions"] > 0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.asked_loads import Ask, Solo, asks, check
+from support.asked_loads import Ask, Solo, asks, check, check_until_preempted
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.runtime.engine.engine_dir import open_engine
@@ -66,8 +66,7 @@ def test_preemption(engine: Path) -> None:
     with LLM(str(engine), threads=1, max_batch_size=1, kv_cache_memory="64MiB", **options) as one:
         solo = Solo(one)
         with LLM(str(engine), threads=2, max_batch_size=2, kv_cache_memory=memory, **options) as llm:
-            check(llm, solo, load)
-            assert llm.get_stats()["preemptions"] > 0
+            check_until_preempted(llm, solo, load)
 
 
 def test_forks_go_on_from_the_state_of_the_prompt(engine: Path) -> None:

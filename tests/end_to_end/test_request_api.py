@@ -3,6 +3,7 @@ priorities and timeouts."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,17 @@ def test_stop_strings_cut_the_greedy_text_wherever_they_are(llm: LLM, include: b
 
 
 def test_priority_starts_first(llm: LLM) -> None:
-    long = SamplingParams(max_tokens=150, ignore_eos=True)
-    running = [llm.generate_async(PROMPTS[0], long) for _ in range(2)]
+    """The first step does not end before all of the others wait."""
+    all_wait = threading.Event()
+    held = [lambda ids, row: all_wait.wait(PATIENCE) and None]
+    running = llm.generate_async(PROMPTS[0], SamplingParams(max_tokens=2, ignore_eos=True, logits_processors=held))
     later = [
         llm.generate_async(PROMPTS[1], SamplingParams(max_tokens=60, ignore_eos=True, priority=priority))
         for priority in (0, 0, 1)
     ]
+    all_wait.set()
     waits = [handle.result(PATIENCE).metrics.queue_time for handle in later]
-    for handle in running:
-        handle.result(PATIENCE)
+    running.result(PATIENCE)
     assert waits[2] < waits[1]
 
 

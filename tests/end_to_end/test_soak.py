@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 from support.asked_loads import room
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import QueueFullError
 from tensorwright.runtime.engine.engine_dir import open_engine
@@ -118,7 +120,7 @@ def ask_one(llm: LLM, ask: Ask) -> list[Any]:
         for output in handle:
             if ask.patience and len(output.outputs[-1].token_ids) >= ask.patience and not output.finished:
                 handle.abort()
-    return answers_of(handle.result(120))
+    return answers_of(handle.result(PATIENCE))
 
 
 def resident() -> int:
@@ -144,8 +146,9 @@ def crowd(llm: LLM, asks: list[Ask]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(COUNT)
+        thread.join(PATIENCE + COUNT)
     assert not faults, faults[0]
+    assert not any(thread.is_alive() for thread in threads)
     return answers
 
 
@@ -171,6 +174,11 @@ def test_soak_of_other_kinds(engine_of: Callable[[str], Path], kind: str) -> Non
         assert stats["evictions"] > 0
 
 
+def idle(llm: LLM) -> bool:
+    stats = llm.get_stats()
+    return (stats["used_blocks"], stats["running"], stats["waiting"]) == (0, 0, 0)
+
+
 def long_asks(count: int) -> list[Ask]:
     """Requests that grow to seven blocks each, and that nobody cancels: short ones preempt on some machines only."""
     asks = [Ask(5000 + i, random.Random(i)) for i in range(count)]
@@ -192,9 +200,10 @@ def soak(engine: Path, count: int, memory: int, long_at_once: int = 0, **more: i
     with LLM(engine, kv_cache_memory=memory, **options) as llm:  # type: ignore[arg-type]
         for quarter in range(4):
             answers += crowd(llm, asks[quarter * count // 4 : (quarter + 1) * count // 4])
+            # An answer that a stop string ends is there before the engine has heard of it.
+            wait_until(partial(idle, llm), "an engine without requests")
             held.append(resident())
             stats = llm.get_stats()
-            assert (stats["used_blocks"], stats["running"], stats["waiting"]) == (0, 0, 0)
             assert stats["free_blocks"] + stats["cached_blocks"] == stats["total_blocks"]
             assert all(group["used_blocks"] == 0 for group in stats["groups"])
             assert not llm._client._requests

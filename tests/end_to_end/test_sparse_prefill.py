@@ -133,8 +133,9 @@ def test_company_chunks_preemption_and_prefixes_keep_the_bits(root: Path) -> Non
         ) as llm:  # fmt: skip
             for _ in range(2):
                 assert [bits(output) for output in llm.generate(prompts, asked)] == alone
-            stats = llm.get_stats()
-        assert stats["preemptions"] > 0
+            # On a busy machine requests may come one after the other.
+            while not (stats := llm.get_stats())["preemptions"]:
+                assert [bits(output) for output in llm.generate(prompts, asked)] == alone
         assert stats["prefix_hit_tokens"] > 0
         for group in stats["groups"]:
             assert group["used_blocks"] == 0

@@ -76,13 +76,17 @@ class Arena:
         for number in range(self.tries):
             if number:
                 print(f"another try: {'; '.join(faults)}")  # pytest shows it if that fails too
-                watched = self.parts()[2]
-                with watched.at_work():
-                    self._quiet = watched.quiet(1.0)
+                self.look_at_the_machine()
             faults, final = self._try([ready(size - number)], newcomers, log)
             if not faults or final:
                 break
         return faults
+
+    def look_at_the_machine(self) -> None:
+        """Measures anew what stands still without an attack."""
+        watched = self.parts()[2]
+        with watched.at_work():
+            self._quiet = watched.quiet(1.0)
 
     def attack_all(self, attacks: Mapping[str, Callable[[int], Attacker]], size: int) -> list[str]:
         """What is wrong with any of several attacks, by its name. They come one after the other, while the honest
@@ -112,9 +116,9 @@ class Arena:
                 final += [outcome.finding] if outcome.finding else []
             time.sleep(AFTERMATH)
             reports = [watched.report(begin, end) for begin, end in times]
-        if outcome is not None and set(outcome.answers) - set(SOUND):
+        if outcome is not None and any(not answer.isdigit() for answer in set(outcome.answers) - set(SOUND)):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                served.process.wait(3)  # an answer that broke off may be the first sign of its end
+                served.process.wait(SETTLE)  # an answer that broke off may be the first sign of its end
         ended = served.process.poll()
         if outcome is None or ended is not None:
             self.close()

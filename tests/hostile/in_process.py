@@ -5,7 +5,8 @@ process of its own, for one of them may end it.
 
 Makes the attacks of parameters.py or tensors.py, from number FIRST on: a line {"begins": NAME} on stdout before each
 and a `Report` after it; at the end {"held": ...}, what requests still hold. Beside them go a stream and a thread that
-only sleeps: how long those two do not get on is how long nobody in this process would have.
+only sleeps: how long those two do not get on is how long nobody in this process would have. A process of its own sleeps
+too: how long that one does not get on is what the machine takes from everybody.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import dataclasses
 import json
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -35,12 +37,14 @@ MEMORY = 6 << 30  # bytes of address space
 
 @dataclass
 class Report:
-    """Of one try. The longest gaps, in seconds: of sleeper and stream, before and during the attack. grown: bytes.
-    left: threads, and what requests hold. wrong: "" if it was answered, or refused as it should be."""
+    """Of one try. The longest gaps, in seconds: of sleeper and stream, before and during the attack; and of the machine
+    itself during the attack. grown: bytes. left: threads, and what requests hold. wrong: "" if it was answered, or
+    refused as it should be."""
 
     ends: str
     seconds: float
     gaps: dict[str, tuple[float, float]]
+    machine: float
     grown: int
     left: dict[str, int] = field(default_factory=dict)
     wrong: str = ""
@@ -48,8 +52,11 @@ class Report:
     def faults(self, longest: float, noise: float, memory: int) -> list[str]:
         found = [self.wrong] if self.wrong else []
         for name, (quiet, gap) in self.gaps.items():
-            if gap > (most := longest + noise * quiet):
-                found.append(f"{name} stood still for {gap:.2f} s, at most {most:.2f} may be (quiet {quiet:.2f})")
+            if gap > (most := longest + noise * (quiet + self.machine)):
+                found.append(
+                    f"{name} stood still for {gap:.2f} s, at most {most:.2f} may be "
+                    f"(quiet {quiet:.2f}, the machine {self.machine:.2f})"
+                )
         if self.grown > memory:
             found.append(f"memory grew by {self.grown >> 20} MB, at most {memory >> 20} may be")
         return found + [f"{count} {what} are left" for what, count in self.left.items() if count > 0]
@@ -75,6 +82,41 @@ class Pulse:
         return longest
 
 
+class Machine:
+    """A process that only sleeps."""
+
+    PROGRAM = f"""
+import sys, threading, time
+sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
+from hostile.in_process import TICK, Pulse
+pulse = Pulse()
+def sleep():
+    while True:
+        time.sleep(TICK)
+        pulse.beat()
+threading.Thread(target=sleep, daemon=True).start()
+for _ in sys.stdin:
+    print(pulse.take(), flush=True)
+"""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", "-c", self.PROGRAM]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.take()  # it has begun
+
+    def take(self) -> float:
+        """The longest time that it did not get on, in seconds, since the last call."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 Attack = Callable[[], str]
 """Made before, so that making it is not measured. Returns what is wrong with how it ended, or ""."""
 
@@ -96,6 +138,7 @@ class Subject(Protocol):
 class Session:
     def __init__(self, subject: Subject):
         self._subject = subject
+        self._machine = Machine()
         self._pulses = {"a sleeping thread": Pulse(), "the stream": Pulse()}
         self._over = threading.Event()
         sleeping, streaming = self._pulses.values()
@@ -124,13 +167,14 @@ class Session:
 
     def attack(self, name: str, attack: Attack) -> Report:
         before = self._count()
+        self._machine.take()
         self._take()
         with Growth(os.getpid()) as growth:
             begin = time.monotonic()
             wrong = attack()
             seconds = time.monotonic() - begin
         gaps = {what: (self._calm[what], gap) for what, gap in self._take().items()}
-        return Report(name, seconds, gaps, growth.bytes, self._left(before), wrong)
+        return Report(name, seconds, gaps, self._machine.take(), growth.bytes, self._left(before), wrong)
 
     def _take(self) -> dict[str, float]:
         return {name: pulse.take() for name, pulse in self._pulses.items()}
@@ -152,6 +196,7 @@ class Session:
     def end(self) -> dict[str, int]:
         """Once the stream has ended too."""
         self._over.set()
+        self._machine.close()
         self._streamer.join(60)
         limit = time.monotonic() + SETTLE
         while any(self._subject.held().values()) and time.monotonic() < limit:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.engine.engine_dir import open_engine
 
@@ -113,6 +114,17 @@ def run_together(llm: LLM, load: list[Ask]) -> list[list | None]:
         return await asyncio.gather(*(one(ask) for ask in load))
 
     return asyncio.run(all_of_them())
+
+
+def check_until_preempted(llm: LLM, solo: Solo, load: list[Ask]) -> None:
+    """Checks the load, and again while the engine has preempted nothing: on a busy machine requests may come one after
+    the other."""
+
+    def preempted() -> bool:
+        check(llm, solo, load)
+        return bool(llm.get_stats()["preemptions"])
+
+    wait_until(preempted, "a preemption")
 
 
 def check(llm: LLM, solo: Solo, load: list[Ask]) -> None:

@@ -19,7 +19,7 @@ from tensorwright.errors import TensorwrightError
 from tensorwright.runtime.serving.server.app import create_app
 from tensorwright.runtime.serving.server.options import ServerOptions
 
-SECONDS = 60  # for a child, before it counts as hung
+SECONDS = 120  # for a child, before it counts as hung
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
 
 

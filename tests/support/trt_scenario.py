@@ -34,12 +34,15 @@ def prompts(vocab: int, count: int = 10) -> list[list[int]]:
 
 
 def run_scenario(stand: Stand, executor: Any, **changes: Any) -> dict[str, Any]:
-    """Asserts every token, and that nothing was at fault and all is given back; the engine's statistics."""
-    engine = start(executor, **changes)
+    """Asserts every token, and that nothing was at fault and all is given back; the engine's statistics. The engine makes
+    its steps when all requests are there, so that these are the same on every machine."""
+    engine = start(executor, debug_stepped=True, **changes)
     try:
         asked = prompts(stand.manifest.vocab_size)
         for i, prompt in enumerate(asked):
             engine.submit(i, prompt, sampling(5 + i, n=2 if i == 4 else 1))
+        while engine.turn():
+            pass
         tokens, last = collect(engine, len(asked) + 1)
         stats = engine.stats()
     finally:

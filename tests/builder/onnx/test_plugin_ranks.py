@@ -14,6 +14,7 @@ import pytest
 
 from support.plugin_form import BLOCK, SEQUENCES, STEPS, OnnxSteps, PluginModel, finite, lower, pairs, rms
 from support.shared_graphs import shared
+from support.waiting import PATIENCE
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.onnx.plugin_form import MODEL
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
@@ -28,7 +29,7 @@ class Meeting:
 
     def __init__(self, tensor: int, stages: int):
         self.tensor, self.parts = tensor, [None] * (tensor * stages)
-        self.barriers = [threading.Barrier(tensor, timeout=60) for _ in range(stages)]
+        self.barriers = [threading.Barrier(tensor, timeout=PATIENCE) for _ in range(stages)]
         self.changed, self.moved = threading.Condition(), {}
 
     def of(self, rank: int) -> Any:
@@ -45,7 +46,7 @@ class Meeting:
                 key = (rank, got["values"])
                 got["values"] += 1
                 with self.changed:
-                    assert self.changed.wait_for(lambda: key in self.moved, 60)
+                    assert self.changed.wait_for(lambda: key in self.moved, PATIENCE)
                 return self.moved[key]
             stage, barrier = rank // self.tensor, self.barriers[rank // self.tensor]
             self.parts[rank] = x

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from support.tensorrt_jobs import make_job
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, wait_until
+from tensorwright.builder import process
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library
 from tensorwright.builder.emit.tensorrt.run_child import run_child
@@ -42,8 +42,23 @@ def test_progress_and_the_result_are_told():
     assert done["plan_bytes"] == 7
 
 
-def test_peak_memory_of_the_child_is_known():
-    done = run("held = b'x' * 50_000_000; time.sleep(0.2); print('{\"done\": {}}')")
+def test_peak_memory_of_the_child_is_known(tmp_path, monkeypatch):
+    """The child keeps its memory until a sample has seen it."""
+    seen, one_sample, enough = [], process.sample, tmp_path / "enough"
+
+    def sample(number):
+        found = one_sample(number)
+        seen.append(found.get("anonymous", 0))
+        return found
+
+    def advance(done, total):
+        wait_until(lambda: max(seen, default=0) > 50e6, "a sample of the child's memory")
+        enough.touch()
+
+    monkeypatch.setattr(process, "sample", sample)
+    hold = "held = b'x' * 50_000_000; print('{\"progress\": [0, 1]}', flush=True)"
+    wait = f"while not os.path.exists({str(enough)!r}): time.sleep(0.01)"
+    done = run(f"{hold}\n{wait}\nprint('{{\"done\": {{}}}}')", advance=advance)
     assert 50e6 < done["peak_memory_bytes"]["anonymous"] < 150e6
 
 
@@ -97,22 +112,17 @@ def test_silence_ends_the_child(monkeypatch):
     assert not is_alive(child.pid)
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_ctrl_c_ends_the_child_and_comes_through(tmp_path):
     path = tmp_path / "pid"
 
     def interrupt() -> None:
-        while not path.exists() or not path.read_text():
-            time.sleep(0.01)
+        wait_until(lambda: path.exists() and path.read_text(), "the child's number")
         os.kill(os.getpid(), signal.SIGINT)
 
-    # Ignored where the tests run in a shell's background.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(f"open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        run(f"open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
     assert not is_alive(int(path.read_text()))
 
 

@@ -226,10 +226,13 @@ def silent_after_one(tokens: list[int]) -> np.ndarray | None:
 
 @pytest.mark.parametrize("how", ["abort", "completion", "timeout"])
 def test_a_request_whose_mask_never_comes_ends_alone(make, toy, how):
-    consumer = Consumer(make(), silent_after_one)
-    consumer.submit(1, [1, 2], sampling(30, timeout_s=0.5 if how == "timeout" else -1.0, ignore_eos=True))
-    consumer.submit(2, [5, 6], sampling(8, guided=False))
-    consumer.until(lambda: consumer.tokens.get((1, 0)))
+    for timeout_s in (0.5, 5.0, 60.0) if how == "timeout" else (-1.0,):
+        consumer = Consumer(make(), silent_after_one)
+        consumer.submit(1, [1, 2], sampling(30, timeout_s=timeout_s, ignore_eos=True))
+        consumer.submit(2, [5, 6], sampling(8, guided=False))
+        consumer.until(lambda: consumer.tokens.get((1, 0)) or (1, 0) in consumer.last)  # noqa: B023
+        if consumer.tokens[1, 0]:  # else a busy machine has drawn no token in this time
+            break
     if how != "timeout":
         assert consumer.engine.abort(1, 0 if how == "completion" else -1)
     told = consumer.run(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from support.isa_levels import PRESENT
 from support.onnx_engine import MAX_SEQ_LEN, SLOT_BYTES, VOCAB, OnnxModel, seal, write_onnx_engine
+from support.waiting import PATIENCE
 from tensorwright import LLM, SamplingParams
 from tensorwright.engine_format.file_names import ONNX_IO
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
@@ -166,9 +168,14 @@ def test_completions_fork_and_prompts_are_scored(llm: LLM, model: OnnxModel) -> 
 
 def test_fewer_slots_than_requests_wait_and_aborts_free_one(engine: Path, model: OnnxModel) -> None:
     with LLM(engine, threads=1, kv_cache_memory=2 * SLOT_BYTES, max_batch_size=4, max_prefill_chunk=3) as llm:
+        # The first step does not end before the third request, which waits for a slot, is aborted.
+        aborted = threading.Event()
+        held = [lambda ids, row: aborted.wait(PATIENCE) and None]
         forever = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-        handles = [llm.generate_async({"prompt_token_ids": [i, 2, 3, 4]}, forever) for i in range(5)]
+        params = [replace(forever, logits_processors=held), *[forever] * 4]
+        handles = [llm.generate_async({"prompt_token_ids": [i, 2, 3, 4]}, params[i]) for i in range(5)]
         assert handles[2].abort()
+        aborted.set()
         for i in (0, 1, 3, 4):
             assert handles[i].result().outputs[0].token_ids[:20] == model.generate([i, 2, 3, 4], 20)
         assert handles[2].result().outputs[0].finish_reason == "abort"

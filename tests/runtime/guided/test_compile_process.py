@@ -45,8 +45,14 @@ def test_a_killed_child_is_replaced(known: GuidedVocabulary, monkeypatch: pytest
 
 def kill_at_work(known: GuidedVocabulary, is_meant: Callable[[int | None], bool]) -> None:
     """Once the child that is meant compiles something."""
-    wait_until(lambda: is_meant(known.compiler.pid) and children(known.compiler.pid))
-    os.kill(known.compiler.pid or 0, signal.SIGKILL)
+
+    def at_work() -> int | None:
+        child = known.compiler.pid
+        return child if is_meant(child) and children(child) else None
+
+    child = wait_until(at_work, "a child that compiles")
+    assert child is not None
+    os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("why", [OSError("no more processes"), ValueError("its last words"), TimeoutError("timed out")])
@@ -159,18 +165,19 @@ def test_the_child_goes_with_the_last_engine() -> None:
         reader.get()
 
 
-def test_closing_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_while_a_grammar_is_compiled() -> None:
     """Nobody waits for it. Who asked hears of its end, and then the child goes."""
-    monkeypatch.setattr(compile_process, "LIMIT_S", 2.0)
     reader = VocabularyReader(engine(11))
     errors: list[Exception] = []
     child = reader.get().compiler.pid
     asking = begin_compiling(reader.get(), GuidedDecodingParams(**hostile.ENDLESS), errors)
-    wait_until(lambda: children(child))
+    (fork,) = wait_until(lambda: children(child))
     reader.close()
+    assert asking.is_alive()
+    os.kill(fork, signal.SIGKILL)
     asking.join()
     assert isinstance(errors[0], InvalidRequestError)
-    assert "cannot be followed" in str(errors[0])  # by its time or its size, whichever comes first
+    assert "cannot be followed" in str(errors[0])
     errors.clear()
     del asking
     wait_until(lambda: not Path(f"/proc/{child}").exists())
@@ -181,7 +188,9 @@ import os, sys, threading
 from support import hostile_grammars as hostile
 from tensorwright import GuidedDecodingParams
 from support.grammar_process import engine
+from tensorwright.runtime.guided import compile_process
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+compile_process.LIMIT_S = 600.0
 known = GuidedVocabulary(engine())
 slow = GuidedDecodingParams(**hostile.ENDLESS)
 threading.Thread(target=lambda: known.compile(slow), daemon=True).start()
@@ -226,7 +235,7 @@ def test_a_fork_finds_the_locks_free() -> None:
         with lock:
             process = os.fork()
             if process == 0:
-                signal.alarm(20)  # it would wait for ever
+                signal.alarm(int(PATIENCE))  # it would wait for ever
                 with lock:
                     os._exit(0)
         assert os.waitpid(process, 0)[1] == 0

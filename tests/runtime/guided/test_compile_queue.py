@@ -76,7 +76,7 @@ def test_no_client_has_both_quick_places() -> None:
     queue, order, done = CompileQueue(), list[str](), threading.Event()
 
     def follow() -> None:
-        with on_behalf_of("greedy"), queue.place(time.monotonic() + 60):
+        with on_behalf_of("greedy"), queue.place(time.monotonic() + PATIENCE):
             order.append("greedy")
         done.set()
 

@@ -183,8 +183,8 @@ def test_a_killed_fork_is_the_grammars_own_fault(known: GuidedVocabulary) -> Non
     """As the system kills what takes its memory."""
     errors: list[Exception] = []
     waiting = begin_compiling(known, GuidedDecodingParams(**hostile.ENDLESS), errors)
-    wait_until(lambda: children(known.compiler.pid))
-    os.kill(children(known.compiler.pid)[0], signal.SIGKILL)
+    (fork,) = wait_until(lambda: children(known.compiler.pid))
+    os.kill(fork, signal.SIGKILL)
     waiting.join()
     assert isinstance(errors[0], InvalidRequestError)
     assert "of memory" in str(errors[0])
@@ -252,9 +252,8 @@ def test_who_asks_for_the_same_does_not_share_a_refusal_for_want_of_a_place(
     assert isinstance(answers["second"], grammar.Grammar)
 
 
-def test_slow_ones_leave_their_places_to_others(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_ones_leave_their_places_to_others(known: GuidedVocabulary) -> None:
     """With as many grammars that never end as there are places, another is compiled all the same."""
-    monkeypatch.setattr(compile_process, "LIMIT_S", 60.0)
     errors: list[Exception] = []
     many = compile_queue.PLACES + compile_queue.SLOW_PLACES
     slow = [GuidedDecodingParams(regex=hostile.ENDLESS["regex"] + "b" * number) for number in range(many)]

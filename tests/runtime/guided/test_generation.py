@@ -85,18 +85,26 @@ def test_forced_tokens_cost_no_step_and_change_no_bit(pico: LLM, pico_engine: Pa
     assert pico.get_stats()["forced_tokens"] > before
     for options in ({"max_prefill_chunk": 3, "threads": 2}, {"speculative": "ngram,tokens=3", "threads": 1}):
         with LLM(pico_engine, kv_cache_memory=memory, max_batch_size=8, **options) as small:
-            assert [output.outputs for output in small.generate([PROMPT] * len(forcing), forcing)] == expected
+            preempted(small, forcing, expected)
             assert small.get_stats()["forced_tokens"] > 0
-            assert small.get_stats()["preemptions"] > 0
+
+
+def preempted(llm: LLM, params: list[SamplingParams], expected: list[Any]) -> None:
+    """Asks until the engine has preempted a request: on a busy machine they may come one after the other."""
+
+    def ask() -> bool:
+        assert [output.outputs for output in llm.generate([PROMPT] * len(params), params)] == expected
+        return bool(llm.get_stats()["preemptions"])
+
+    wait_until(ask, "a preemption")
 
 
 def test_preempted_and_not(pico: LLM, pico_engine: Path) -> None:
     long = [guided({"regex": "[a-z ]{300}"}, max_tokens=60, temperature=1, seed=seed) for seed in range(8)]
-    expected = [output.outputs[0] for output in pico.generate([PROMPT] * 8, long)]
+    expected = [output.outputs for output in pico.generate([PROMPT] * 8, long)]
     blocks = 14  # each of the eight takes 3 in the end
     with LLM(pico_engine, kv_cache_memory=blocks * pico.engine.kv_block_bytes, max_batch_size=8, threads=1) as small:
-        assert [output.outputs[0] for output in small.generate([PROMPT] * 8, long)] == expected
-        assert small.get_stats()["preemptions"] > 0
+        preempted(small, long, expected)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +201,7 @@ def test_those_that_fail_end_alone(pico: LLM) -> None:
     cornered = pico.generate_async(PROMPT, guided({"choice": ["on", "off"]}, min_tokens=20))
     for complex_one in complex_ones:
         with pytest.raises(InvalidRequestError, match="guided_decoding: grammar could not be followed after"):
-            complex_one.result(120)
+            complex_one.result(PATIENCE)
     with pytest.raises(InvalidRequestError, match="token"):
         cornered.result(PATIENCE)
     assert [handle.result(PATIENCE).outputs[0] for handle in handles] == alone

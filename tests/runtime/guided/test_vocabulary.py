@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from support.places import ROOT
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.guided import library, vocabulary
@@ -118,7 +117,7 @@ def engine_of(tokenizer: tokenizers.Tokenizer) -> Any:
 
 def test_other_threads_go_on_meanwhile() -> None:
     """A thread that wakes every millisecond does so while a large vocabulary is read. If that held the interpreter's
-    lock, it would wake a few times, between the steps. Others may have the processor, so one try of some is enough."""
+    lock, it would wake a few times, between the steps. Others may have the processor, so one try of many is enough."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [first + second + third for first in letters[:40] for second in letters[:40] for third in letters[:40]]
     made = byte_tokenizer()
@@ -134,11 +133,10 @@ def test_other_threads_go_on_meanwhile() -> None:
     thread = threading.Thread(target=wake)
     thread.start()
     try:
-        most = max(_wakes_during(lambda: GuidedVocabulary(engine).tokens, wakes) for _ in range(3))
+        assert any(_wakes_during(lambda: GuidedVocabulary(engine).tokens, wakes) > 20 for _ in range(20))
     finally:
         over.set()
         thread.join()
-    assert most > 20
 
 
 def _wakes_during(work: Any, wakes: list[int]) -> int:
@@ -175,9 +173,8 @@ def test_read_once_and_when_it_is_asked_for(
 ) -> None:
     params = SamplingParams(max_tokens=4, guided_decoding=GuidedDecodingParams(regex="ab"))
     with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB", guided_vocabulary=when) as llm:
-        deadline = time.monotonic() + PATIENCE
-        while when == "eager" and not reads and time.monotonic() < deadline:
-            time.sleep(0.005)
+        if when == "eager":
+            wait_until(lambda: reads)
         assert reads == ([reader] if when == "eager" else [])
         assert [llm.generate("ab", params).outputs[0].text for _ in range(2)] == ["ab", "ab"]
         assert reads == [reader]

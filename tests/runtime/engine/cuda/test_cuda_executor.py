@@ -35,7 +35,7 @@ from support.made_cuda_plan import (
     step_of,
     write_plan,
 )
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.builder.emit.cuda.plan_file import Instruction, KvLayerPages
 from tensorwright.builder.emit.cuda.trace_launches import Branch, Leaf
 from tensorwright.errors import (
@@ -484,7 +484,7 @@ def test_an_engine_draws_the_same_tokens_wherever_it_draws_them(device: FakeDevi
             told[number] = []
         done = 0
         while done < len(ASKED):
-            for event in engine.wait_events(20.0):
+            for event in engine.wait_events(PATIENCE):
                 told[event.request_id] += event.tokens
                 done += event.finish != ""
         assert (engine.stats()["steps_ahead"] > 10) == (draws and ahead)
@@ -516,13 +516,13 @@ def test_an_engine_runs_and_ends_with_its_device(device: FakeDevice, tmp_path: P
     answers: dict[int, list[int]] = {1: [], 2: []}
     done = 0
     while done < 2:
-        for event in engine.wait_events(20.0):
+        for event in engine.wait_events(PATIENCE):
             answers[event.request_id] += event.tokens
             done += event.finish != ""
     assert answers == {1: [2] * 6, 2: [2] * 6}
     device.fail_launch(0)
     engine.submit(3, [1, 2, 3], sampling)
-    (event,) = [e for e in engine.wait_events(20.0) if e.finish]
+    (event,) = [e for e in engine.wait_events(PATIENCE) if e.finish]
     assert event.finish == "error"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in event.error
     wait_until(partial(getattr, engine, "stopped"))
@@ -545,7 +545,7 @@ def test_a_prefix_begins_with_a_snapshot_of_states(device: FakeDevice, tmp_path:
     for number in cached:
         engine.submit(number, [1, 2, 3, 4, 5, 6, 7, 1, 2], sampling)
         while number not in finished:
-            for event in engine.wait_events(20.0):
+            for event in engine.wait_events(PATIENCE):
                 cached[event.request_id] = max(cached[event.request_id], event.cached_tokens)
                 finished |= {event.request_id} if event.finish else set()
     assert cached == {1: 0, 2: 2 * BLOCK}

@@ -10,13 +10,14 @@ import random
 import signal
 import threading
 import time
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from support.rank_processes import alive, rank_files, rank_pids
+from support.rank_processes import alive, ask_until_no_rank_is_lost, rank_files, rank_pids
 from support.tiny_models import make_variant
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.errors import RankError, TemporarilyUnavailableError
 
@@ -45,30 +46,32 @@ def bits(output) -> list[tuple]:
     return [(each.token_ids, each.logprobs) for each in output.outputs]
 
 
-@pytest.mark.timeout(300 + COUNT)
-def test_ranks_are_lost_again_and_again(tmp_path: Path) -> None:
+@pytest.mark.timeout(900 + COUNT)
+def test_ranks_are_lost_again_and_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_variant(tmp_path / "model", "llama", seed=3)
     build(
         tmp_path / "model", tmp_path / "engine", accuracy="none", max_seq_len=128, tensor_parallel=2,
         pipeline_parallel=2,
     )  # fmt: skip
     with LLM(tmp_path / "engine", **OPTIONS) as llm:
-        wanted = [bits(llm.generate(*request(kind))) for kind in range(KINDS)]
+        wanted = answers(llm)
         tally = soak(llm, wanted)
-        with suppress(RankError):  # of the last kill
-            llm.generate(*request(0))
-        assert [bits(llm.generate(*request(kind))) for kind in range(KINDS)] == wanted
+        assert answers(llm) == wanted
         stats = llm.get_stats()
         assert (stats["used_blocks"], stats["running"], stats["waiting"]) == (0, 0, 0)
-    until = time.monotonic() + 20
-    while rank_pids() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not rank_pids()
+    wait_until(lambda: not rank_pids(), "the end of all ranks")
     assert not rank_files()
-    print(f"\n{tally}")
+    # A rank that a busy machine holds for too long is lost too.
+    losses = sum("another one takes its place" in message for message in caplog.messages)
+    print(f"\n{tally}, {losses} losses")
     assert tally["answered"] + tally["lost"] == COUNT
     assert tally["kills"] >= 2
-    assert 0 < tally["lost"] <= tally["kills"] * CALLERS  # a loss costs no more than what ran or came meanwhile
+    assert 0 < tally["lost"] <= losses * CALLERS  # a loss costs no more than what ran or came meanwhile
+
+
+def answers(llm: LLM) -> list[list[tuple]]:
+    """Of each kind of request, alone. The last kill, or a busy machine, may lose a rank while it is asked."""
+    return [bits(ask_until_no_rank_is_lost(partial(llm.generate, *request(kind)))) for kind in range(KINDS)]
 
 
 def soak(llm: LLM, wanted: list[list[tuple]]) -> dict[str, int]:
@@ -83,10 +86,10 @@ def soak(llm: LLM, wanted: list[list[tuple]]) -> dict[str, int]:
 
     def ask(number: int) -> None:
         kind = number % KINDS
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while True:
             try:
-                output = llm.generate_async(*request(kind)).result(60)
+                output = llm.generate_async(*request(kind)).result(PATIENCE)
             except TemporarilyUnavailableError:
                 assert time.monotonic() < until
                 count("refused")
@@ -115,7 +118,7 @@ def soak(llm: LLM, wanted: list[list[tuple]]) -> dict[str, int]:
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(200 + COUNT)
+        caller.join(2 * PATIENCE + COUNT)
     assert not any(caller.is_alive() for caller in callers)
     if faults:
         raise faults[0]
