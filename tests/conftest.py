@@ -170,19 +170,6 @@ def cache_home(shared_folder: Path) -> Path:
     return shared_folder / "cache"
 
 
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """A command of a server that a test runs in its own process sets up all logs of the process. The tests after it
-    find them as they were."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    for handler in root.handlers[:]:
-        if handler not in handlers and not type(handler).__module__.startswith("_pytest"):  # which come and go
-            root.removeHandler(handler)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left_to_other_files() -> Iterator[None]:
     """The worker runs other files after this one, in an order that depends on the machine."""
