@@ -18,8 +18,8 @@ OURS = "tensorwright"
 """The loggers of this name and below it are looked at."""
 LIBRARIES = ("numpy", "torch")
 FOR_GOOD = (
-    "NCCL_RUNTIME_CONNECT", "PYTEST_CURRENT_TEST", "RAY_ENABLE_AUTO_CONNECT", "RAY_USAGE_STATS_ENABLED", "TIKTOKEN_CACHE_DIR",
-    "TOKENIZERS_PARALLELISM",
+    "NCCL_RUNTIME_CONNECT", "PYTEST_CURRENT_TEST", "RAY_ENABLE_AUTO_CONNECT", "RAY_USAGE_STATS_ENABLED",
+    "TIKTOKEN_CACHE_DIR", "TOKENIZERS_PARALLELISM",
 )  # fmt: skip
 """Variables of the environment that pytest has, and that a command or a library sets once for its process."""
 
