@@ -11,7 +11,7 @@ import pytest
 
 from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, serve
 from support.toy_engine import ENDLESS
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +62,8 @@ def open_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         "--cors-origin",
         PAGE,
         "--log-prompts",
+        "--body-timeout",
+        str(PATIENCE),
         "--quiet-probes",
         "--allowed-host",
         "mine.example",

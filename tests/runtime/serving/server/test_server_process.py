@@ -197,7 +197,8 @@ def test_more_connections_than_allowed_are_turned_away_but_for_probes(safe: Serv
 
 def test_one_connection_and_few_descriptors_serve(pico_engine: Path, tmp_path: Path) -> None:
     """Many more come than there are descriptors for, and say nothing."""
-    with serve(pico_engine, tmp_path, "--max-connections", "1", files=72) as server:
+    patient = ("--header-timeout", str(PATIENCE))  # who says nothing ends because its place is wanted
+    with serve(pico_engine, tmp_path, "--max-connections", "1", *patient, files=72) as server:
         crowd = [socket.create_connection(server.address) for _ in range(100)]
         for path in ("/health", "/ready", "/metrics", "/v1/models"):
             assert httpx.get(f"{server.url}{path}", timeout=PATIENCE).status_code == 200
