@@ -13,12 +13,16 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE)
 """Not SIGALRM, which pytest-timeout has."""
-LIMITS = ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_STACK")
+LIMITS = ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_STACK")
+"""Not RLIMIT_NOFILE, which a server raises for its process."""
 OURS = "tensorwright"
 """The loggers of this name and below it are looked at."""
 LIBRARIES = ("numpy", "torch")
-FOR_GOOD = ("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "RAY_ENABLE_AUTO_CONNECT", "RAY_USAGE_STATS_ENABLED")
-"""Variables of the environment that pytest has, and that a command sets once for its process."""
+FOR_GOOD = (
+    "NCCL_RUNTIME_CONNECT", "PYTEST_CURRENT_TEST", "RAY_ENABLE_AUTO_CONNECT", "RAY_USAGE_STATS_ENABLED", "TIKTOKEN_CACHE_DIR",
+    "TOKENIZERS_PARALLELISM",
+)  # fmt: skip
+"""Variables of the environment that pytest has, and that a command or a library sets once for its process."""
 
 
 def process_state() -> dict[str, Any]:
