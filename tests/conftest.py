@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import platform
 import signal
@@ -200,6 +201,17 @@ def _known_traces(request: pytest.FixtureRequest) -> Iterator[None]:
         if traces and _place(request.path, TRACING_ITSELF) is None:
             stack.enter_context(known_traces(folder_of_traces()))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that runs in the test's process, such as `serve`, sets up the logging of the whole process."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if each not in handlers]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -105,10 +105,12 @@ class Simulation:
                 return
             except BaseException as error:
                 self.errors.append((name, error))
-            sys.settrace(None)
+            finally:
+                sys.settrace(None)
+                # Another thread may get this one's number as soon as it has ended, and is no actor.
+                del self._of_thread[threading.get_ident()]
             actor.ended = True
             self._actors.remove(actor)
-            del self._of_thread[threading.get_ident()]
             if self.open:
                 self._pass_on(actor)
 

@@ -43,7 +43,6 @@ def run_seed(seed: int, engine: Path, **changes: Any) -> tuple[World, list[str]]
         return world, [str(error)]
     finally:
         gc.enable()
-        world.detach_finalizer()
     return world, world.trouble
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulation.baton import Simulation
 from simulation.run import older_objects_set_aside, run_seed
 from simulation.world import write_toy_engine
+from tensorwright import LLM
 from tensorwright.runtime.requests.engine_client import EngineClient
 from tensorwright.runtime.requests.request_handle import RequestHandle
 
@@ -109,3 +112,35 @@ def test_planted_bugs_are_found(
 ) -> None:
     bug(monkeypatch)
     assert any(run_seed(seed, engine, **changes)[1] for seed in range(100))
+
+
+def test_an_llm_that_outlives_its_run_is_closed_by_nobody(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end would come in a real thread, in which the locks of the run that is over mean nothing."""
+    kept: list[LLM] = []
+    generate = LLM.generate_async
+
+    def keep(llm: LLM, *arguments: Any) -> Any:
+        kept.append(llm)
+        return generate(llm, *arguments)
+
+    monkeypatch.setattr(LLM, "generate_async", keep)
+    for seed in range(10):
+        world, trouble = run_seed(seed, engine, ending="drop", kinds=("wait",))
+        if kept:
+            break
+    assert "somebody still has the LLM" in trouble
+    assert not world.finalizer.alive
+
+
+def test_a_thread_that_the_end_of_a_run_ended_is_no_actor_any_more() -> None:
+    """The system gives its number to the next thread."""
+    simulation = Simulation(1)
+    simulation.spawn("waits", lambda: simulation.wait(lambda: False))
+    simulation.wait(lambda: False, 1.0)
+    simulation.close()
+    assert simulation._of_thread == {}
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(simulation.me))
+    thread.start()
+    thread.join()
+    assert seen == [None]

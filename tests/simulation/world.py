@@ -105,6 +105,7 @@ class World:
         self.left = 0
         self.loop = SimulatedLoop(self.simulation)
         self.llm: Any = None
+        self.finalizer: Any = None  # of the LLM
         self.executor = SimulatedExecutor(self._before)
 
     def run(self) -> None:
@@ -113,6 +114,7 @@ class World:
                 self.engine, kv_cache_memory=self.swarm.blocks, max_batch_size=self.swarm.batch, max_num_tokens=16,
                 max_queue_size=self.swarm.queue, enable_prefix_caching=self.swarm.prefix_cache,
             )  # fmt: skip
+            self.finalizer = self.llm._finalizer
             if self.swarm.observer_fails:
                 self.llm.add_observer(_fail)
             app = create_app({"toy": self.llm})
@@ -125,9 +127,10 @@ class World:
 
     def detach_finalizer(self) -> None:
         """The LLM's finalizer holds its client, which holds this world by the executor, which holds the LLM: none of
-        them would be freed before the interpreter ends."""
-        if self.llm is not None:
-            self.llm._finalizer.detach()
+        them would be freed before the interpreter ends. Nor may it close, by real threads, what belongs to a simulation
+        that is over: where the LLM was dropped, and somebody still has it, it would."""
+        if self.finalizer is not None:
+            self.finalizer.detach()
 
     def _run_loop(self) -> None:
         asyncio.events.set_event_loop(self.loop)
@@ -501,6 +504,7 @@ def simulated(world: World) -> Iterator[None]:
     try:
         yield
     finally:
+        world.detach_finalizer()
         world.simulation.close()
         native.load_module().release_clock()
         for module, name, value in reversed(replaced):

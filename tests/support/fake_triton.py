@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from support.waiting import PATIENCE, wait_until
 
 FINAL = 1
 
@@ -81,15 +82,12 @@ class Sender:
             raise TritonModelException("no such request")
         return self.cancelled
 
-    def wait(self, timeout: float = 30.0) -> list[dict[str, np.ndarray]]:
-        assert self.final.wait(timeout), "no final response"
+    def wait(self) -> list[dict[str, np.ndarray]]:
+        assert self.final.wait(PATIENCE), "no final response"
         return self.responses
 
-    def wait_for_responses(self, count: int, timeout: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout
-        while len(self.responses) < count:
-            assert time.monotonic() < deadline, f"{len(self.responses)} of {count} responses"
-            time.sleep(0.001)
+    def wait_for_responses(self, count: int) -> None:
+        wait_until(lambda: len(self.responses) >= count, f"{count} responses")
 
 
 @dataclass

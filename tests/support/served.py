@@ -70,6 +70,18 @@ class Served:
         assert samples, f"no metric {name}"
         return sum(value for _, has, value in samples if labels.items() <= has.items())
 
+    def wait_until_idle(self) -> None:
+        """Until no request runs or waits, and the engine's tokens are counted: a client has its answer before that, and
+        what a client has left runs on for a moment."""
+        counters = ("requests_running", "requests_waiting", "generated_tokens_total", "prefill_tokens_total")
+        seen: list[list[float]] = []
+
+        def stands() -> bool:
+            seen.append([self.metric(f"tensorwright_{name}") for name in counters])
+            return seen[-1][:2] == [0, 0] and seen[-1:] == seen[-2:-1]
+
+        wait_until(stands, "a server without work")
+
     def send_raw(self, data: bytes) -> socket.socket:
         raw = socket.create_connection(self.address, timeout=PATIENCE)
         raw.sendall(data)

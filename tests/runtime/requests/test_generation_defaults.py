@@ -169,5 +169,5 @@ def test_serve_tells_of_them_in_its_log(llm: LLM, caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.INFO, "tensorwright.server"):
         note_defaults({"model": llm})
-    (record,) = caplog.records
+    (record,) = (record for record in caplog.records if record.name == "tensorwright.server")
     assert record.facts == {"model": "model", "sampling_defaults": {**SAID, "max_tokens": LENGTH}}  # type: ignore[attr-defined]

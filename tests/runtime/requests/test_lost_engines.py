@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
+from support.waiting import PATIENCE, wait_until
 from tensorwright.errors import EngineStoppedError, RankError
 from tensorwright.runtime.requests.engine_client import MOST_STARTS, EngineClient
 from tensorwright.runtime.requests.request_state import RequestState
@@ -41,7 +41,7 @@ def test_a_client_gives_up() -> None:
         return started[-1]
 
     client = EngineClient(Lost(), start_again=start_again)
-    client._thread.join(30)
+    client._thread.join(PATIENCE)
     assert len(started) == MOST_STARTS
     assert not client.running
     for wait in (True, False):
@@ -61,7 +61,7 @@ def test_ranks_that_are_lost_while_they_start_start_again() -> None:
         return outcome
 
     client = EngineClient(Lost(), start_again=start_again)
-    client._thread.join(30)
+    client._thread.join(PATIENCE)
     assert not outcomes
     assert client._engine is fresh  # which was lost too: the fourth loss without an answer
     with pytest.raises(EngineStoppedError, match="rank 1 ended"):
@@ -82,11 +82,10 @@ def test_a_client_that_is_closed_while_ranks_start() -> None:
     client: EngineClient
 
     def start_again() -> Lost:
-        may_close.wait(30)
+        assert may_close.wait(PATIENCE)
         closing = threading.Thread(target=client.close)
         closing.start()
-        while not (client._closing and client._engine.closed):
-            time.sleep(0.001)
+        wait_until(lambda: client._closing and client._engine.closed)
         return fresh
 
     class Old(Lost):
@@ -97,7 +96,7 @@ def test_a_client_that_is_closed_while_ranks_start() -> None:
 
     client = EngineClient(Old(), start_again=start_again)
     may_close.set()
-    client._thread.join(30)
+    client._thread.join(PATIENCE)
     assert not client._thread.is_alive()
     assert fresh.stopped
 
@@ -110,7 +109,7 @@ def test_ranks_that_never_start() -> None:
         raise RankError("[ranks] rank 1 did not answer")
 
     client = EngineClient(Lost(), start_again=start_again)
-    client._thread.join(30)
+    client._thread.join(PATIENCE)
     assert len(starts) == MOST_STARTS
     for wait in (True, False):
         with pytest.raises(EngineStoppedError, match="did not answer"):

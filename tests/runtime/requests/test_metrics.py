@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.toy_engine import ENDLESS
 from support.waiting import wait_until
 from tensorwright import LLM, RequestOutput, SamplingParams
 from tensorwright.errors import EngineStoppedError
@@ -75,8 +76,15 @@ def test_a_stopped_engine_is_down() -> None:
     assert list(engine_samples(counts, running=False)) == [Sample(UP, 0.0), Sample(VIOLATIONS, 1.0)]
 
 
-def test_requests_that_end_are_observed(llm: LLM) -> None:
-    seen: list[Sample] = []
+@pytest.fixture
+def observed(toy_engine: Path) -> Iterator[LLM]:
+    """Of one test alone: a request of another test may still be told to observers when its answer is there."""
+    with LLM(toy_engine, threads=1, kv_cache_memory="32MiB") as made:
+        yield made
+
+
+def test_requests_that_end_are_observed(observed: LLM) -> None:
+    llm, seen = observed, list[Sample]()
     llm.add_observer(RequestObserver(seen.append))
     output = llm.generate("import os", SamplingParams(n=2, max_tokens=4, ignore_eos=True, seed=1))
     wait_until(lambda: sum(sample.metric is REASONS for sample in seen) == 2)
@@ -93,8 +101,8 @@ def test_requests_that_end_are_observed(llm: LLM) -> None:
     assert sum(values[ITL.name]) <= 2 * output.metrics.total_time
 
 
-def test_an_observer_that_throws_ends_nothing(llm: LLM) -> None:
-    calls = []
+def test_an_observer_that_throws_ends_nothing(observed: LLM) -> None:
+    llm, calls = observed, list[RequestOutput]()
 
     def observer(output: RequestOutput, error: BaseException | None) -> None:
         calls.append(output)
@@ -106,12 +114,11 @@ def test_an_observer_that_throws_ends_nothing(llm: LLM) -> None:
     wait_until(lambda: len(calls) == 2)
 
 
-def test_a_request_that_fails_is_observed_with_its_error_and_the_engine_is_no_longer_running(pico_engine: Path) -> None:
-    seen: list[BaseException | None] = []
-    llm = LLM(pico_engine, threads=1, kv_cache_memory="16MiB")
+def test_a_request_that_fails_is_observed_with_its_error_and_the_engine_is_no_longer_running(observed: LLM) -> None:
+    llm, seen = observed, list[BaseException | None]()
     assert llm.running
     llm.add_observer(lambda output, error: seen.append(error))
-    handle = llm.generate_async("def", SamplingParams(max_tokens=500, ignore_eos=True))
+    handle = llm.generate_async("def", SamplingParams(max_tokens=ENDLESS, ignore_eos=True))
     llm.shutdown()
     assert [type(error) for error in seen] == [type(handle.error)] != [type(None)]
     assert not llm.running

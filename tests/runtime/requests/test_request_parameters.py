@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.fake_runtime import FakeEngine, write_engine
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, wait_until
 from tensorwright.errors import InvalidRequestError, NumericalError, PromptTooLongError
 from tensorwright.runtime import _testing
 from tensorwright.runtime.api.llm import LLM
@@ -76,14 +75,13 @@ def test_a_stop_string_ends_one_completion(llm: LLM, fake: FakeEngine) -> None:
     fake.budget = 5
     fake.gate.set()
     assert [c.text for c in handle.result(PATIENCE).outputs] == ["", "bcd"]
-    while fake.stats()["running"]:  # both were aborted in the engine, one by one
-        time.sleep(0.001)
+    wait_until(lambda: not fake.stats()["running"])  # both were aborted in the engine, one by one
 
 
 def test_the_end_of_a_request_is_that_of_all_its_completions(llm: LLM, fake: FakeEngine) -> None:
     for end, words in [(fake.time_out, "timeout"), (llm.abort, "abort")]:
-        handle = llm.generate_async(IDS, SamplingParams(n=2, max_tokens=100, timeout=60))
         fake.gate.clear()
+        handle = llm.generate_async(IDS, SamplingParams(n=2, max_tokens=100, timeout=60))
         end(handle.request_id)
         fake.gate.set()
         assert {c.finish_reason for c in handle.result(PATIENCE).outputs} == {words}

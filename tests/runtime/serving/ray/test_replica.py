@@ -12,7 +12,7 @@ import pytest
 
 from support.ray_cluster import SMALL
 from support.toy_engine import ENDLESS
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineStoppedError, RequestAbortedError
 from tensorwright.runtime.serving.ray.replica import EngineReplica
@@ -117,7 +117,7 @@ def test_whoever_leaves_while_the_request_starts_ends_it_too(
 
     def slowly(sent: RemoteRequest) -> Any:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         started.append(start(sent))
         return started[0]
 
@@ -129,8 +129,7 @@ def test_whoever_leaves_while_the_request_starts_ends_it_too(
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         go_on.set()
-        while not started or not started[0].done:
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(wait_until, lambda: started and started[0].done)
 
     asyncio.run(run())
     assert started[0].result().outputs[0].finish_reason == "abort"

@@ -16,13 +16,16 @@ from support.made_adapters import make_adapter, places_of
 from support.served import KEY, Served, completion, read_events, route, serve
 from support.toy_engine import ENDLESS
 from support.toy_pair import mapped_rings
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 from tensorwright.runtime.serving.server.handover import PREFIX, PROOF
 
 LONG = "def parse(text):\n    return [line.split(',') for line in text.splitlines() if line]\n\n" * 6
 CHAT = {"model": "pico", "max_tokens": 6, "temperature": 0, "messages": [{"role": "user", "content": LONG}]}
 
-
+LONG_WAY = ("--transfer-timeout", str(PATIENCE))
+"""A busy machine takes long for a prefix, which would be computed again then."""
+PATIENT = ("--prefill-timeout", str(PATIENCE), "--retry-after-failure", "600")
+"""An engine that is gone is asked once, however long the tests after that take."""
 TEMPLATE = "{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
 
 
@@ -54,10 +57,10 @@ def cluster(engine: Path, folder: Path, token_file: Path, alone: Served, *both: 
     """both: options of the two engines."""
     with ExitStack() as running:
         token = ("--transfer-token-file", str(token_file))
-        prefill = running.enter_context(serve(engine, folder, "--role", "prefill", *token, *both))
-        decoder = running.enter_context(serve(engine, folder, "--role", "decode", *token, *both))
+        prefill = running.enter_context(serve(engine, folder, "--role", "prefill", *token, *LONG_WAY, *both))
+        decoder = running.enter_context(serve(engine, folder, "--role", "decode", *token, *LONG_WAY, *both))
         urls = ("--prefill", prefill.url, "--decode", decoder.url, "--min-prefill-bytes", "64")
-        router = running.enter_context(route(folder, *urls, *token))
+        router = running.enter_context(route(folder, *urls, *token, *PATIENT))
         yield Cluster(router, prefill, decoder, alone)
 
 
@@ -125,7 +128,7 @@ def test_the_prefix_comes_through_shared_memory_on_one_machine(pair: Cluster) ->
     choices(pair.router, completion(LONG + "shared = True\n" * 30, 2))
     assert pair.decode.metric("tensorwright_transfer_shared_total") == before + 1
     for server in (pair.prefill, pair.decode):
-        assert not mapped_rings(server.process.pid)
+        wait_until(lambda server=server: not mapped_rings(server.process.pid))  # type: ignore[misc]
 
 
 def test_a_short_prompt_goes_to_the_decode_engine_at_once(pair: Cluster) -> None:
@@ -194,8 +197,7 @@ def two(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory, template: t
     with ExitStack() as running:
         engines = [running.enter_context(serve(pico_engine, folder, *options, headers=headers)) for _ in range(2)]
         urls = [word for engine in engines for word in ("--decode", engine.url)]
-        patient = ("--retry-after-failure", "600")
-        yield Two(engines, [running.enter_context(route(folder, *urls, *patient, headers=headers)) for _ in range(2)])
+        yield Two(engines, [running.enter_context(route(folder, *urls, *PATIENT, headers=headers)) for _ in range(2)])
 
 
 def test_an_adapter_is_loaded_by_every_engine(two: Two) -> None:
@@ -290,8 +292,8 @@ def test_roles_have_their_routes(pair: Cluster) -> None:
 
 def test_a_decode_engine_that_is_gone_is_passed_over(pair: Cluster, tmp_path: Path, token_file: Path) -> None:
     urls = ("--prefill", pair.prefill.url, "--decode", pair.decode.url, "--decode", "http://127.0.0.1:9")
-    token = ("--transfer-token-file", str(token_file), "--retry-after-failure", "600")
-    with route(tmp_path, *urls, *token) as router:
+    token = ("--transfer-token-file", str(token_file))
+    with route(tmp_path, *urls, *token, *PATIENT) as router:
         for body in (BODIES["greedy"], BODIES["seeded"], BODIES["ids"]):
             assert choices(router, body) == choices(pair.alone, body)
         assert router.metric("tensorwright_router_moved_total") == 1
@@ -352,10 +354,11 @@ def test_keys_and_salts_hold_behind_a_router(
 ) -> None:
     """Each key has a prefix cache of its own, under a salt that only the process knows: both engines use their own."""
     with ExitStack() as running:
-        options = ("--transfer-token-file", str(token_file), "--api-key", KEY)
+        options = ("--transfer-token-file", str(token_file), "--api-key", KEY, *LONG_WAY)
         servers = [running.enter_context(serve(pico_engine, tmp_path, *options)) for _ in range(2)]
         urls = ("--prefill", servers[0].url, "--decode", servers[1].url)
-        router = running.enter_context(route(tmp_path, *urls, "--transfer-token-file", str(token_file)))
+        token = ("--transfer-token-file", str(token_file))
+        router = running.enter_context(route(tmp_path, *urls, *token, *PATIENT))
         body = completion(LONG * 3, 4)
         assert router.client.post("/v1/completions", json=body).status_code == 401
         answer = router.client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"})

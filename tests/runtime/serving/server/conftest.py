@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import httpx
 import pytest
 
 from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, serve
@@ -21,24 +22,47 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     keys.write_text(f"# who may enter\n\n{OTHER_KEY}\n")
     options = (
         "--api-key", KEY, "--api-key-file", str(keys), "--max-body-size", str(MAX_BODY), "--max-batch-size", "2",
-        "--max-queue-size", "1", "--body-timeout", "1", "--header-timeout", "1", "--retry-after", "3",
-        "--client-timeout", "2", "--max-requests-per-key", "20",
+        "--max-queue-size", "1", "--retry-after", "3", "--max-requests-per-key", "20",
     )  # fmt: skip
     with serve(pico_engine, folder, *options, headers={"authorization": f"Bearer {KEY}"}) as server:
         yield server
 
 
+class AskingAgain(httpx.HTTPTransport):
+    """Asks again where the server ended the connection because the request did not come in time."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        def answered() -> httpx.Response | None:
+            try:
+                return httpx.HTTPTransport.handle_request(self, request)
+            except (httpx.RemoteProtocolError, httpx.NetworkError):
+                return None
+
+        return wait_until(answered, "an answer")
+
+
+@pytest.fixture(scope="session")
+def hasty_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Of the toy engine, with a key. It waits for clients, and for requests to end, no longer than a second or two. So
+    a test's process that does not run for so long is cut off too, and must try again; the client does."""
+    options = (
+        "--api-key", KEY, "--max-body-size", str(MAX_BODY), "--body-timeout", "1", "--header-timeout", "1",
+        "--client-timeout", "2", "--request-timeout", "1",
+    )  # fmt: skip
+    headers = {"authorization": f"Bearer {KEY}"}
+    folder = tmp_path_factory.mktemp("hasty")
+    with serve(toy_engine, folder, *options, headers=headers, transport=AskingAgain()) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def open_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Of the toy engine, without keys; it has CORS, logs prompts but no probes, ends requests after a second, and
-    bounds what an address has."""
+    """Of the toy engine, without keys; it has CORS, logs prompts but no probes, and bounds what an address has."""
     options = (
         "--cors-origin",
         PAGE,
         "--log-prompts",
         "--quiet-probes",
-        "--request-timeout",
-        "1",
         "--allowed-host",
         "mine.example",
         "--max-connections-per-address",
@@ -52,9 +76,10 @@ def open_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def endless_served(toy_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Of the toy engine, so that a request of ENDLESS tokens runs until it is left. Two run at once, and one waits."""
-    options = ("--max-batch-size", "2", "--max-queue-size", "1", "--retry-after", "3")
-    with serve(toy_engine, tmp_path_factory.mktemp("endless"), *options) as server:
+    """Of the toy engine, with a key: a request of ENDLESS tokens runs until it is left. Two run at once, one waits."""
+    options = ("--max-batch-size", "2", "--max-queue-size", "1", "--retry-after", "3", "--api-key", KEY)
+    headers = {"authorization": f"Bearer {KEY}"}
+    with serve(toy_engine, tmp_path_factory.mktemp("endless"), *options, headers=headers) as server:
         yield server
 
 

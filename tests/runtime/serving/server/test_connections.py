@@ -284,7 +284,8 @@ def test_a_warning_that_comes_often_is_written_seldom(caplog: pytest.LogCaptureF
         log.warn("again", n=1)
     now[0] = 10
     log.warn("again")
-    assert [record.facts for record in caplog.records] == [{"n": 1}, {"left_out": 999}]  # type: ignore[attr-defined]
+    written = [record.facts for record in caplog.records if record.name == "slow"]  # type: ignore[attr-defined]
+    assert written == [{"n": 1}, {"left_out": 999}]
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,8 @@ def test_without_descriptors_it_pauses_gives_one_up_and_writes_one_line(
         assert door.listens
 
     asyncio.run(run())
-    assert [record.message for record in caplog.records] == ["no connection can be taken"]
+    written = [record.message for record in caplog.records if record.name == "tensorwright.server"]
+    assert written == ["no connection can be taken"]
 
 
 def test_a_connection_that_failed_on_its_way_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from support.served import completion
+from support.waiting import wait_until
 from tensorwright import LLM
 from tensorwright.errors import LibraryError, QueueFullError
 from tensorwright.runtime.serving.server.app import create_app
@@ -40,11 +41,7 @@ def play(scenario: Scenario, threads: int = 1, most_waiting: int | None = 4, clo
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    pytest.fail("it did not come about")
+    await asyncio.to_thread(wait_until, condition)
 
 
 async def occupy(pool: WorkPool, gate: threading.Event, client: str = "slow") -> asyncio.Task[Any]:
@@ -206,10 +203,8 @@ def test_what_the_server_tells_of_its_pools(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr(pool, "_clock", clock)
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        jobs = []
-        while pool.state().waiting == 0:
-            jobs.append(await queue(pool, gate.wait))
-            await asyncio.sleep(0.02)
+        jobs = [await occupy(pool, gate) for _ in range(pool._share)]
+        jobs.append(await queue(pool, gate.wait, "slow"))  # which waits, for its client has its share of the threads
         assert (await client.get("/ready")).status_code == 200
         full = await client.post("/v1/completions", json=completion())
         told = full.json()["error"]

@@ -86,44 +86,69 @@ def test_a_client_that_asks_first_is_refused_at_once(served: Served) -> None:
         assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
-    with served.send_raw(f"{POST}content-length: 100\r\n\r\n{{".encode()) as raw:
-        assert raw.recv(4096).startswith(b"HTTP/1.1 408 ")
-
-
-@pytest.mark.parametrize("begin", [b"", b"GET /health HT", f"{PROBE}x".encode()])
-def test_headers_that_do_not_come_are_not_waited_for(served: Served, begin: bytes) -> None:
-    with served.send_raw(begin) as raw:
-        read_all(raw)
-
-
-@pytest.mark.parametrize("part", [b"GET /hea", b"\r\n"])
-def test_nor_are_those_of_a_second_request(served: Served, part: bytes) -> None:
-    with served.send_raw(f"{PROBE}\r\n".encode()) as raw:
-        answer = b""
-        while not answer.endswith(b"}"):  # head and body may come one after the other
-            answer += raw.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 200 ")
-        raw.sendall(part)
-        while not select.select([raw], [], [], 0.05)[0]:
-            raw.sendall(part[-1:])  # a little now and then is not enough
-        assert read_all(raw) == b""
-
-
-def test_a_body_that_trickles_is_not_waited_for(served: Served) -> None:
-    """However long it goes on: what counts is the whole."""
-    with served.send_raw(f"{POST}content-length: {MAX_BODY}\r\n\r\n".encode()) as raw:
-        while not select.select([raw], [], [], 0.01)[0]:
-            raw.sendall(b" ")
-        assert read_all(raw).startswith(b"HTTP/1.1 408 ")
-
-
 def read_all(raw: socket.socket) -> bytes:
     """Until the server ends its side."""
     taken = bytearray()
     while part := raw.recv(65536):
         taken += part
     return bytes(taken)
+
+
+def told_by(server: Served, sent: bytes, more: bytes = b"") -> bytes:
+    """What the server answers to a request that never comes to its end. more: what is sent now and then after it.
+    Where this process came too late even with the head, the connection ends without a word, and another one is tried.
+    """
+
+    def told() -> bytes:
+        with contextlib.suppress(ConnectionError), server.send_raw(sent) as raw:
+            while more and not select.select([raw], [], [], 0.01)[0]:
+                raw.sendall(more)
+            return read_all(raw)
+        return b""
+
+    return wait_until(told, "an answer")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(hasty_served: Served) -> None:
+    assert told_by(hasty_served, f"{POST}content-length: 100\r\n\r\n{{".encode()).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /health HT", f"{PROBE}x".encode()])
+def test_headers_that_do_not_come_are_not_waited_for(hasty_served: Served, begin: bytes) -> None:
+    with hasty_served.send_raw(b"") as raw, contextlib.suppress(ConnectionError):  # it may be ended before this comes
+        raw.sendall(begin)
+        read_all(raw)
+
+
+@pytest.mark.parametrize("part", [b"GET /hea", b"\r\n"])
+def test_nor_are_those_of_a_second_request(hasty_served: Served, part: bytes) -> None:
+    def answered() -> socket.socket | None:
+        """A connection with the answer to a first request; None if that came too late."""
+        raw, answer = hasty_served.send_raw(b""), b""
+        with contextlib.suppress(ConnectionError):
+            raw.sendall(f"{PROBE}\r\n".encode())
+            while piece := raw.recv(4096):
+                answer += piece
+                if answer.endswith(b"}"):  # head and body may come one after the other
+                    assert answer.startswith(b"HTTP/1.1 200 ")
+                    return raw
+        raw.close()
+        return None
+
+    with wait_until(answered, "a first answer") as raw:
+        taken = b""
+        with contextlib.suppress(ConnectionError):  # the server may end the connection while a byte is on its way
+            raw.sendall(part)
+            while not select.select([raw], [], [], 0.05)[0]:
+                raw.sendall(part[-1:])  # a little now and then is not enough
+            taken = read_all(raw)
+        assert taken == b""
+
+
+def test_a_body_that_trickles_is_not_waited_for(hasty_served: Served) -> None:
+    """However long it goes on: what counts is the whole."""
+    head = f"{POST}content-length: {MAX_BODY}\r\n\r\n".encode()
+    assert told_by(hasty_served, head, more=b" ").startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
@@ -236,12 +261,14 @@ def test_a_page_whose_name_points_here_is_not_answered(served: Served, open_serv
             assert error_of(answer)["code"] == "host_not_allowed"
 
 
-def test_metrics_show_what_a_key_has_under_way(served: Served) -> None:
-    body = completion(max_tokens=1000, n=2, stream=True)
-    with served.client.stream("POST", "/v1/completions", json=body) as answer:
+def test_metrics_show_what_a_key_has_under_way(endless_served: Served) -> None:
+    endless_served.wait_until_idle()
+    body = completion(max_tokens=ENDLESS // 2, n=2, stream=True)
+    with endless_served.client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()  # let go of, it would close the connection
         next(lines)
-        assert served.metric("tensorwright_http_key_requests", key="1") == 2
+        assert endless_served.metric("tensorwright_http_key_requests", key="1") == 2
+    endless_served.wait_until_idle()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +320,7 @@ def test_head_is_get_without_its_body(served: Served, path: str) -> None:
     route = {"/nowhere": "other", "/openapi.json": "other", "/v1/models/pico": "/v1/models/{model:path}"}.get(
         path, path
     )
-    assert served.metric("tensorwright_http_requests_total", method="HEAD", path=route) >= 1
+    wait_until(lambda: served.metric("tensorwright_http_requests_total", method="HEAD", path=route) >= 1)
 
 
 def test_errors_have_one_form(served: Served) -> None:
@@ -425,15 +452,27 @@ def test_pages_may_call_only_where_it_was_asked_for(served: Served, open_served:
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_request_that_takes_too_long_ends(open_served: Served) -> None:
+def test_a_request_that_takes_too_long_ends(hasty_served: Served) -> None:
     """Streamed or not, with what there is; what was computed for them is free again."""
     body = completion(max_tokens=ENDLESS // 2, n=2)
-    whole = open_served.client.post("/v1/completions", json=body, headers={"x-request-id": "slow"}).json()
+    asked = 0
+
+    def ask(stream: bool) -> list[str] | None:
+        """The events of an answer, or the only one; None if the request had not begun when its time was up."""
+        nonlocal asked
+        asked += 1
+        headers = {"x-request-id": f"slow-{asked}"}
+        answer = hasty_served.client.post("/v1/completions", json=body | {"stream": stream}, headers=headers)
+        if answer.status_code != 200 or not hasty_served.log_line(f"slow-{asked}")["completion_tokens"]:
+            return None
+        return read_events(iter(answer.text.splitlines())) if stream else [answer.text]
+
+    (text,) = wait_until(lambda: ask(stream=False))
+    whole = json.loads(text)
     assert [choice["finish_reason"] for choice in whole["choices"]] == ["timeout", "timeout"]
     assert whole["usage"]["completion_tokens"] > 0
-    assert open_served.log_line("slow")["finish_reasons"] == ["timeout", "timeout"]
-    with open_served.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-        *events, done = read_events(answer.iter_lines())
-    assert (answer.status_code, done) == (200, "[DONE]")
+    assert hasty_served.log_line(f"slow-{asked}")["finish_reasons"] == ["timeout", "timeout"]
+    *events, done = wait_until(lambda: ask(stream=True))
+    assert done == "[DONE]"
     assert [json.loads(event)["choices"][0]["finish_reason"] for event in events].count("timeout") == 2
-    wait_until(lambda: open_served.metric("tensorwright_kv_blocks_used") == 0)
+    wait_until(lambda: hasty_served.metric("tensorwright_kv_blocks_used") == 0)

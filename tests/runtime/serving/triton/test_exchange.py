@@ -67,9 +67,10 @@ def test_an_answer_that_cannot_be_made_is_an_error_of_its_client() -> None:
 def test_an_answer_that_cannot_be_sent_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     handle = Handle()
     exchange = Exchange(0.01)
-    with caplog.at_level(logging.WARNING):
+    name = Exchange.__module__
+    with caplog.at_level(logging.WARNING, name):
         exchange.add(stream_of(Channel(broken=True), handle, lambda output: [{}]))
-        wait_until(lambda: handle.aborted and len(caplog.records) == 2)
+        wait_until(lambda: handle.aborted and sum(record.name == name for record in caplog.records) == 2)
     exchange.close()
     assert "request 'seven' ends, an answer could not be sent: the server has forgotten it" in caplog.text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ import pytest
 from support.fake_triton import ModelConfig, Request, Sender, TritonError
 from support.made_adapters import make_adapter, places_of
 from support.snapshots import count_snapshots
+from support.toy_engine import ENDLESS
 from support.triton_models import as_inputs, load
-from support.waiting import PATIENCE
+from support.waiting import wait_until
 from tensorwright import SamplingParams
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.serving.triton.interfaces import INTERFACES
@@ -26,7 +26,9 @@ Ask = Callable[..., Request]
 
 PROMPT = "import os"
 TOKENS = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 40, "streaming": True}
-LONG = 400  # tokens: a request that is sure to be alive while the test looks at it
+TOKENS_OF_LONG = ENDLESS // 2
+LONG = {"max_tokens": TOKENS_OF_LONG, "min_tokens": TOKENS_OF_LONG}
+"""Of the toy engine: a request that is sure to be alive while the test looks at it."""
 
 
 def text_of(request: Request) -> str:
@@ -40,10 +42,11 @@ def error_of(request: Request) -> TritonError:
 
 
 def wait_until_idle(model: TritonPythonModel) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while (stats := model.llm.get_stats())["running"] or stats["waiting"]:
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.001)
+    def idle() -> bool:
+        stats = model.llm.get_stats()
+        return not stats["running"] and not stats["waiting"]
+
+    wait_until(idle, "an engine without work")
 
 
 def test_text_is_that_of_the_python_api(model: TritonPythonModel, ask: Ask) -> None:
@@ -283,52 +286,54 @@ def test_a_misspelt_input_that_became_a_parameter_is_refused(model: TritonPython
     assert text_of(other)
 
 
-def test_stop_with_the_same_id_ends_a_request_with_what_it_has(model: TritonPythonModel, ask: Ask) -> None:
-    request = ask("7", text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True, return_finish_reason=True)
-    other = ask("8", text_input=PROMPT, max_tokens=20)
+def test_stop_with_the_same_id_ends_a_request_with_what_it_has(endless: TritonPythonModel, ask_endless: Ask) -> None:
+    request = ask_endless("7", text_input=PROMPT, **LONG, stream=True, return_finish_reason=True)
+    other = ask_endless("8", text_input=PROMPT, max_tokens=20)
     request.sender.wait_for_responses(2)
-    stop = ask("7", stop=True)
+    stop = ask_endless("7", stop=True)
     assert stop.sender.wait() == []
     assert stop.sender.errors == []
     responses = request.sender.wait()
     assert responses[-1]["finish_reason"][0] == b"abort"
-    assert 2 <= len(responses) < LONG
+    assert 2 <= len(responses) < TOKENS_OF_LONG
     assert request.sender.errors == []
     assert len(text_of(other)) > len(PROMPT)
-    assert ask("no such id", stop=True).sender.wait() == []
+    assert ask_endless("no such id", stop=True).sender.wait() == []
 
 
-def test_a_cancelled_request_frees_its_blocks(model: TritonPythonModel, ask: Ask) -> None:
-    wait_until_idle(model)
-    request = ask(text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True)
+def test_a_cancelled_request_frees_its_blocks(endless: TritonPythonModel, ask_endless: Ask) -> None:
+    wait_until_idle(endless)
+    request = ask_endless(text_input=PROMPT, **LONG, stream=True)
     request.sender.wait_for_responses(1)
     request.sender.cancelled = True
-    assert len(request.sender.wait()) < LONG
+    assert len(request.sender.wait()) < TOKENS_OF_LONG
     assert request.sender.errors[0].code == TritonError.CANCELLED
-    wait_until_idle(model)
+    wait_until_idle(endless)
 
 
-def test_a_request_that_triton_forgot_ends_and_others_can_be_cancelled(model: TritonPythonModel, ask: Ask) -> None:
+def test_a_request_that_triton_forgot_ends_and_others_can_be_cancelled(
+    endless: TritonPythonModel, ask_endless: Ask
+) -> None:
     for attribute in ("forgotten", "cancelled"):
-        request = ask(text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True)
+        request = ask_endless(text_input=PROMPT, **LONG, stream=True)
         request.sender.wait_for_responses(1)
         setattr(request.sender, attribute, True)
-        assert len(request.sender.wait()) < LONG
-    wait_until_idle(model)
-    assert not model.exchange._streams
+        assert len(request.sender.wait()) < TOKENS_OF_LONG
+    wait_until_idle(endless)
+    wait_until(lambda: not endless.exchange._streams)
 
 
-def test_a_client_that_takes_nothing_ends_its_request_alone(model: TritonPythonModel, ask: Ask) -> None:
-    other = ask(text_input=PROMPT, max_tokens=20, stream=True)
-    request = ask(text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True)
+def test_a_client_that_takes_nothing_ends_its_request_alone(endless: TritonPythonModel, ask_endless: Ask) -> None:
+    other = ask_endless(text_input=PROMPT, max_tokens=60, min_tokens=60, stream=True)
+    request = ask_endless(text_input=PROMPT, **LONG, stream=True)
     request.sender.fail_sends = True
-    assert len(request.sender.wait()) < LONG
+    assert len(request.sender.wait()) < TOKENS_OF_LONG
     assert len(text_of(other)) > 20
-    wait_until_idle(model)
+    wait_until_idle(endless)
 
 
 def test_timeouts_end_a_request_with_what_it_has(model: TritonPythonModel, batched: bool) -> None:
-    values: dict[str, Any] = {"text_input": PROMPT, "max_tokens": LONG, "end_id": 1, "return_finish_reason": True}
+    values: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 400, "end_id": 1, "return_finish_reason": True}
     of_triton = Request(as_inputs(values, batched), timeout_us=1)
     of_ours = Request(as_inputs({**values, "timeout": 1e-6}, batched))
     model.execute([of_triton, of_ours])
@@ -371,9 +376,9 @@ def test_every_output_is_declared(ask: Ask, batched: bool) -> None:
     assert seen == set(declared) - {"batch_index"}
 
 
-def test_finalize_answers_what_still_runs(pico_engine: Path) -> None:
-    model = load(pico_engine)
-    values = {"text_input": PROMPT, "max_tokens": LONG, "end_id": 1, "stream": True}
+def test_finalize_answers_what_still_runs(toy_engine: Path) -> None:
+    model = load(toy_engine, kv_cache_memory="32MiB")
+    values = {"text_input": PROMPT, **LONG, "stream": True}
     request = Request(as_inputs(values, True))
     model.execute([request])
     request.sender.wait_for_responses(1)
@@ -404,13 +409,13 @@ def test_a_configuration_without_tensors_is_completed(interface: str) -> None:
     assert again == done
 
 
-def test_without_the_decoupled_mode_a_request_has_one_answer(pico_engine: Path) -> None:
-    model = load(pico_engine, decoupled=False)
+def test_without_the_decoupled_mode_a_request_has_one_answer(toy_engine: Path) -> None:
+    model = load(toy_engine, decoupled=False, kv_cache_memory="32MiB")
     requests = [
         Request(as_inputs({"text_input": PROMPT, **values}, True), "1", sender=Sender(decoupled=False))
         for values in (
             {"max_tokens": 4},
-            {"max_tokens": LONG, "end_id": 1, "return_finish_reason": True},
+            {**LONG, "return_finish_reason": True},
             {"max_tokens": 4, "stream": True},
             {"max_tokens": 4, "num_return_sequences": 2},
         )

@@ -40,14 +40,24 @@ def tiny_llm(toy_engine: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="session")
-def app(llm: LLM, tiny_llm: LLM) -> FastAPI:
-    return create_app({"pico": llm, "some/tiny": tiny_llm})
+def endless_llm(toy_engine: Path) -> Iterator[LLM]:
+    """It can chat, and runs requests of ENDLESS tokens, as many at once as there are clients."""
+    template = SAMPLES["hermes"].template
+    with LLM(toy_engine, kv_cache_memory="64MiB", threads=1, max_batch_size=32, chat_template=template) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def app(llm: LLM, tiny_llm: LLM, endless_llm: LLM) -> FastAPI:
+    return create_app({"pico": llm, "some/tiny": tiny_llm, "endless": endless_llm})
 
 
 @pytest.fixture(scope="session")
 def url(app: FastAPI) -> Iterator[str]:
     """Of the running server, without a path."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    # A connection that a client is about to use again is never ended here, and no logger of this process changes.
+    settings = {"timeout_keep_alive": int(PATIENCE), "log_config": None, "access_log": False, "lifespan": "off"}
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, **settings))  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
@@ -85,10 +95,10 @@ def thinks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(llm: LLM, tiny_llm: LLM) -> Iterator[None]:
+def nothing_left_behind(llm: LLM, tiny_llm: LLM, endless_llm: LLM) -> Iterator[None]:
     """After every test all blocks are free, or remember a prompt."""
     yield
-    wait_until(lambda: not busy(llm) and not busy(tiny_llm))
+    wait_until(lambda: not any(busy(each) for each in (llm, tiny_llm, endless_llm)))
 
 
 def busy(llm: LLM) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from support.toy_engine import ENDLESS
 from support.waiting import PATIENCE, wait_until
@@ -17,9 +18,9 @@ from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.serving.server import responses_api
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
-LONG: dict[str, Any] = {"prompt": "def read(", "max_tokens": 2000, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": "def read(", "max_tokens": ENDLESS // 4, "ignore_eos": True}
 CHAT: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "ignore_eos": True
+    "messages": [{"role": "user", "content": "x"}], "max_tokens": ENDLESS // 4, "ignore_eos": True
 }  # fmt: skip
 
 
@@ -44,28 +45,28 @@ async def leave_when(url: str, path: str, bodies: list[dict[str, Any]], ready: C
         ("/v1/completions", LONG, 1, 1),
         ("/v1/completions", {**LONG, "prompt": ["a", "b", "c"]}, 3, 3),
         ("/v1/chat/completions", {**CHAT, "n": 3}, 1, 3),
-        ("/v1/responses", {"input": "x", "ignore_eos": True}, 1, 1),
+        ("/v1/responses", {"input": "x", "max_output_tokens": ENDLESS // 4, "ignore_eos": True}, 1, 1),
         ("/v1/messages", CHAT, 1, 1),
     ],
 )
 def test_running_requests_end(
-    url: str, llm: LLM, path: str, shape: dict[str, Any], requests: int, sequences: int, stream: bool
+    url: str, endless_llm: LLM, path: str, shape: dict[str, Any], requests: int, sequences: int, stream: bool
 ) -> None:
-    aborted = llm.get_stats()["requests_aborted"]
-    body = {"model": "pico", "stream": stream, **shape}
-    asyncio.run(leave_when(url, path, [body], lambda: llm.get_stats()["running"] == sequences))
-    wait_until(lambda: llm.get_stats()["requests_aborted"] == aborted + requests)
+    aborted = endless_llm.get_stats()["requests_aborted"]
+    body = {"model": "endless", "stream": stream, **shape}
+    asyncio.run(leave_when(url, path, [body], lambda: endless_llm.get_stats()["running"] == sequences))
+    wait_until(lambda: endless_llm.get_stats()["requests_aborted"] == aborted + requests)
 
 
 def running(llm: LLM) -> bool:
     return llm.get_stats()["running"] > 0
 
 
-def test_a_storm_of_clients_that_leave(url: str, llm: LLM) -> None:
-    before = llm.get_stats()["requests_aborted"]
-    bodies = [{"model": "pico", "stream": number % 2 == 0, **LONG, "prompt": f"f{number}("} for number in range(32)]
-    asyncio.run(leave_when(url, "/v1/completions", bodies, lambda: llm.get_stats()["running"] == 32))
-    wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 32)
+def test_a_storm_of_clients_that_leave(url: str, endless_llm: LLM) -> None:
+    before = endless_llm.get_stats()["requests_aborted"]
+    bodies = [{"model": "endless", "stream": number % 2 == 0, **LONG, "prompt": f"f{number}("} for number in range(32)]
+    asyncio.run(leave_when(url, "/v1/completions", bodies, lambda: endless_llm.get_stats()["running"] == 32))
+    wait_until(lambda: endless_llm.get_stats()["requests_aborted"] == before + 32)
 
 
 @pytest.fixture
@@ -87,6 +88,7 @@ def test_waiting_requests_end(url: str, occupied: LLM, stream: bool) -> None:
 @pytest.mark.parametrize("prompts", [["x"], ["x", "y"]])
 def test_a_full_queue_is_told_with_a_time_to_come_back(url: str, occupied: LLM, prompts: list[str]) -> None:
     filler = occupied.generate_async("y", SamplingParams(max_tokens=2000))
+    wait_until(lambda: occupied.get_stats()["waiting"] == 1)
     answer = httpx.post(f"{url}/v1/completions", json={"model": "some/tiny", "prompt": prompts}, timeout=PATIENCE)
     filler.abort()
     assert answer.status_code == 429
@@ -125,21 +127,26 @@ def slow_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", LONG), ("/v1/chat/completions", CHAT)])
 def test_tokenizing_holds_nobody_up_and_may_be_left(
-    url: str, llm: LLM, slow_tokenizer: Any, path: str, body: dict[str, Any]
+    url: str, endless_llm: LLM, slow_tokenizer: Any, path: str, body: dict[str, Any]
 ) -> None:
     begun, go_on = slow_tokenizer
-    before = llm.get_stats()["requests_aborted"]
-    asyncio.run(leave_when(url, path, [{"model": "pico", **body}], begun.is_set))
+    before = endless_llm.get_stats()["requests_aborted"]
+    asyncio.run(leave_when(url, path, [{"model": "endless", **body}], begun.is_set))
     assert httpx.get(f"{url}/v1/models", timeout=PATIENCE).status_code == 200  # while a thread still waits
     go_on.set()
-    wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 1)
+    wait_until(lambda: endless_llm.get_stats()["requests_aborted"] == before + 1)
 
 
 def test_a_client_may_leave_before_its_conversation_is_put_together(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    url: str, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That is no failure of the server."""
     begun, go_on = threading.Event(), threading.Event()
+    sample = 'tensorwright_http_requests_total{method="POST",path="/v1/responses",status="499"}'
+
+    def left() -> list[str]:
+        lines = httpx.get(f"{url}/metrics", timeout=PATIENCE).text.splitlines()
+        return [line for line in lines if line.startswith(sample)]
 
     def wait(*arguments: Any) -> Any:
         begun.set()
@@ -147,8 +154,9 @@ def test_a_client_may_leave_before_its_conversation_is_put_together(
         return [], 0
 
     monkeypatch.setattr(responses_api, "conversation_of", wait)
+    before = left()
     asyncio.run(leave_when(url, "/v1/responses", [{"model": "pico", "input": "x"}], begun.is_set))
-    left = '{method="POST",path="/v1/responses",status="499"}'
-    wait_until(lambda: left in httpx.get(f"{url}/metrics", timeout=PATIENCE).text)
+    wait_until(lambda: left() != before)
     go_on.set()
+    wait_until(lambda: all(pool.state().running == 0 for pool in app.state.pools))
     assert "a request failed" not in caplog.text

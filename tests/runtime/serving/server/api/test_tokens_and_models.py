@@ -65,7 +65,7 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_a_model_must_be_named_where_there_are_two(url: str, path: str) -> None:
     answer = httpx.post(f"{url}{path}", json=ASKED[path], timeout=PATIENCE)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "model must be one of pico, some/tiny, got none"
+    assert answer.json()["error"]["message"] == "model must be one of pico, some/tiny, endless, got none"
 
 
 @pytest.mark.parametrize("more", [{}, {"model": None}, {"stream": True}])
@@ -88,10 +88,10 @@ def test_a_model_alone_need_not_be_named(llm: LLM, path: str, more: dict[str, An
     assert {json.loads(text)["model"] for text in texts} == {"only"}
 
 
-def test_models(client: openai.OpenAI, llm: LLM, tiny_llm: LLM) -> None:
+def test_models(client: openai.OpenAI, llm: LLM, tiny_llm: LLM, endless_llm: LLM) -> None:
     models = client.models.list().data
-    assert [model.id for model in models] == ["pico", "some/tiny"]
-    for model, served in zip(models, (llm, tiny_llm), strict=True):
+    assert [model.id for model in models] == ["pico", "some/tiny", "endless"]
+    for model, served in zip(models, (llm, tiny_llm, endless_llm), strict=True):
         assert client.models.retrieve(model.id) == model
         assert model.owned_by == "tensorwright"
         assert model.model_extra == {"max_model_len": served.engine.max_seq_len, "parent": None, "task": "generate"}
