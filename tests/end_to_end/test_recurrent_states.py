@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from support.asked_loads import Ask, Solo, asks, check, check_until_preempted
+from support.tiny_configs import COMMON
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.runtime.engine.engine_dir import open_engine
 
+VOCABULARY = COMMON["vocab_size"]
 VARIANTS = (
     "granitemoehybrid_experts",
     "jamba_experts",
@@ -24,21 +26,29 @@ VARIANTS = (
     "recurrent_gemma",
 )
 """One of each kind of state, with attention and experts beside it and without."""
-SIZES = {"vocab_size": 8192, "max_position_embeddings": 2048}
-NO_WINDOW = {"recurrent_gemma": {"attention_window_size": 2048}}
-"""Variants whose attention has a window, which lets go of blocks, so that these would not run out."""
+PREEMPTED: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "qwen3_next": {},
+    "recurrent_gemma": {"attention_window_size": 2048},
+}
+"""A convolution, a delta rule and a gated recurrence, each beside attention without a window, which would let go of
+blocks, so that these would not run out. A cache that has room for the states of two completions has room for 1,024
+positions of each, so the models have more."""
+
+
+def built(folder: Path, variant: str, **sizes: Any) -> Path:
+    model = make_variant(folder / "model", variant, seed=5, **sizes)
+    return build(model, folder / "engine", dtype="float32", accuracy="none").path
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = make_variant(folder / "model", request.param, seed=5, **SIZES, **NO_WINDOW.get(request.param, {}))
-    return build(model, folder / "engine", dtype="float32", accuracy="none").path
+    return built(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.mark.computes(least="avx2")
 def test_company_chunks_and_kept_states(engine: Path) -> None:
-    load = asks(10, seed=6, longest=100, most_tokens=40)
+    load = asks(10, seed=6, longest=85, most_tokens=40, vocabulary=VOCABULARY)
     with LLM(str(engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1) as one:
         solo = Solo(one)
         with LLM(str(engine), threads=2, max_batch_size=8, max_prefill_chunk=37, kv_cache_memory="64MiB") as llm:
@@ -51,14 +61,16 @@ def test_company_chunks_and_kept_states(engine: Path) -> None:
 
 
 @pytest.mark.computes(least="avx2")
-def test_preemption(engine: Path) -> None:
-    """Only blocks can run out, and here they do when an answer has begun: each completion has its place for a state."""
+@pytest.mark.parametrize("variant", PREEMPTED)
+def test_preemption(tmp_path: Path, variant: str) -> None:
+    """Only blocks can run out, and here they do when an answer has begun: each completion has its place for a state.
+    What is begun again begins with an empty state, as every request of the test above does in a place that another one
+    had."""
+    engine = built(tmp_path, variant, max_position_embeddings=2048, **PREEMPTED[variant])
     opened = open_engine(engine)
-    if not opened.kv_block_bytes:
-        pytest.skip("no layer attends, so nothing can run out")
     draw = random.Random(1)
     load = [
-        Ask(prompt=tuple(draw.randrange(8192) for _ in range(length)), tokens=40, temperature=0.7, seed=length)
+        Ask(prompt=tuple(draw.randrange(VOCABULARY) for _ in range(length)), tokens=40, temperature=0.7, seed=length)
         for length in (1010, 1000, 1015, 1005)
     ]
     memory = 2 * (opened.state_bytes + 1024 // opened.config.limits.block_size * opened.kv_block_bytes)

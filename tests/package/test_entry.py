@@ -135,6 +135,7 @@ def test_an_interrupt_comes_again_only_where_it_is_not_lost(as_a_command, monkey
         time.sleep(20 * interrupts.RETRY_S)
 
     monkeypatch.setattr(threading.Thread, "start", start_and_be_late)
+    interrupts.work()
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
         time.sleep(60)

@@ -73,14 +73,16 @@ def room(engine, blocks: int, sequences: int = 0) -> int:
     return blocks * opened.kv_block_bytes + sequences * opened.state_bytes
 
 
-def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24, spread_ms: int = 50) -> list[Ask]:
+def asks(
+    count: int, seed: int, longest: int = 120, most_tokens: int = 24, spread_ms: int = 50, vocabulary: int = 8192
+) -> list[Ask]:
     """Prompts over a shared stem, so that prefixes are found; half greedy, half sampled; a few aborted."""
     rng = random.Random(seed)
-    stem = [rng.randrange(8192) for _ in range(96)]
+    stem = [rng.randrange(vocabulary) for _ in range(96)]
     table = []
     for i in range(count):
         shared = rng.choice([0, 0, 32, 64, 80])
-        tail = [rng.randrange(8192) for _ in range(rng.randrange(1, longest - shared + 1))]
+        tail = [rng.randrange(vocabulary) for _ in range(rng.randrange(1, longest - shared + 1))]
         table.append(
             Ask(
                 prompt=tuple(stem[:shared] + tail),

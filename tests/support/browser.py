@@ -92,7 +92,12 @@ class Tab:
         self.call("Fetch.enable", patterns=[{"urlPattern": "*"}])
 
     def open(self, url: str) -> None:
-        self.call("Page.navigate", url=url)
+        """Opens a page, and waits until it is loaded. The page before it is there for a moment after the browser has
+        said that it navigates."""
+        loader = self.call("Page.navigate", url=url)["loaderId"]
+        wait_until(
+            lambda: self.call("Page.getFrameTree")["frameTree"]["frame"]["loaderId"] == loader, f"{url} is there"
+        )
         self.wait("document.readyState === 'complete'")
 
     def get(self, expression: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,20 +63,24 @@ MIXED = ((1, 40), (7, 50), (1, 1), (0, 3), (33, 33), (1, 1100), (2, 100))
 """Decodes with and without splits, prompts, chunks behind a prefix, a sequence that has nothing to do."""
 LONG = ((90, 410), (1, 200))
 """A chunk before which whole tiles of positions lie, of which none is masked."""
-DTYPES = ("float32", "float16", "bfloat16")
-CACHES: list[dict[str, Any]] = [{"int8_kv": False}, {"int8_kv": True}, {"int8_kv": True, "e4m3_kv": True}]
+PLAIN: dict[str, Any] = {"int8_kv": False}
+INT8: dict[str, Any] = {"int8_kv": True}
+FP8: dict[str, Any] = {"int8_kv": True, "e4m3_kv": True}
 IN_TURN: list[tuple[dict[str, Any], int]] = [
-    ({"dtype": dtype, **cache}, SMS[(i + j) % 2]) for i, dtype in enumerate(DTYPES) for j, cache in enumerate(CACHES)
+    ({"dtype": "float32", **PLAIN}, 80),
+    ({"dtype": "float32", **INT8}, 90),
+    ({"dtype": "float32", **FP8}, 80),
+    ({"dtype": "float16", **PLAIN}, 90),
+    ({"dtype": "float16", **FP8}, 80),
+    ({"dtype": "bfloat16", **INT8}, 80),
+    ({"dtype": "bfloat16", "head_dim": 128, **FP8, "heads": 2, "kv_heads": 1}, 90),
 ]
-"""Every type with every cache; the types and the caches each on both SMs."""
-FOR_BOTH_SMS: list[dict[str, Any]] = [
-    {"dtype": "bfloat16", "head_dim": 128, "int8_kv": True, "e4m3_kv": True, "heads": 2, "kv_heads": 1},
-    {"dtype": "bfloat16", "head_dim": 128, "sequences": LONG},
-]
+"""The types with the caches that no other step has, each for one SM."""
+FOR_BOTH_SMS: list[dict[str, Any]] = [{"dtype": "bfloat16", "head_dim": 128, "sequences": LONG}]
 STEPS: list[dict[str, Any]] = [
     *(step for step, _ in IN_TURN),
     *FOR_BOTH_SMS,
-    {"head_dim": 128, "int8_kv": True, "sequences": LONG, "heads": 2, "kv_heads": 1},
+    {"head_dim": 128, **INT8, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "softcap": 3.0, "has_sinks": True, "window": 37, "head_dim": 80, "block_size": 16},
     {"dtype": "bfloat16", "head_dim": 256, "window": 100, "sequences": LONG, "heads": 2, "kv_heads": 1},
     {"dtype": "bfloat16", "has_slopes": True, "head_dim": 64},
@@ -164,6 +169,19 @@ WORK = dict(
     ]
 )
 """What is run: takes an emulator, or what else has `sm` and `run`, and compares the results."""
+
+
+def test_attention_has_every_type_with_every_cache() -> None:
+    """The types and the caches each for both SMs."""
+    met = set()
+    for options in STEPS:
+        step = Step(sequences=MIXED, **{key: options[key] for key in options.keys() & {"dtype", "int8_kv", "e4m3_kv"}})
+        met |= {(step.dtype, (step.int8_kv, step.e4m3_kv), sm) for sm in turns()[name_of(options)]}
+    types, caches = {dtype for dtype, _, _ in met}, {cache for _, cache, _ in met}
+    assert (len(types), len(caches)) == (3, 3)
+    assert {(dtype, cache) for dtype, cache, _ in met} == set(itertools.product(types, caches))
+    assert {(dtype, sm) for dtype, _, sm in met} == set(itertools.product(types, SMS))
+    assert {(cache, sm) for _, cache, sm in met} == set(itertools.product(caches, SMS))
 
 
 FIRST = {case.launch: str(case) for case in reversed(CASES)}.values()

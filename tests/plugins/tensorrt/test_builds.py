@@ -14,7 +14,7 @@ from tensorwright.plugins.gpu import bundle
 from tensorwright.plugins.gpu.creators import OPS
 
 MAIN = Network(group=0)
-SMS = [80, 86, 89, 120]
+SMS = [80, 120]
 NETWORKS = {
     "bfloat16": Network("bfloat16", layers=1, bias=True),
     "float16": Network(layers=1),
