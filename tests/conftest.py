@@ -24,7 +24,7 @@ from xdist.scheduler import LoadFileScheduling
 from support.fake_hub import FakeHub, point_at, running
 from support.file_costs import pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401  hooks of pytest
 from support.known_traces import folder_of_traces, known_traces
-from support.leftovers import changes, process_state
+from support.leftovers import changes, noted_state, process_state
 from support.places import ROOT, TESTS
 
 SLOW_ROOMS = (
@@ -173,8 +173,9 @@ def cache_home(shared_folder: Path) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left_to_other_files() -> Iterator[None]:
     """The worker runs other files after this one, in an order that depends on the machine."""
-    before = process_state()
+    before, put_back = process_state(), noted_state()
     yield
+    put_back()
     left = changes(before, process_state())
     assert not left, f"the tests of this file leave behind: {'; '.join(left)}"
 

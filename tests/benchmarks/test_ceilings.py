@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
 from tensorwright import errors
 from tensorwright.runtime import _runtime
 
@@ -46,7 +47,8 @@ def test_the_compiler_merges_no_accumulators(
 
 @pytest.mark.parametrize("what", ["read", "float32", "float32 avx2", "int8", "int8 avx2"])
 def test_every_ceiling_is_measured(what: str) -> None:
-    assert _runtime.ceiling(what, 1, 1) > 1e8  # any x86-64 with AVX2 does more
+    # Any x86-64 with AVX2 does more, when it is let.
+    wait_until(lambda: _runtime.ceiling(what, 1, 1) > 1e8, what)
 
 
 def test_an_unknown_ceiling_is_refused() -> None:

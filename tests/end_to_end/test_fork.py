@@ -45,7 +45,11 @@ TOLD = {
 def outcomes(pico_engine: Path) -> dict[str, str]:
     """What the children said, by what they did; nothing of what one hung in."""
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), str(pico_engine)], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+        [sys.executable, str(SCRIPT), str(pico_engine)],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     return {**json.loads(run.stdout), "stderr": run.stderr}

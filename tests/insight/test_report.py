@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from support.waiting import PATIENCE
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError
 from tensorwright.insight import report as package
 from tensorwright.insight.report import command
@@ -161,7 +162,7 @@ def test_in_a_browser(page: str, tmp_path: Path, dark: bool) -> None:
     flags = [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"]
     flags += ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
     done = subprocess.run(
-        [str(CHROMIUM), *flags, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120
+        [str(CHROMIUM), *flags, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=PATIENCE
     )
     found = re.search(r'data-probe="([^"]*)"', done.stdout)
     assert found, done.stderr[-2000:]

@@ -9,24 +9,23 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE)
-"""Not SIGALRM, which pytest-timeout has."""
-LIMITS = ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_STACK")
+SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+TAKEN_BY_LIBRARIES = (signal.SIGTERM, signal.SIGCHLD)
+"""Signals whose handlers are put back. pytest-timeout has SIGALRM."""
+LIMITS = ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_STACK")
+"""Not RLIMIT_NOFILE, which a server raises for its process."""
 OURS = "tensorwright"
-"""The loggers of this name and below it are looked at."""
+"""The loggers of this name and below it are looked at, and the variables of the environment that begin with it."""
 LIBRARIES = ("numpy", "torch")
-FOR_GOOD = (
-    "NCCL_RUNTIME_CONNECT", "PYTEST_CURRENT_TEST", "RAY_ENABLE_AUTO_CONNECT", "RAY_USAGE_STATS_ENABLED",
-    "TIKTOKEN_CACHE_DIR", "TOKENIZERS_PARALLELISM",
-)  # fmt: skip
-"""Variables of the environment that pytest has, and that a command or a library sets once for its process."""
+OF_PYTEST = "PYTEST_CURRENT_TEST"
 
 
 def process_state() -> dict[str, Any]:
-    """Returns by name what all tests of a process share, and what a test could change for those after it."""
-    environment = {f"${name}": value for name, value in os.environ.items() if name not in FOR_GOOD}
+    """Returns by name what all tests of a process share, and what no test may change for those after it."""
+    environment = {f"${name}": value for name, value in os.environ.items() if name.lower().startswith(OURS)}
     return environment | _of_python() | _of_logging() | _of_libraries() | _of_system()
 
 
@@ -42,35 +41,47 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     ]
 
 
+def noted_state() -> Callable[[], None]:
+    """Returns a function that puts back what libraries change for their process when they are imported or used, such as
+    Ray and those of clients: variables of the environment, the places of modules, and who hears of an end."""
+    environment = {name: value for name, value in os.environ.items() if name != OF_PYTEST}
+    places, hook = list(sys.path), sys.excepthook
+    handlers = {each: signal.getsignal(each) for each in TAKEN_BY_LIBRARIES}
+
+    def put_back() -> None:
+        for name in os.environ.keys() - environment.keys() - {OF_PYTEST}:
+            del os.environ[name]
+        os.environ.update(environment)
+        sys.path[:], sys.excepthook = places, hook
+        for each, handler in handlers.items():
+            if handler is not None:  # else it was not set from Python
+                signal.signal(each, handler)
+
+    return put_back
+
+
 def _of_python() -> dict[str, Any]:
     return {
-        "sys.path": list(sys.path),
         "sys.argv": list(sys.argv),
-        "sys.excepthook": sys.excepthook,
         "sys.unraisablehook": sys.unraisablehook,
         "threading.excepthook": threading.excepthook,
         "the trace function of new threads": threading.gettrace(),
         "the recursion limit": sys.getrecursionlimit(),
         "the switch interval": sys.getswitchinterval(),
         "the stack size of threads": threading.stack_size(),
-        "the collector of cycles": (gc.isenabled(), gc.get_threshold()),
+        "the collector of cycles": gc.isenabled(),
     }
 
 
 def _of_logging() -> dict[str, Any]:
     root = logging.getLogger()
-    found: dict[str, Any] = {
-        "logging.disable": root.manager.disable,
-        # pytest's own handlers come and go.
-        "the root logger": (root.level, [each for each in root.handlers if "_pytest" not in type(each).__module__]),
-    }
+    found: dict[str, Any] = {"logging.disable": root.manager.disable, "the level of the root logger": root.level}
     for name, logger in root.manager.loggerDict.items():
-        plain = not isinstance(logger, logging.Logger) or (
-            (logger.level, logger.propagate, logger.disabled, logger.handlers) == (logging.NOTSET, True, False, [])
-        )
-        if name.split(".")[0] == OURS and not plain:
-            assert isinstance(logger, logging.Logger)
-            found[f"logger {name}"] = (logger.level, logger.propagate, logger.disabled, list(logger.handlers))
+        if name.split(".")[0] != OURS or not isinstance(logger, logging.Logger):
+            continue
+        state = (logger.level, logger.propagate, logger.disabled, logger.handlers)
+        if state != (logging.NOTSET, True, False, []):
+            found[f"logger {name}"] = (*state[:3], list(logger.handlers))
     return found
 
 
