@@ -174,8 +174,8 @@ def test_words_of_worths() -> None:
 
 
 @pytest.mark.slow
-def test_measured_worths(pico_engine: Path) -> None:
-    found = rows(explain(pico_engine, measure=True))
+def test_measured_worths(pico_draft_engine: Path) -> None:
+    found = rows(explain(pico_draft_engine, measure=True))
     for name in ("in-flight batching", "prefix reuse", "speculation: ngram, suffix"):
         worth = found[name].worth
         assert worth.how == "measured"
