@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -221,6 +222,22 @@ def test_only_gpu_kernels_see_triton() -> None:
     }
     assert not [name for name in seen if not MAY_IMPORT_TRITON.fullmatch(name)]
     assert seen["plugins/gpu/compile.py"] is False, "the runtime imports it: Triton must be imported when it is called"
+
+
+def test_mypy_reads_what_is_imported() -> None:
+    """What pyproject.toml lets mypy skip would have the type Any, and mypy would not say so."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["overrides"]
+    patterns = {name: each["follow_imports"] for each in settings for name in each["module"]}
+
+    def follows(module: str) -> str:
+        """The full name comes first, then the longest name with a star, as for mypy."""
+        longest = max((name for name in patterns if within(module, name.removesuffix(".*"))), key=len, default="")
+        return patterns.get(module) or patterns.get(longest, "normal")
+
+    imported = {module for room in ROOMS for path in python_files(room) for module, _ in imports(path)}
+    assert not [module for module in imported if follows(module) != "normal"]
+    assert [follows(f"transformers.models.{name}.X") for name in ("llama", "bert")] == ["normal", "skip"]
+    assert [follows(f"torch._dynamo.{name}") for name in ("config", "utils")] == ["normal", "skip"]
 
 
 def test_the_runtime_imports_the_builder_only_when_called() -> None:

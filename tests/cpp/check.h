@@ -38,9 +38,18 @@ struct Register {
   }
 };
 
-inline void fail(const char* file, int line, const std::string& text) {
+// What the checks below call where they fail. There are thousands of checks, and a string that each made for
+// itself would be most of what the compiler works on in a test.
+inline void fail(const char* file, int line, const char* text) {
   ++failures();
-  std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, text);
+}
+
+inline void fail(const char* file, int line, const std::string& text) { fail(file, line, text.c_str()); }
+
+inline void check_type(const std::string& thrown, const std::string& type, const char* what, const char* file,
+                       int line) {
+  if (thrown != type) fail(file, line, "threw " + thrown + ", not " + type + ": " + what);
 }
 
 template <typename A, typename B>
@@ -102,17 +111,15 @@ inline bool emulated() { return std::getenv("TENSORWRIGHT_EMULATED") != nullptr;
   } while (0)
 
 // The expression must throw a tensorwright::Error whose type() is `name` (include runtime/core/base/error.h).
-#define TW_CHECK_ERROR(expression, name)                                                    \
-  do {                                                                                      \
-    std::string thrown = "nothing";                                                         \
-    try {                                                                                   \
-      (void)(expression);                                                                   \
-    } catch (const ::tensorwright::Error& error) {                                          \
-      thrown = error.type();                                                                \
-    }                                                                                       \
-    if (thrown != (name))                                                                   \
-      ::tw_test::fail(__FILE__, __LINE__,                                                   \
-                      "threw " + thrown + ", not " + std::string(name) + ": " #expression); \
+#define TW_CHECK_ERROR(expression, name)                                    \
+  do {                                                                      \
+    std::string thrown = "nothing";                                         \
+    try {                                                                   \
+      (void)(expression);                                                   \
+    } catch (const ::tensorwright::Error& error) {                          \
+      thrown = error.type();                                                \
+    }                                                                       \
+    ::tw_test::check_type(thrown, (name), #expression, __FILE__, __LINE__); \
   } while (0)
 
 // A group of files has one main, in the file that includes them all.

@@ -117,7 +117,7 @@ Outcome leave_on_disk(const Folder& folder, const Request& r) {
 }  // namespace
 
 TW_TEST(checksums_are_those_of_xxhash) {
-  TW_CHECK_EQ(checksum({}), 0xef46db3751d8e999u);
+  TW_CHECK_EQ(checksum(std::string_view()), 0xef46db3751d8e999u);
   TW_CHECK_EQ(checksum(std::string_view("abc")), 0x44bc2cf5ad770999u);
   const std::string_view fox = "The quick brown fox jumps over the lazy dog";
   TW_CHECK_EQ(checksum(fox), 0x0b242d361fda71bcu);
