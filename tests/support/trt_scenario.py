@@ -34,8 +34,8 @@ def prompts(vocab: int, count: int = 10) -> list[list[int]]:
 
 
 def run_scenario(stand: Stand, executor: Any, **changes: Any) -> dict[str, Any]:
-    """Asserts every token, and that nothing was at fault and all is given back; the engine's statistics. The engine makes
-    its steps when all requests are there, so that these are the same on every machine."""
+    """Asserts every token, and that nothing was at fault and all is given back; the engine's statistics. The engine
+    makes its steps when all requests are there, so that these are the same on every machine."""
     engine = start(executor, debug_stepped=True, **changes)
     try:
         asked = prompts(stand.manifest.vocab_size)
