@@ -158,7 +158,8 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(FOLDER)!r})
 from worker import Worker
-worker = Worker([sys.executable, {str(fake)!r}, "serve", "folder", "form", "2"], Path({str(tmp_path / "log")!r}), {PATIENCE})
+command = [sys.executable, {str(fake)!r}, "serve", "folder", "form", "2"]
+worker = Worker(command, Path({str(tmp_path / "log")!r}), {PATIENCE})
 worker.pause()
 print(worker.process.pid, os.getpgid(worker.process.pid) == os.getpgid(0), flush=True)
 os._exit(0)

@@ -12,7 +12,6 @@ from tensorwright import durable
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.process import terminate_as_interrupt, uninterrupted
 
-
 pytestmark = pytest.mark.usefixtures("hears_interrupts")
 
 

@@ -44,7 +44,7 @@ struct FakeBehaviour {
   int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
   std::counting_semaphore<>* steps = nullptr;  // each step takes one before it computes
-  int held_us = 0;           // how long a step takes on the held clock of its thread (Clock::HeldHere)
+  int held_us = 0;  // how long a step takes on the held clock of its thread (Clock::HeldHere)
   int64_t groups = 1;
   int32_t window = 0;        // of the last group
   bool chunked = false;      // the window begins at a multiple of its length

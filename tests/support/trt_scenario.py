@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,15 +35,17 @@ def prompts(vocab: int, count: int = 10) -> list[list[int]]:
 
 
 def run_scenario(stand: Stand, executor: Any, **changes: Any) -> dict[str, Any]:
-    """Asserts every token, and that nothing was at fault and all is given back; the engine's statistics. The engine makes
-    its steps when all requests are there, so that these are the same on every machine."""
+    """Asserts every token, and that nothing was at fault and all is given back; the engine's statistics. The engine
+    makes its steps when all requests are there, so that these are the same on every machine; and in another thread than
+    the executor was made in, as its own loop does."""
     engine = start(executor, debug_stepped=True, **changes)
     try:
         asked = prompts(stand.manifest.vocab_size)
         for i, prompt in enumerate(asked):
             engine.submit(i, prompt, sampling(5 + i, n=2 if i == 4 else 1))
-        while engine.turn():
-            pass
+        loop = threading.Thread(target=lambda: all(iter(engine.turn, False)))
+        loop.start()
+        loop.join()
         tokens, last = collect(engine, len(asked) + 1)
         stats = engine.stats()
     finally:

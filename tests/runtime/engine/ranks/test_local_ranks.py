@@ -162,7 +162,8 @@ def test_ranks_have_processors_of_their_own(engine_of, plain_answers) -> None:
     with LLM(path, **LIMITS | {"threads": 2}, numa="split") as llm:
         [other] = rank_pids()
         assert told(llm.generate(PROMPTS, SAMPLED)) == plain_answers(path)
-        [theirs] = processors_of_threads(other)
+        # Threads that a library of linear algebra has are where the system places them, unless OMP_NUM_THREADS is 1.
+        [theirs] = processors_of_threads(other) - {frozenset(usable)}
         ours = processors_of_threads(os.getpid()) - {frozenset(usable)}
     assert theirs < usable
     assert ours
