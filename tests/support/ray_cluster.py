@@ -37,9 +37,7 @@ def cluster_of(nodes: int, cpus: int) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": cpus, "object_store_memory": OBJECT_STORE, "include_log_monitor": False}
-    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray puts a handler of its own there
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONBREAKPOINT", "")  # as if it were not set; Ray sets it for good
         for name, value in PATIENT.items():
             patch.setenv(name, value)
         made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
@@ -49,7 +47,6 @@ def cluster_of(nodes: int, cpus: int) -> Iterator[Any]:
             yield made
         finally:
             made.shutdown()
-            signal.signal(signal.SIGTERM, on_terminate)
 
 
 class Fleets:

@@ -7,8 +7,6 @@ the versions of constraints.txt.
 from __future__ import annotations
 
 import importlib.util
-import sys
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -39,14 +37,6 @@ def needs(name: str, how: str = "pip install -e '.[dev]'") -> pytest.MarkDecorat
 def get_weather(unit: Literal["C", "F"], days: int) -> str:
     """The weather."""
     return f"9 {unit} for {days} days"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _path_as_before() -> Iterator[None]:
-    """LiteLLM appends the current folder to it."""
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
 
 
 @needs("langchain_openai")
