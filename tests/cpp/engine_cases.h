@@ -3,6 +3,7 @@
 #define TENSORWRIGHT_TESTS_CPP_ENGINE_CASES_H_
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <random>
@@ -16,6 +17,9 @@
 namespace tw_test {
 
 using namespace tensorwright;
+
+// How long a test waits for what must come. Sanitized tests may have hardly any processor beside others.
+inline constexpr std::chrono::minutes kPatience(20);
 
 inline constexpr int32_t kVocab = 50, kMaxSeqLen = 120, kBlockSize = 4;
 

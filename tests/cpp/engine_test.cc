@@ -19,7 +19,7 @@ Outcomes wait_for(Engine& engine, size_t finished) {
     return static_cast<size_t>(
         std::ranges::count_if(outcomes, [](auto& o) { return !o.second.last.finish.empty(); }));
   };
-  auto deadline = Clock::now() + std::chrono::seconds(60);
+  auto deadline = Clock::now() + kPatience;
   while (ended() < finished && Clock::now() < deadline) collect(engine.wait_events(0.5), &outcomes);
   TW_CHECK_EQ(ended(), finished);
   return outcomes;

@@ -22,7 +22,7 @@ void answer(Engine& engine, const Event& event, Outcomes& so_far) {
 // The consumer, until `finished` completions have ended. so_far: what was told before.
 Outcomes serve(Engine& engine, const std::set<int64_t>& guided_ids, size_t finished, Outcomes so_far = {}) {
   size_t ended = 0;
-  auto deadline = Clock::now() + std::chrono::seconds(60);
+  auto deadline = Clock::now() + kPatience;
   while (ended < finished && Clock::now() < deadline) {
     std::vector<Event> events = engine.wait_events(0.5);
     for (const Event& event : events) {
@@ -43,7 +43,7 @@ Outcomes stall(Engine& engine, double timeout_s = -1, const Request& other = req
   engine.submit(other);
   Outcomes so_far;
   size_t masks = 1;
-  auto deadline = Clock::now() + std::chrono::seconds(60);
+  auto deadline = Clock::now() + kPatience;
   while ((so_far[2].tokens.empty() || so_far[1].tokens.size() < masks) && Clock::now() < deadline) {
     std::vector<Event> events = engine.wait_events(0.5);
     for (const Event& event : events) {

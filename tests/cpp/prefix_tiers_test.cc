@@ -77,7 +77,7 @@ Outcomes run_all(Engine& engine, const std::vector<Request>& requests) {
       return outcomes.contains(r.id) && !outcomes[r.id].last.finish.empty();
     });
   };
-  const auto deadline = Clock::now() + std::chrono::seconds(60);
+  const auto deadline = Clock::now() + kPatience;
   while (!ended() && Clock::now() < deadline) collect(engine.wait_events(0.5), &outcomes);
   TW_CHECK(ended());
   return outcomes;
@@ -453,7 +453,7 @@ TW_TEST(requests_that_end_while_they_wait_harm_nobody) {
     for (int64_t id = 1; id <= 4; ++id) engine.abort(id);
     if (tries % 2) continue;  // the engine ends while they wait
     Outcomes outcomes;
-    const auto deadline = Clock::now() + std::chrono::seconds(60);
+    const auto deadline = Clock::now() + kPatience;
     const auto ended = [&] {
       return std::ranges::count_if(outcomes, [](auto& o) { return !o.second.last.finish.empty(); }) == 8;
     };
