@@ -23,11 +23,13 @@ PATIENT = {
     "RAY_agent_register_timeout_ms": f"{PATIENCE * 1000:.0f}",
     "RAY_health_check_timeout_ms": f"{PATIENCE * 1000:.0f}",
     "RAY_worker_register_timeout_seconds": f"{PATIENCE:.0f}",
+    "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
 }
 """The environment of a cluster's processes. On a busy machine Ray would take a node or a worker for dead that is only
-slow. Workers that nobody asked for do not start, and a replica that cannot start is tried once."""
+slow, and a worker of a low priority would wait for all else that computes. Workers that nobody asked for
+do not start, and a replica that cannot start is tried once."""
 
 
 @contextmanager

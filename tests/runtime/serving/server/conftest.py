@@ -29,14 +29,19 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 class AskingAgain(httpx.HTTPTransport):
-    """Asks again where the server ended the connection because the request did not come in time."""
+    """Asks again where the server ended the connection because the request did not come in time, and where a page of it
+    was not made in time."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         def answered() -> httpx.Response | None:
             try:
-                return httpx.HTTPTransport.handle_request(self, request)
+                answer = httpx.HTTPTransport.handle_request(self, request)
             except (httpx.RemoteProtocolError, httpx.NetworkError):
                 return None
+            if request.method == "GET" and answer.status_code == httpx.codes.GATEWAY_TIMEOUT:
+                answer.close()
+                return None
+            return answer
 
         return wait_until(answered, "an answer")
 
