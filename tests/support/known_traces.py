@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import version
@@ -95,8 +95,9 @@ def folder_of_traces() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for other in folder.parent.iterdir():
-        if other.stat().st_mtime < time.time() - KEPT_FOR:
-            shutil.rmtree(other, ignore_errors=True)  # Another run may remove it at the same time.
+        with suppress(FileNotFoundError):  # Another worker may remove it at the same time.
+            if other.stat().st_mtime < time.time() - KEPT_FOR:
+                shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
